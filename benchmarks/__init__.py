@@ -1,1 +1,3 @@
-"""Benchmark the engine: `python -m benchmarks` runs everything, writes RESULTS.md and compares with ratios.json."""
+"""Benchmark the engine: `python -m benchmarks` runs everything, writes RESULTS.md and compares
+with ratios.json.
+"""

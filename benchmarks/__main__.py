@@ -2,9 +2,9 @@
 
     python -m benchmarks [NAME ...] [--accept]
 
-The tables are written to .bench/RESULTS.md. The exit code is 1 if a ratio is more than 10 % worse than the accepted one
-in two measurements. `--accept` stores the tables and ratios of this run as the accepted ones, in this directory; commit
-them together with the change that caused them.
+The tables are written to .bench/RESULTS.md. The exit code is 1 if a ratio is more than 10 % worse
+than the accepted one in two measurements. `--accept` stores the tables and ratios of this run as
+the accepted ones, in this directory; commit them together with the change that caused them.
 """
 
 import argparse
@@ -20,7 +20,8 @@ from benchmarks.report import machine, table, versions
 from benchmarks.results import compare_ratios, lower_of, replace_section
 
 HERE = pathlib.Path(__file__).parent
-RESULTS, RATIOS = HERE / "RESULTS.md", HERE / "ratios.json"
+RESULTS = HERE / "RESULTS.md"
+RATIOS = HERE / "ratios.json"
 MEASURED = HERE.parent / ".bench" / "RESULTS.md"
 INTRODUCTION = """# Results
 
@@ -48,30 +49,47 @@ def measure(name, options):
         file = pathlib.Path(directory) / "ratios.json"
         options = options if name in WITHOUT_RATIOS else [*options, "--json", str(file)]
         command = [sys.executable, "-m", f"benchmarks.{name}", *options]
-        text = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=HERE.parent).stdout
+        text = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, cwd=HERE.parent
+        ).stdout
         return text, json.loads(file.read_text()) if file.exists() else {}
 
 
 def write_section(title, text, packages, accept):
-    """Write the output of a benchmark to the accepted or the measured results, with the date and the machine."""
+    """Write the output of a benchmark to the accepted or the measured results, with the date and
+    the machine.
+    """
     path = RESULTS if accept else MEASURED
     document = path.read_text() if path.exists() else INTRODUCTION
     load = (
-        f"load average {os.getloadavg()[0]:.1f} at the end"  # clearly above one per core: other processes were running
+        # clearly above one per core: other processes were running
+        f"load average {os.getloadavg()[0]:.1f} at the end"
     )
-    body = f"{datetime.date.today()}, {machine()}, {load}; {versions(*packages)}.\n\n```\n{text.rstrip()}\n```"
+    body = (
+        f"{datetime.date.today()}, {machine()}, {load}; "
+        f"{versions(*packages)}.\n\n```\n{text.rstrip()}\n```"
+    )
     path.parent.mkdir(exist_ok=True)
     path.write_text(replace_section(document, title, body))
 
 
 def main(argv=None):
     """Run the benchmarks, write and compare the results, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHMARKS)}; all by default")
-    parser.add_argument("--accept", action="store_true", help="store the ratios of this run as the accepted ones")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"any of {', '.join(BENCHMARKS)}; all by default"
+    )
+    parser.add_argument(
+        "--accept", action="store_true", help="store the ratios of this run as the accepted ones"
+    )
     args = parser.parse_args(argv)
     if unknown := set(args.names) - set(BENCHMARKS):
-        parser.error(f"unknown benchmarks: {', '.join(sorted(unknown))}; expected any of {', '.join(BENCHMARKS)}")
+        parser.error(
+            f"unknown benchmarks: {', '.join(sorted(unknown))}; expected any of "
+            f"{', '.join(BENCHMARKS)}"
+        )
     accepted = json.loads(RATIOS.read_text()) if RATIOS.exists() else {}
     all_ratios = {}
     for name in args.names or BENCHMARKS:
@@ -86,7 +104,8 @@ def main(argv=None):
         all_ratios.update(ratios)
     changes = compare_ratios(accepted, all_ratios)
     rows = [
-        [change.name, f"{change.accepted or 0:.3f}", f"{change.measured:.3f}", change.verdict] for change in changes
+        [change.name, f"{change.accepted or 0:.3f}", f"{change.measured:.3f}", change.verdict]
+        for change in changes
     ]
     print(table(["ratio", "accepted", "measured", ""], rows))
     if args.accept:

@@ -1,7 +1,8 @@
 """Define the reference: a well-written training loop with plain optax, Orbax and a log file.
 
-It has one jitted step with donated state and the schedule inside, prefetches the next batch, and blocks only to log the
-loss. Parameter averages and checkpoints are implemented in the simplest way that does not block the loop.
+It has one jitted step with donated state and the schedule inside, prefetches the next batch, and
+blocks only to log the loss. Parameter averages and checkpoints are implemented in the simplest way
+that does not block the loop.
 """
 
 import datetime
@@ -28,10 +29,14 @@ def build_step(case, ema):
         (loss, batch_stats), grads = loss_fn(state["params"], state["batch_stats"], batch)
         updates, opt_state = tx.update(grads, state["opt_state"], state["params"])
         next_state = dict(
-            params=optax.apply_updates(state["params"], updates), batch_stats=batch_stats, opt_state=opt_state
+            params=optax.apply_updates(state["params"], updates),
+            batch_stats=batch_stats,
+            opt_state=opt_state,
         )
         if ema:
-            next_state["ema"] = optax.incremental_update(next_state["params"], state["ema"], EMA_MOMENTUM)
+            next_state["ema"] = optax.incremental_update(
+                next_state["params"], state["ema"], EMA_MOMENTUM
+            )
         return next_state, loss
 
     return step
@@ -57,7 +62,8 @@ class HandWrittenLoop:
         if ema:
             self.state["ema"] = jax.tree.map(jnp.copy, params)
         self.put = (lambda batch: batch) if jax.default_backend() == "cpu" else jax.device_put
-        self._log_every, self._save_every = log_every, save_every
+        self._log_every = log_every
+        self._save_every = save_every
         pathlib.Path(work_dir).mkdir(parents=True, exist_ok=True)
         self._log = open(pathlib.Path(work_dir) / "log.jsonl", "w", buffering=1)  # noqa: SIM115 - see close
         self._terminal = open(os.devnull, "w")  # noqa: SIM115 - see close
@@ -66,10 +72,16 @@ class HandWrittenLoop:
 
     def run(self, iters):
         """Train for `iters` more iterations and wait for the last."""
-        step, put, batches, num_batches = self.step, self.put, self.batches, len(self.batches)
-        state, next_batch, losses = self.state, put(batches[self.iter % num_batches]), []
+        step = self.step
+        put = self.put
+        batches = self.batches
+        num_batches = len(self.batches)
+        state = self.state
+        next_batch = put(batches[self.iter % num_batches])
+        losses = []
         for i in range(self.iter + 1, self.iter + iters + 1):
-            batch, next_batch = next_batch, put(batches[i % num_batches])
+            batch = next_batch
+            next_batch = put(batches[i % num_batches])
             state, loss = step(state, batch)
             if self._log_every:
                 losses.append(loss)
@@ -78,7 +90,8 @@ class HandWrittenLoop:
                     losses.clear()
             if self._save_every and i % self._save_every == 0:
                 self._save(i, state)
-        self.state, self.iter = jax.block_until_ready(state), self.iter + iters
+        self.state = jax.block_until_ready(state)
+        self.iter = self.iter + iters
 
     def close(self):
         """Close the files and finish pending checkpoints."""
@@ -88,7 +101,11 @@ class HandWrittenLoop:
             self._manager.close()
 
     def _write(self, i, loss):
-        print(f"{datetime.datetime.now():%H:%M:%S} step {i} loss {loss:.4f}", file=self._terminal, flush=True)
+        print(
+            f"{datetime.datetime.now():%H:%M:%S} step {i} loss {loss:.4f}",
+            file=self._terminal,
+            flush=True,
+        )
         self._log.write(json.dumps({"step": i, "loss": loss}) + "\n")
 
     def _save(self, i, state):

@@ -41,13 +41,27 @@ class RunnerLoop:
     """
 
     def __init__(
-        self, case, work_dir, log_every=0, ema=False, save_every=0, steps_per_call=1, hooks=(), optim_wrapper=None,
+        self,
+        case,
+        work_dir,
+        log_every=0,
+        ema=False,
+        save_every=0,
+        steps_per_call=1,
+        hooks=(),
+        optim_wrapper=None,
         dataloader=None,
-    ):  # fmt: skip
+    ):
         discard_terminal_output()
         self._stop = StopAfterBlock()
         ema_hooks = [dict(type="EMAHook", momentum=EMA_MOMENTUM)] if ema else []
-        checkpoint = dict(type="CheckpointHook", by_epoch=False, interval=save_every, max_keep_ckpts=2, save_last=False)
+        checkpoint = dict(
+            type="CheckpointHook",
+            by_epoch=False,
+            interval=save_every,
+            max_keep_ckpts=2,
+            save_last=False,
+        )
         self.runner = Runner(
             case.model(),
             work_dir,
@@ -73,7 +87,8 @@ class RunnerLoop:
     def run(self, iters):
         """Train for `iters` more iterations and wait for the last."""
         loop = self.runner.train_loop
-        self._stop.last_iter, loop.stop_training = loop.iter + iters, False
+        self._stop.last_iter = loop.iter + iters
+        loop.stop_training = False
         loop.run()
         self.runner.dispatch_limiter.drain()
         self.runner.log_writer.flush()
@@ -85,7 +100,9 @@ class RunnerLoop:
 
 @functools.cache
 def discard_terminal_output():
-    """Send the log lines of this process to the null device: they are written, but do not mix with the tables."""
+    """Send the log lines of this process to the null device: they are written, but do not mix
+    with the tables.
+    """
     from jengine.logging.console import terminal
 
     terminal.file = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends

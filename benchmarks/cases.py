@@ -1,6 +1,8 @@
-"""Define the cases of the speed and memory benchmarks: three networks from tiny to small, and their data.
+"""Define the cases of the speed and memory benchmarks: three networks from tiny to small, and their
+data.
 
-A case provides its network twice: as a `Model` for the Runner, and as a plain loss function for the hand-written loop.
+A case provides its network twice: as a `Model` for the Runner, and as a plain loss function for the
+  hand-written loop.
 The two share no code.
 """
 
@@ -14,8 +16,8 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from jengine.extras.networks.networks import SmallCNN, SmallViT
 from jengine.model import CrossEntropy, LinenModel
-from jengine.model.networks import SmallCNN, SmallViT
 
 SCHEDULE = 1_000_000  # iterations of the cosine schedule: more than any benchmark runs
 
@@ -73,9 +75,15 @@ class Case:
 
     def loss(self, params, batch_stats, batch):
         """Compute `(loss, batch_stats)` for the hand-written loop."""
-        variables = {"params": params, "batch_stats": batch_stats} if batch_stats else {"params": params}
-        logits, updates = self.module.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
-        losses = optax.softmax_cross_entropy(logits, jax.nn.one_hot(batch["label"], logits.shape[-1]))
+        variables = (
+            {"params": params, "batch_stats": batch_stats} if batch_stats else {"params": params}
+        )
+        logits, updates = self.module.apply(
+            variables, batch["image"], train=True, mutable=["batch_stats"]
+        )
+        losses = optax.softmax_cross_entropy(
+            logits, jax.nn.one_hot(batch["label"], logits.shape[-1])
+        )
         return losses.mean(), updates.get("batch_stats", {})
 
     def tx(self):

@@ -1,11 +1,14 @@
-"""Measure checkpoints: how long a save blocks the loop, and the peak memory of saving and restoring.
+"""Measure checkpoints: how long a save blocks the loop, and the peak memory of saving and
+restoring.
 
-The state is that of Adam: parameters and two moments, float32. Ratios compare medians of interleaved measurements in
-one process. The reference for a save is a copy of every array to new host memory, which the next step does not
-overwrite. Peak memory is measured in a separate process for each measurement, after imports and compilation on a small
-state, whose memory is subtracted; it includes the state itself.
+The state is that of Adam: parameters and two moments, float32. Ratios compare medians of
+  interleaved measurements in
+one process. The reference for a save is a copy of every array to new host memory, which the next
+step does not overwrite. Peak memory is measured in a separate process for each measurement, after
+imports and compilation on a small state, whose memory is subtracted; it includes the state itself.
 
-    python -m benchmarks.checkpoint [--parameters 100000000] [--rounds 5] [--directory DIR] [--json FILE]
+    python -m benchmarks.checkpoint [--parameters 100000000] [--rounds 5] [--directory DIR] [--json
+    FILE]
 """
 
 import argparse
@@ -35,7 +38,8 @@ def make_step(parameters):
 
     @jax.jit
     def init_kernel(i):
-        return jnp.sin(jnp.arange(parameters // LEAVES) + i)  # like trained weights, hard to compress
+        # like trained weights, hard to compress
+        return jnp.sin(jnp.arange(parameters // LEAVES) + i)
 
     def init():
         params = {f"layer_{i}": {"kernel": init_kernel(float(i))} for i in range(LEAVES)}
@@ -49,7 +53,9 @@ def make_step(parameters):
 
 
 def copy_to_host(state):
-    """Copy the state to new host memory; on a CPU, `device_get` would only return a view of device memory."""
+    """Copy the state to new host memory; on a CPU, `device_get` would only return a view of
+    device memory.
+    """
     if jax.default_backend() == "cpu":
         return [np.array(leaf) for leaf in jax.tree.leaves(state)]
     return jax.device_get(jax.tree.map(jnp.copy, state))  # new arrays: JAX caches fetched values
@@ -71,7 +77,9 @@ def run_saves(parameters, directory, rounds):
         seconds["copy to host"].append(time.perf_counter() - start)
         start = time.perf_counter()
         previous = [directory / f"iter_{number - 1}"] if number else []
-        checkpointer.save(directory / f"iter_{number}", state, {"meta": {"iter": number}}, evict=previous)
+        checkpointer.save(
+            directory / f"iter_{number}", state, {"meta": {"iter": number}}, evict=previous
+        )
         seconds["save, blocked"].append(time.perf_counter() - start)
         state = jax.block_until_ready(step(state))
         seconds["save and step"].append(time.perf_counter() - start)
@@ -109,11 +117,15 @@ MEASUREMENTS = {"steps": run_steps, "saves": run_saves, "restore": run_restore}
 
 def peak_memory():
     """Return the peak memory of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
 
 
 def measure(name, parameters, directory, rounds):
-    """Run one measurement on a small state, then on the large one; print seconds and peak memory as JSON."""
+    """Run one measurement on a small state, then on the large one; print seconds and peak memory
+    as JSON.
+    """
     with tempfile.TemporaryDirectory() as small:
         run_saves(LEAVES, Path(small), 0)
         MEASUREMENTS[name](LEAVES, Path(small), 0)
@@ -124,11 +136,15 @@ def measure(name, parameters, directory, rounds):
 
 def main():
     """Print times, ratios and peak memory."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--parameters", type=int, default=100_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--directory", type=Path, help="parent directory of the checkpoints, a temporary one by default"
+        "--directory",
+        type=Path,
+        help="parent directory of the checkpoints, a temporary one by default",
     )
     parser.add_argument("--json", help="file to write the ratios to")
     parser.add_argument("--measure", choices=MEASUREMENTS, help=argparse.SUPPRESS)
@@ -139,7 +155,15 @@ def main():
     results = {}
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
         for name in MEASUREMENTS:
-            command = [sys.executable, "-m", "benchmarks.checkpoint", "--measure", name, "--directory", directory]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.checkpoint",
+                "--measure",
+                name,
+                "--directory",
+                directory,
+            ]
             command += ["--parameters", str(args.parameters), "--rounds", str(args.rounds)]
             out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
             results[name] = json.loads(out.splitlines()[-1])
@@ -150,15 +174,21 @@ def report(results, parameters):
     """Print the measurements; return the ratios that later runs are compared with."""
     state = 3 * parameters // LEAVES * LEAVES * 4
     device = jax.devices()[0].device_kind
-    print(f"jax {jax.__version__}, {device}, {parameters:,} parameters with Adam: {state / 2**20:,.0f} MiB")
+    print(
+        f"jax {jax.__version__}, {device}, {parameters:,} parameters with Adam: "
+        f"{state / 2**20:,.0f} MiB"
+    )
     seconds = {**results["saves"]["seconds"], **results["restore"]["seconds"]}
     for name, value in seconds.items():
         print(f"  {name:<18} {value:8.3f} s")
-    copy, blocked = seconds["copy to host"], seconds["save, blocked"]
+    copy = seconds["copy to host"]
+    blocked = seconds["save, blocked"]
     slowdown = max(seconds["save and step"] - blocked - seconds["step"], 0.0)
     print(f"blocked by a save / copy to host:              {blocked / copy:.2f}")
     print(f"the same with slowdown of the next step:       {(blocked + slowdown) / copy:.2f}")
-    print(f"blocked by a save / completed save:            {blocked / seconds['save, completed']:.2f}")
+    print(
+        f"blocked by a save / completed save:            {blocked / seconds['save, completed']:.2f}"
+    )
     for name in results:
         print(f"peak memory of {name:<8} / state: {results[name]['peak'] / state:.2f}")
     return {

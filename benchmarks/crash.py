@@ -1,12 +1,14 @@
-"""Kill training runs at random moments, saves included, and count those with the results of an uninterrupted run.
+"""Kill training runs at random moments, saves included, and count those with the results of an
+uninterrupted run.
 
     python -m benchmarks.crash [--runs 20] [--seed 0]
 
-Each run has dropout, gradient accumulation, averaged parameters, a schedule and validations. It is killed or terminated
-once and started again; its parameters, optimizer state, averages and logged values are then compared bit for bit with
-those of an uninterrupted run. So are runs in chunks of two steps, runs with an `out_dir`, runs that are killed while
-another one trains in a second work dir with the same `out_dir`, and runs that are killed at each of their operations on
-the files of checkpoints.
+Each run has dropout, gradient accumulation, averaged parameters, a schedule and validations. It is
+killed or terminated once and started again; its parameters, optimizer state, averages and logged
+values are then compared bit for bit with those of an uninterrupted run. So are runs in chunks of
+two steps, runs with an `out_dir`, runs that are killed while another one trains in a second work
+dir with the same `out_dir`, and runs that are killed at each of their operations on the files of
+checkpoints.
 """
 
 import argparse
@@ -38,12 +40,23 @@ def main():
         ):
             cases = range(args.seed, args.seed + args.runs)
             folder = pathlib.Path(directory) / label.replace(" ", "_").replace(",", "")
-            report(label, [functools.partial(kills.run, folder, 1, seed, signum, **options) for seed in cases])
+            report(
+                label,
+                [
+                    functools.partial(kills.run, folder, 1, seed, signum, **options)
+                    for seed in cases
+                ],
+            )
         seeds = range(args.seed, args.seed + args.runs, 2)
-        report("SIGKILL, two work dirs at once", [functools.partial(run_two, kills, directory, seed) for seed in seeds])
+        report(
+            "SIGKILL, two work dirs at once",
+            [functools.partial(run_two, kills, directory, seed) for seed in seeds],
+        )
         folder = pathlib.Path(directory) / "operations"
         count = kills.finish(folder / "count", 12)
-        cases = [functools.partial(kills.run_killed_at, folder, number) for number in range(1, count + 1)]
+        cases = [
+            functools.partial(kills.run_killed_at, folder, number) for number in range(1, count + 1)
+        ]
         report("SIGKILL at each file operation", cases)
 
 
@@ -57,7 +70,9 @@ def run_two(kills, directory, seed):
 
 
 def report(label, cases):
-    """Run the cases, and print how many were interrupted and how many have bit-identical results."""
+    """Run the cases, and print how many were interrupted and how many have bit-identical
+    results.
+    """
     identical = interrupted = 0
     for number, case in enumerate(cases):
         try:
@@ -66,7 +81,8 @@ def report(label, cases):
         except AssertionError as error:
             print(f"{label}, case {number}: {error}")
     print(
-        f"{label}: {identical} of {len(cases)} runs are bit-identical; {interrupted} were interrupted in time",
+        f"{label}: {identical} of {len(cases)} runs are bit-identical; {interrupted} were "
+        "interrupted in time",
         flush=True,
     )
 

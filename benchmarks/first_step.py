@@ -1,7 +1,8 @@
-"""Run the first update of the small CNN: `python -m benchmarks.first_step by_hand | by_runner [every]`.
+"""Run the first update of the small CNN: `python -m benchmarks.first_step by_hand | by_runner
+[every]`.
 
-The update uses gradients accumulated over `every` iterations, 1 by default. The code is a user's script without
-unnecessary imports. It skips the cleanup at exit, which is not measured.
+The update uses gradients accumulated over `every` iterations, 1 by default. The code is a user's
+script without unnecessary imports. It skips the cleanup at exit, which is not measured.
 """
 
 import os
@@ -37,7 +38,8 @@ def by_hand(every):
                     x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
             return nn.Dense(10)(x.mean(axis=(1, 2)))
 
-    net, batch = Net(), make_batch()
+    net = Net()
+    batch = make_batch()
     tx = optax.adamw(optax.cosine_decay_schedule(1e-4, 1000), weight_decay=0.01)
     if every > 1:
         tx = optax.MultiSteps(tx, every_k_schedule=every).gradient_transformation()
@@ -53,7 +55,9 @@ def by_hand(every):
 
         def loss_fn(params):
             variables = {"params": params, "batch_stats": batch_stats}
-            logits, updated = net.apply(variables, batch["image"], train=True, mutable=["batch_stats"])
+            logits, updated = net.apply(
+                variables, batch["image"], train=True, mutable=["batch_stats"]
+            )
             losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
             return losses.mean(), updated["batch_stats"]
 
@@ -73,8 +77,9 @@ def by_runner(every):
     import jax
 
     from jengine import Runner
+    from jengine.extras.networks import SmallCNN
     from jengine.hooks import Hook
-    from jengine.model import CrossEntropy, LinenModel, SmallCNN
+    from jengine.model import CrossEntropy, LinenModel
 
     class ExitHook(Hook):
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
@@ -87,11 +92,15 @@ def by_runner(every):
         tempfile.mkdtemp(),
         train_dataloader=[make_batch()] * every,
         train_cfg=dict(by_epoch=False, max_iters=1000),
-        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-4, weight_decay=0.01), accumulative_counts=every),
+        optim_wrapper=dict(
+            optimizer=dict(type="AdamW", lr=1e-4, weight_decay=0.01), accumulative_counts=every
+        ),
         param_scheduler=dict(type="CosineAnnealingLR", by_epoch=False, end=1000),
         custom_hooks=[ExitHook()],
     ).train()
 
 
 if __name__ == "__main__":
-    {"by_hand": by_hand, "by_runner": by_runner}[sys.argv[1]](int(sys.argv[2]) if sys.argv[2:] else 1)
+    {"by_hand": by_hand, "by_runner": by_runner}[sys.argv[1]](
+        int(sys.argv[2]) if sys.argv[2:] else 1
+    )

@@ -1,10 +1,11 @@
-"""Measure the host overhead of the Runner: an iteration with 15 hooks, compared with a bare call of the step.
+"""Measure the host overhead of the Runner: an iteration with 15 hooks, compared with a bare call of
+the step.
 
     python -m benchmarks.host [--rounds 9] [--json FILE]
 
-It trains the tiny MLP with a log line every 10 iterations. The bare call is the jitted step of the hand-written loop.
-The ratio is computed from the CPU time of the main thread, which does not include other load on the machine; the table
-also shows the wall time.
+It trains the tiny MLP with a log line every 10 iterations. The bare call is the jitted step of the
+hand-written loop. The ratio is computed from the CPU time of the main thread, which does not
+include other load on the machine; the table also shows the wall time.
 """
 
 import argparse
@@ -22,13 +23,20 @@ from benchmarks.timing import compare
 HOOKS = [
     dict(type="CheckInvalidLossHook", interval=50),
     dict(type="EarlyStoppingHook", monitor="accuracy/top1"),
-    dict(type="EmptyCacheHook", after_epoch=False),  # would run garbage collection after every block
+    # would run garbage collection after every block
+    dict(type="EmptyCacheHook", after_epoch=False),
     dict(type="MemoryProfilerHook", interval=500),
     dict(type="ProfilerHook", by_epoch=False, schedule=dict(wait=10**9, warmup=0, active=1)),
     dict(type="SetEpochInfoHook"),
     dict(type="SyncBuffersHook"),
     dict(type="CheckInvalidLossHook", interval=100),
-    dict(type="CheckpointHook", by_epoch=False, interval=10**9, save_last=False, filename_tmpl="second_{}"),
+    dict(
+        type="CheckpointHook",
+        by_epoch=False,
+        interval=10**9,
+        save_last=False,
+        filename_tmpl="second_{}",
+    ),
 ]
 SETTINGS = dict(log_every=10, save_every=10**9)
 
@@ -38,7 +46,8 @@ def bare_calls(hand):
     batches = itertools.cycle(hand.batches)
 
     def run(iters):
-        step, state = hand.step, hand.state
+        step = hand.step
+        state = hand.state
         for batch in itertools.islice(batches, iters):
             state, _ = step(state, batch)
         hand.state = jax.block_until_ready(state)
@@ -48,14 +57,18 @@ def bare_calls(hand):
 
 def main(argv=None):
     """Run the benchmark and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", help="file to write the ratios to")
     args = parser.parse_args(argv)
     case = CASES[0]
     with tempfile.TemporaryDirectory() as work_dir:
         loops = {"Runner": RunnerLoop(case, f"{work_dir}/runner", **SETTINGS, hooks=HOOKS)}
-        loops["Runner, chunks of 10"] = RunnerLoop(case, f"{work_dir}/10", **SETTINGS, hooks=HOOKS, steps_per_call=10)
+        loops["Runner, chunks of 10"] = RunnerLoop(
+            case, f"{work_dir}/10", **SETTINGS, hooks=HOOKS, steps_per_call=10
+        )
         num_hooks = len(loops["Runner"].runner.hooks)
         hand = HandWrittenLoop(case, f"{work_dir}/hand")
         runs = {"bare calls": bare_calls(hand), **{name: loop.run for name, loop in loops.items()}}
@@ -65,7 +78,8 @@ def main(argv=None):
         for loop in (hand, *loops.values()):
             loop.close()
     bare = times["bare calls"]
-    rows, ratios = [], {}
+    rows = []
+    ratios = {}
     for name, time in times.items():
         if name in loops:
             ratios[f"host, {name}"] = 1 + time.thread_overhead / bare.thread
@@ -78,7 +92,10 @@ def main(argv=None):
                 f"{time.wall_overhead:+.1f}",
             ]
         )
-    print(f"{num_hooks} hooks, a log line every {SETTINGS['log_every']} iterations; microseconds per iteration")
+    print(
+        f"{num_hooks} hooks, a log line every {SETTINGS['log_every']} iterations; microseconds "
+        "per iteration"
+    )
     print(table(["", "main thread", "overhead", "wall", "overhead"], rows))
     write_ratios(args.json, ratios)
 

@@ -1,10 +1,12 @@
-"""Measure how fast images are decoded from PNG files and collated, compared with grain, PyTorch and tf.data.
+"""Measure how fast images are decoded from PNG files and collated, compared with grain, PyTorch and
+tf.data.
 
     python -m benchmarks.images [--files 20000] [--rounds 3] [--parallel 2] [--json FILE]
 
-The files (96 x 96 pixels, about 25 KB each) are written to a temporary directory. The loaders take turns, block by
-block, from endless streams of batches of 64 examples; the time to the first batch is measured on its own. PyTorch and
-tf.data are measured if they are installed. The last table is a Runner that trains a convolutional network on the files.
+The files (96 x 96 pixels, about 25 KB each) are written to a temporary directory. The loaders take
+turns, block by block, from endless streams of batches of 64 examples; the time to the first batch
+is measured on its own. PyTorch and tf.data are measured if they are installed. The last table is a
+Runner that trains a convolutional network on the files.
 """
 
 import argparse
@@ -21,10 +23,12 @@ from benchmarks.png_files import BATCH_SIZE, is_installed
 from benchmarks.report import table, write_ratios
 from benchmarks.timing import compare
 from jengine import Runner
+from jengine.extras.networks.networks import SmallCNN
 from jengine.model import CrossEntropy, LinenModel
-from jengine.model.networks import SmallCNN
 
-BLOCK, TURNS = 60, 3  # batches; several times as many as are built ahead while another loader is measured
+# batches; several times as many as are built ahead while another loader is measured
+BLOCK = 60
+TURNS = 3
 TRAIN_BATCHES = 60
 
 
@@ -34,7 +38,9 @@ class ImageCNN(nn.Module):
     @nn.compact
     def __call__(self, image, train=False):
         """Return logits f[B, 10] of images uint8[B, H, W, 3]."""
-        return SmallCNN(widths=(16, 32))(nn.avg_pool(image.astype(jnp.float32) / 255, (2, 2), (2, 2)), train)
+        return SmallCNN(widths=(16, 32))(
+            nn.avg_pool(image.astype(jnp.float32) / 255, (2, 2), (2, 2)), train
+        )
 
 
 def start(make_batches):
@@ -83,20 +89,30 @@ def train(paths, work_dir, iters=TRAIN_BATCHES, **settings):
 
 def main(argv=None):
     """Run the benchmark and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parallel", type=int, default=2, help="threads, or worker processes, of each loader")
+    parser.add_argument(
+        "--parallel", type=int, default=2, help="threads, or worker processes, of each loader"
+    )
     parser.add_argument("--json", help="file to write the ratios to")
     args = parser.parse_args(argv)
     discard_terminal_output()
-    count, ratios = args.parallel, {}
+    count = args.parallel
+    ratios = {}
     with tempfile.TemporaryDirectory() as directory:
         paths = png_files.write_files(directory, args.files)
-        make = {name: functools.partial(function, paths) for name, function in {
-            "grain": png_files.grain_batches, "jengine": png_files.jengine_batches,
-            "torch": png_files.torch_batches, "tensorflow": png_files.tensorflow_batches,
-        }.items()}  # fmt: skip
+        make = {
+            name: functools.partial(function, paths)
+            for name, function in {
+                "grain": png_files.grain_batches,
+                "jengine": png_files.jengine_batches,
+                "torch": png_files.torch_batches,
+                "tensorflow": png_files.tensorflow_batches,
+            }.items()
+        }
         kinds = {
             "threads": {
                 "grain": functools.partial(make["grain"], threads=count),
@@ -115,17 +131,54 @@ def main(argv=None):
             del kinds["workers"]["PyTorch"]
         for kind, loaders in kinds.items():
             rows, measured = compare_loaders(loaders, args.rounds)
-            print(table([f"{count} {kind}", "images/s", "time, ratio to grain", "seconds to the first batch"], rows))
+            print(
+                table(
+                    [
+                        f"{count} {kind}",
+                        "images/s",
+                        "time, ratio to grain",
+                        "seconds to the first batch",
+                    ],
+                    rows,
+                )
+            )
             print()
-            ratios |= {f"images, {kind}, {name}": ratio for name, ratio in measured.items() if name == "jengine"}
+            ratios |= {
+                f"images, {kind}, {name}": ratio
+                for name, ratio in measured.items()
+                if name == "jengine"
+            }
         rows = []
         for kind in kinds:
             seconds = train(paths, f"{directory}/{kind}", **{f"num_{kind}": count})
-            step, waited = seconds.get("step", 0.0), seconds.get("input", 0.0)
-            steady = sum(value for phase, value in seconds.items() if phase not in ("setup", "compile"))
-            rows.append([f"{count} {kind}", f"{seconds['setup']:.1f}", f"{seconds['compile']:.1f}", f"{step:.1f}",
-                         f"{waited:.2f}", f"{waited / steady:.1%}"])  # fmt: skip
-    print(table([f"Runner, {TRAIN_BATCHES} steps", "setup s", "compile s", "step s", "input s", "input share"], rows))
+            step = seconds.get("step", 0.0)
+            waited = seconds.get("input", 0.0)
+            steady = sum(
+                value for phase, value in seconds.items() if phase not in ("setup", "compile")
+            )
+            rows.append(
+                [
+                    f"{count} {kind}",
+                    f"{seconds['setup']:.1f}",
+                    f"{seconds['compile']:.1f}",
+                    f"{step:.1f}",
+                    f"{waited:.2f}",
+                    f"{waited / steady:.1%}",
+                ]
+            )
+    print(
+        table(
+            [
+                f"Runner, {TRAIN_BATCHES} steps",
+                "setup s",
+                "compile s",
+                "step s",
+                "input s",
+                "input share",
+            ],
+            rows,
+        )
+    )
     write_ratios(args.json, ratios)
 
 

@@ -1,16 +1,17 @@
-"""Measure how well an n-gram model predicts the sources of Python's standard library: a baseline for language models.
+"""Measure how well an n-gram model predicts the sources of Python's standard library: a baseline
+for language models.
 
     python -m benchmarks.kneser_ney [--order 5] [--vocab-size 1024]
 
-Interpolated Kneser-Ney smoothing (Kneser and Ney 1995; Chen and Goodman 1999), with one discount for each order, on the
-tokens and the split of `configs/lm.py:tiny`.
+Interpolated Kneser-Ney smoothing (Kneser and Ney 1995; Chen and Goodman 1999), with one discount
+for each order, on the tokens and the split of `configs/lm.py:tiny`.
 """
 
 import argparse
 
 import numpy as np
 
-from jengine.contrib.language.datasets import StandardLibrary
+from jengine.extras.language.datasets import StandardLibrary
 
 
 def bits_per_byte(train, test, num_bytes, order, vocab_size):
@@ -44,25 +45,39 @@ def bits_per_byte(train, test, num_bytes, order, vocab_size):
             found, counts = np.unique(longer % vocab_size**size, return_counts=True)
         discount = (counts == 1).sum() / ((counts == 1).sum() + 2 * (counts == 2).sum())
         histories, starts = np.unique(found // vocab_size, return_index=True)
-        totals, kinds = np.add.reduceat(counts, starts), np.diff(np.append(starts, len(found)))
+        totals = np.add.reduceat(counts, starts)
+        kinds = np.diff(np.append(starts, len(found)))
         wanted = grams(test, size)
         total = look_up(histories, totals, wanted // vocab_size)
         lower = probability[size - 1 :]
         seen = np.maximum(look_up(found, counts, wanted) - discount, 0)
         weight = discount * look_up(histories, kinds, wanted // vocab_size)
-        probability[size - 1 :] = np.where(total > 0, (seen + weight * lower) / np.maximum(total, 1), lower)
+        probability[size - 1 :] = np.where(
+            total > 0, (seen + weight * lower) / np.maximum(total, 1), lower
+        )
     return -np.log2(probability).sum() / num_bytes.sum()
 
 
 def main():
     """Print the bits per byte."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--order", type=int, default=5)
-    parser.add_argument("--vocab-size", type=int, help="tokens of a byte-pair encoding; bytes without it")
+    parser.add_argument(
+        "--vocab-size", type=int, help="tokens of a byte-pair encoding; bytes without it"
+    )
     args = parser.parse_args()
-    train, test = (StandardLibrary(split=split, vocab_size=args.vocab_size) for split in ("train", "test"))
-    value = bits_per_byte(train.tokens, test.tokens, test.token_bytes[test.tokens], args.order, test.vocab_size)
-    print(f"{args.order}-grams: {value:.3f} bits per byte; {len(train.tokens):,} and {len(test.tokens):,} tokens")
+    train, test = (
+        StandardLibrary(split=split, vocab_size=args.vocab_size) for split in ("train", "test")
+    )
+    value = bits_per_byte(
+        train.tokens, test.tokens, test.token_bytes[test.tokens], args.order, test.vocab_size
+    )
+    print(
+        f"{args.order}-grams: {value:.3f} bits per byte; {len(train.tokens):,} and "
+        f"{len(test.tokens):,} tokens"
+    )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python -m benchmarks.memory [--iters 10000] [--json FILE]
 
-Each loop runs in its own process, with a log line every 10 iterations. The growth, measured for the tiny MLP only, is
-the slope of a line fitted to twenty samples of the resident memory after a warm-up. The device memory is the peak that
-an accelerator reports; on a CPU, the size of all live arrays between two steps plus the temporary memory of the largest
-program.
+Each loop runs in its own process, with a log line every 10 iterations. The growth, measured for the
+tiny MLP only, is the slope of a line fitted to twenty samples of the resident memory after a
+warm-up. The device memory is the peak that an accelerator reports; on a CPU, the size of all live
+arrays between two steps plus the temporary memory of the largest program.
 """
 
 import argparse
@@ -41,12 +41,16 @@ def resident_memory():
 
 
 def fit_growth(samples):
-    """Return the growth from the first to the last of evenly spaced samples, on the line fitted to them."""
+    """Return the growth from the first to the last of evenly spaced samples, on the line fitted
+    to them.
+    """
     return float(np.polyfit(np.arange(len(samples)), samples, 1)[0]) * (len(samples) - 1)
 
 
 def device_memory():
-    """Return the peak device memory in bytes: as reported, or live arrays plus temporary memory of programs."""
+    """Return the peak device memory in bytes: as reported, or live arrays plus temporary memory
+    of programs.
+    """
     device = jax.devices()[0]
     if stats := device.memory_stats():
         return stats["peak_bytes_in_use"]
@@ -73,14 +77,26 @@ def measure(name, case, iters):
 
 def measure_in_process(name, case, iters):
     """Run `measure` in a new process."""
-    command = [sys.executable, "-m", "benchmarks.memory", "--measure", name, "--case", case.name, "--iters", str(iters)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.memory",
+        "--measure",
+        name,
+        "--case",
+        case.name,
+        "--iters",
+        str(iters),
+    ]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(out.splitlines()[-1])
 
 
 def main(argv=None):
     """Run the benchmark and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--iters", type=int, default=10_000)
     parser.add_argument("--json", help="file to write the ratios to")
     parser.add_argument("--measure", choices=LOOPS, help=argparse.SUPPRESS)
@@ -90,7 +106,8 @@ def main(argv=None):
         (case,) = [case for case in CASES if case.name == args.case]
         print(json.dumps(measure(args.measure, case, args.iters)))
         return
-    rows, ratios = [], {}
+    rows = []
+    ratios = {}
     for case in CASES:
         iters = args.iters if case is CASES[0] else 0
         results = {name: measure_in_process(name, case, iters) for name in LOOPS}
@@ -98,11 +115,23 @@ def main(argv=None):
         for name, result in results.items():
             growth = f"{result['growth'] / MEBI:+.2f}" if iters else ""
             rows.append(
-                [case.name, name, growth, f"{result['device'] / 1024:,.1f}", f"{result['device'] / reference:.3f}"]
+                [
+                    case.name,
+                    name,
+                    growth,
+                    f"{result['device'] / 1024:,.1f}",
+                    f"{result['device'] / reference:.3f}",
+                ]
             )
             if name != "by hand":
                 ratios[f"memory, {case.name}, {name}"] = result["device"] / reference
-    columns = ["network", "", f"MiB growth in {args.iters:,} iterations", "KiB on the device", "ratio to by hand"]
+    columns = [
+        "network",
+        "",
+        f"MiB growth in {args.iters:,} iterations",
+        "KiB on the device",
+        "ratio to by hand",
+    ]
     print(table(columns, rows))
     write_ratios(args.json, ratios)
 

@@ -2,16 +2,18 @@
 
     python -m benchmarks.mutants [1000] [--seed N] [--only N]
 
-A mutant has one mistake: a misspelled key or type, a value of another type or out of range, a section in the wrong
-place, two values swapped, a key added or removed, or the name of an entry that the data lack. Each one trains for two
-iterations, in this process, with a validation and a checkpoint, in an empty directory. The outcomes:
+A mutant has one mistake: a misspelled key or type, a value of another type or out of range, a
+  section in the wrong
+place, two values swapped, a key added or removed, or the name of an entry that the data lack. Each
+one trains for two iterations, in this process, with a validation and a checkpoint, in an empty
+directory. The outcomes:
 
     constructor    refused by Runner(...) or Runner.from_cfg(...)
     train          refused by train(), with no file in the work dir
     late           refused after a file existed
     raw            refused with a message that lacks the place or the expectation
-    accepted       trained; legal, where the mutant is still a config that one may mean (see `is_legal`)
-    silent         trained, although it should not
+    accepted       trained; legal, where the mutant is still a config that one may mean (see
+    `is_legal`) silent         trained, although it should not
 
 The seed determines the mutants; `--only N` repeats one of them with its traceback.
 """
@@ -41,21 +43,48 @@ _CONFIGS = 0.7  # the part of the mutants that are configs; the others are calls
 _WRONG_TYPES = ("text", 7, 0.5, None, [], {}, True, [3], {"a": 1})
 _OUT_OF_RANGE = (-1, 0, -0.5, math.nan, math.inf, 10**30, -(10**30))
 _OTHER_TYPES = ("Digits", "EMAHook", "SGD", "Accuracy", "StepLR")
-# Any value may be meant: the user's own information, signed weights, and limits that may be beyond the run.
+# Any value may be meant: the user's own information, signed weights, and limits that may be beyond
+# the run.
 _UNBOUNDED = (
-    "metainfo", "sown_losses", "max_keep_ckpts", "max_num_checkpoints", "num_batch_per_epoch", "patience",
-    "stopping_threshold", "mesh", "device_prefetch", "begin_epoch", "ignore_index", "arrays.", "widths",
-    "filename_tmpl", "save_dir",
-)  # fmt: skip
-_OF_ANY_KIND = ("label", "output", "topk", "widths", "strict", "by_epoch")  # where the other type is legal too
-_ZERO = ("label_smoothing", "lr", "eps", "gamma", "factor", "start_factor", "warmup_factor")  # legal in PyTorch too
+    "metainfo",
+    "sown_losses",
+    "max_keep_ckpts",
+    "max_num_checkpoints",
+    "num_batch_per_epoch",
+    "patience",
+    "stopping_threshold",
+    "mesh",
+    "device_prefetch",
+    "begin_epoch",
+    "ignore_index",
+    "arrays.",
+    "widths",
+    "filename_tmpl",
+    "save_dir",
+)
+# where the other type is legal too
+_OF_ANY_KIND = ("label", "output", "topk", "widths", "strict", "by_epoch")
+# legal in PyTorch too
+_ZERO = ("label_smoothing", "lr", "eps", "gamma", "factor", "start_factor", "warmup_factor")
 _FREE_KEYS = ("custom_keys", "vars", "mesh")  # whose keys are the user's
 _SECTIONS = (
-    "model", "train_dataloader", "val_dataloader", "train_cfg", "val_cfg", "val_evaluator", "optim_wrapper",
-    "param_scheduler", "default_hooks", "custom_hooks", "visualizer", "randomness", "log_processor",
-)  # fmt: skip
+    "model",
+    "train_dataloader",
+    "val_dataloader",
+    "train_cfg",
+    "val_cfg",
+    "val_evaluator",
+    "optim_wrapper",
+    "param_scheduler",
+    "default_hooks",
+    "custom_hooks",
+    "visualizer",
+    "randomness",
+    "log_processor",
+)
 _EXPECTATION = re.compile(
-    r"\bmust\b|did you mean|expected|needs the argument|pass rule=|\bonly\b|has no |unexpected keyword|"
+    r"\bmust\b|did you mean|expected|needs the argument|pass rule=|\bonly\b|has no |unexpected "
+    r"keyword|"
     r"required positional|with the first batch of"
 )
 _PLACE = re.compile(r"in the config at `|`[\w.\[\]]+`|\b[A-Z]\w+[.:] ?\w+|" + "|".join(_SECTIONS))
@@ -84,13 +113,15 @@ class StopHook(Hook):
 
 
 def build(base: str, cfg: Config) -> Runner | None:
-    """Return the Runner of a config, after its conversion if it is iMIX's; or make the call, and return None."""
+    """Return the Runner of a config, after its conversion if it is iMIX's; or make the call, and
+    return None.
+    """
     cfg = _copy(cfg)
     if base in api_calls():
         api_calls()[base][0](**cfg)
         return None
     if base.startswith("imix"):
-        from jengine.contrib.imix import from_imix
+        from jengine.extras.imix import from_imix
 
         cfg = from_imix(cfg)
     return Runner.from_cfg(cfg)
@@ -121,7 +152,13 @@ def _copy(value: Any) -> Any:
 
 def _paths(value: Any, path: tuple = ()) -> Any:
     """Yield the path of every value in the dicts and lists."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         if isinstance(value, dict) and (str(key).startswith("test_") or key == "vars"):
             continue
@@ -136,7 +173,8 @@ def _misspell(rng: random.Random, text: str) -> str:
 
 
 def _misspelled_key(rng: random.Random, cfg: Config, path: tuple) -> str | None:
-    parent, key = get_value(cfg, path[:-1]), path[-1]
+    parent = get_value(cfg, path[:-1])
+    key = path[-1]
     if not isinstance(key, str) or (len(path) > 1 and path[-2] in _FREE_KEYS):
         return None
     new = _misspell(rng, key)
@@ -158,7 +196,8 @@ def _removed_key(rng: random.Random, cfg: Config, path: tuple) -> str | None:
 
 
 def _wrong_type(rng: random.Random, cfg: Config, path: tuple) -> str | None:
-    old, new = get_value(cfg, path), rng.choice(_WRONG_TYPES)
+    old = get_value(cfg, path)
+    new = rng.choice(_WRONG_TYPES)
     if isinstance(new, type(old)) and not isinstance(new, bool):
         return None
     set_value(cfg, path, copy.deepcopy(new))
@@ -166,7 +205,8 @@ def _wrong_type(rng: random.Random, cfg: Config, path: tuple) -> str | None:
 
 
 def _out_of_range(rng: random.Random, cfg: Config, path: tuple) -> str | None:
-    old, new = get_value(cfg, path), rng.choice(_OUT_OF_RANGE)
+    old = get_value(cfg, path)
+    new = rng.choice(_OUT_OF_RANGE)
     if not isinstance(old, int | float) or isinstance(old, bool) or new == old:
         return None
     if isinstance(old, float) and isinstance(new, int) and new > 0:
@@ -225,11 +265,17 @@ def _entry_the_data_lack(rng: random.Random, cfg: Config, path: tuple) -> str | 
 
 
 _OPERATORS = {
-    "misspelled key": _misspelled_key, "added key": _added_key, "removed key": _removed_key,
-    "wrong type": _wrong_type, "out of range": _out_of_range, "wrong section": _wrong_section,
-    "unknown type": _unknown_type, "swapped": _swapped, "wrong name": _wrong_name,
+    "misspelled key": _misspelled_key,
+    "added key": _added_key,
+    "removed key": _removed_key,
+    "wrong type": _wrong_type,
+    "out of range": _out_of_range,
+    "wrong section": _wrong_section,
+    "unknown type": _unknown_type,
+    "swapped": _swapped,
+    "wrong name": _wrong_name,
     "no such entry": _entry_the_data_lack,
-}  # fmt: skip
+}
 
 
 class Outcome(NamedTuple):
@@ -257,7 +303,9 @@ def run(base: str, cfg: Config) -> Outcome:
         except Exception as error:
             if os.listdir(directory):
                 stage = "late"
-            notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith("-----")]
+            notes = [
+                note for note in getattr(error, "__notes__", ()) if not note.startswith("-----")
+            ]
             text = f"{type(error).__name__}: {' | '.join([str(error), *notes])}"
             is_raw = not (_EXPECTATION.search(text) and _PLACE.search(text))
             return Outcome(stage, text, is_raw)
@@ -300,13 +348,17 @@ def is_legal(mutant: Mutant) -> bool:
         return new == "None" or (new in ("7", "0.5") and _is_number(old))
     if mutant.kind == "unknown type":
         return mutant.change.endswith(_OTHER_TYPES)
-    if mutant.base in api_calls() and (mutant.kind in ("wrong name", "no such entry") or "10000000" in mutant.change):
+    if mutant.base in api_calls() and (
+        mutant.kind in ("wrong name", "no such entry") or "10000000" in mutant.change
+    ):
         return True  # only a run can know
     if mutant.change.endswith("-> 0") and mutant.path.split(".")[-1] in _ZERO:
         return True
     if mutant.path.endswith("level"):
         return True  # iMIX's hooks warn, and use NORMAL
-    return mutant.kind in ("removed key", "swapped") or any(name in mutant.path for name in _UNBOUNDED)
+    return mutant.kind in ("removed key", "swapped") or any(
+        name in mutant.path for name in _UNBOUNDED
+    )
 
 
 def _is_number(text: str) -> bool:
@@ -319,9 +371,13 @@ def _is_number(text: str) -> bool:
 
 def main() -> None:
     """Run the mutants and print the counts, and those that were not refused as they should be."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("count", type=int, nargs="?", default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first mutant; the others follow")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first mutant; the others follow"
+    )
     parser.add_argument("--only", type=int, help="the seed of the only mutant")
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
@@ -331,7 +387,10 @@ def main() -> None:
         logging.disable(logging.NOTSET)
         try:
             is_call = mutant.base in api_calls()
-            runner = build(mutant.base, mutant.cfg if is_call else {"work_dir": tempfile.mkdtemp(), **mutant.cfg})
+            runner = build(
+                mutant.base,
+                mutant.cfg if is_call else {"work_dir": tempfile.mkdtemp(), **mutant.cfg},
+            )
             if runner is None:
                 return
             runner.register_hook(StopHook())
@@ -350,12 +409,17 @@ def main() -> None:
             name = "raw"
         counts[name] += 1
         if name not in ("constructor", "train"):
-            print(f"{seed} {name} ({outcome.name}): {' | '.join(mutant[:4])}  {outcome.text[:300]!r}", flush=True)
+            print(
+                f"{seed} {name} ({outcome.name}): {' | '.join(mutant[:4])}  {outcome.text[:300]!r}",
+                flush=True,
+            )
         if seed % 100 == 99:
             jax.clear_caches()
     refused = sum(counts.values()) - counts["accepted"]
     good = counts["constructor"] + counts["train"]
-    print(f"{dict(counts)}: {good} of {refused} refused before a file existed ({good / refused:.1%})")
+    print(
+        f"{dict(counts)}: {good} of {refused} refused before a file existed ({good / refused:.1%})"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""Write PNG files, read them as a dataset, and load them in batches with the libraries that are installed.
+"""Write PNG files, read them as a dataset, and load them in batches with the libraries that are
+installed.
 
-Every loader yields dicts of `image`: uint8[B, SIZE, SIZE, 3] and `label`: int32[B] without end, in a shuffled order.
+Every loader yields dicts of `image`: uint8[B, SIZE, SIZE, 3] and `label`: int32[B] without end, in
+  a shuffled order.
 """
 
 import importlib.util
@@ -9,11 +11,16 @@ import itertools
 
 import numpy as np
 
-SIZE, NUM_CLASSES, BATCH_SIZE, AHEAD = 96, 10, 64, 2
+SIZE = 96
+NUM_CLASSES = 10
+BATCH_SIZE = 64
+AHEAD = 2
 
 
 def write_files(directory, count):
-    """Write `count` images of a rectangle on noise, whose position is its class, and return their paths."""
+    """Write `count` images of a rectangle on noise, whose position is its class, and return
+    their paths.
+    """
     from PIL import Image
 
     rng = np.random.default_rng(0)
@@ -58,7 +65,12 @@ def jengine_batches(paths, **settings):
     from jengine.data import DataLoader, DefaultSampler
 
     loader = DataLoader(
-        PngFiles(paths), BATCH_SIZE, DefaultSampler(len(paths)), drop_last=True, prefetch_factor=AHEAD, **settings
+        PngFiles(paths),
+        BATCH_SIZE,
+        DefaultSampler(len(paths)),
+        drop_last=True,
+        prefetch_factor=AHEAD,
+        **settings,
     )
     try:
         for epoch in itertools.count():
@@ -75,7 +87,12 @@ def grain_batches(paths, threads=0, workers=0):
 
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
-    dataset = grain.MapDataset.source(PngFiles(paths)).shuffle(seed=0).repeat().batch(BATCH_SIZE, drop_remainder=True)
+    dataset = (
+        grain.MapDataset.source(PngFiles(paths))
+        .shuffle(seed=0)
+        .repeat()
+        .batch(BATCH_SIZE, drop_remainder=True)
+    )
     dataset = dataset.to_iter_dataset(grain.ReadOptions(threads, threads * AHEAD))
     if workers:
         dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(workers, AHEAD))
@@ -92,16 +109,24 @@ def torch_batches(paths, workers):
     from torch.utils.data import DataLoader
 
     loader = DataLoader(
-        PngFiles(paths), BATCH_SIZE, shuffle=True, drop_last=True, num_workers=workers, prefetch_factor=AHEAD,
-        persistent_workers=True, multiprocessing_context="spawn",
-    )  # fmt: skip
+        PngFiles(paths),
+        BATCH_SIZE,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        prefetch_factor=AHEAD,
+        persistent_workers=True,
+        multiprocessing_context="spawn",
+    )
     while True:
         for batch in loader:
             yield {name: tensor.numpy() for name, tensor in batch.items()}
 
 
 def tensorflow_batches(paths, threads):
-    """Load with tf.data, which decodes with its own C++ function and has no Python in its threads."""
+    """Load with tf.data, which decodes with its own C++ function and has no Python in its
+    threads.
+    """
     import tensorflow as tf
 
     def load(path, label):

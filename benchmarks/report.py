@@ -25,7 +25,9 @@ def table(columns, rows):
 def write_ratios(path, ratios):
     """Write ratios (name -> number) as JSON; do nothing if `path` is None."""
     if path is not None:
-        pathlib.Path(path).write_text(json.dumps({name: round(value, 4) for name, value in ratios.items()}))
+        pathlib.Path(path).write_text(
+            json.dumps({name: round(value, 4) for name, value in ratios.items()})
+        )
 
 
 def machine():
@@ -33,7 +35,9 @@ def machine():
     import jax
 
     device = jax.devices()[0]
-    accelerator = "" if device.platform == "cpu" else f", {len(jax.devices())} x {device.device_kind}"
+    accelerator = (
+        "" if device.platform == "cpu" else f", {len(jax.devices())} x {device.device_kind}"
+    )
     return f"{_processor()}, {os.cpu_count()} cores{accelerator}"
 
 

@@ -1,9 +1,12 @@
-"""Count what N processes request from one coordination service in each event of a run, and what they gather.
+"""Count what N processes request from one coordination service in each event of a run, and what
+they gather.
 
-Every process is real: a fork with a client and devices of its own, which runs jengine's code for the event, and Orbax's
-for a save. Only collectives are replaced, by an exchange through shared memory: N processes on one machine are too many
-for gloo. They count as calls, and with the bytes that a process receives. What JAX itself requests, such as heartbeats,
-is not counted.
+Every process is real: a fork with a client and devices of its own, which runs jengine's code for
+  the event, and Orbax's
+for a save. Only collectives are replaced, by an exchange through shared memory: N processes on one
+  machine are too many
+for gloo. They count as calls, and with the bytes that a process receives. What JAX itself requests,
+such as heartbeats, is not counted.
 
     python -m benchmarks.requests [--processes 16,64,256]
 """
@@ -30,18 +33,18 @@ from jengine.checkpoint import Checkpointer
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.config import load_config, resolve
 from jengine.data import ArrayDataset
-from jengine.distributed import ProcessMismatchError, all_gather_objects, get_processes
+from jengine.parallel import DataShard, ProcessMismatchError, all_gather_objects, get_processes
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.resume_data import collect_position
-from jengine.sharding import DataShard
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "digits_cnn.py"
 KINDS = ("requests", "request bytes", "collectives", "collective bytes")
 LARGEST = 2**20  # bytes that a process contributes to a collective
 PATIENCE = 600.0  # seconds
 EXTRAPOLATED = 1000  # processes
-# Before jengine used JAX's runtime, each of N processes wrote a value, read all, and waited: N x (N + 2) requests.
+# Before jengine used JAX's runtime, each of N processes wrote a value, read all, and waited: N x (N
+# + 2) requests.
 EXCHANGES_BEFORE = ("epoch", "validation", "save")
 
 
@@ -67,7 +70,9 @@ class Counts:
 
 
 class CountingClient:
-    """Pass requests on to JAX's client of the coordination service, and count them when they are sent."""
+    """Pass requests on to JAX's client of the coordination service, and count them when they are
+    sent.
+    """
 
     def __init__(self, client, counts):
         self._client = client
@@ -86,11 +91,18 @@ class CountingClient:
 
 def _size(value):
     """Return the bytes of an argument; a process in a list has four."""
-    return len(value) if isinstance(value, str | bytes) else 4 * len(value) if isinstance(value, list) else 8
+    return (
+        len(value)
+        if isinstance(value, str | bytes)
+        else 4 * len(value)
+        if isinstance(value, list)
+        else 8
+    )
 
 
 class Collectives:
-    """Replace the collectives of `multihost_utils` by an exchange through shared memory, and count them.
+    """Replace the collectives of `multihost_utils` by an exchange through shared memory, and count
+    them.
 
     Args:
       count: number of processes.
@@ -137,12 +149,17 @@ class Process:
     """
 
     def __init__(self, cfg, idle, work_dir, count):
-        self._cfg, self._idle_time, self._work_dir, self._count = cfg, idle, work_dir, count
+        self._cfg = cfg
+        self._idle_time = idle
+        self._work_dir = work_dir
+        self._count = count
         self._processes = get_processes()
         index = self._processes.index
         # as with `tensor` over pairs of processes, so that first batches are compared too
         self._shard = DataShard(index // 2, count // 2, (index // 2 * 2, index // 2 * 2 + 1))
-        data = dict(batch_size=2, dataset=ArrayDataset(dict(x=np.arange(4 * count, dtype=np.float32))))
+        data = dict(
+            batch_size=2, dataset=ArrayDataset(dict(x=np.arange(4 * count, dtype=np.float32)))
+        )
         sections = dict(train_dataloader=data, val_dataloader={"": data}, test_dataloader=None)
         self._loaders = DataLoaders(sections, 0, self._processes, self._shard, cfg)
         self._checkpointer = Checkpointer(work_dir, "run")
@@ -183,7 +200,9 @@ class Process:
         """Save a state that is divided over all processes."""
         loader = self._loaders.get("train_dataloader")
         runner = SimpleNamespace(
-            train_loop=SimpleNamespace(position=loader.state_dict(), by_epoch=False, epoch_start=0, epoch_length=2),
+            train_loop=SimpleNamespace(
+                position=loader.state_dict(), by_epoch=False, epoch_start=0, epoch_length=2
+            ),
             train_dataloader=loader,
             strategy=SimpleNamespace(data_shard=self._shard, batch_multiple=1),
             processes=self._processes,
@@ -195,7 +214,9 @@ class Process:
         state = {"w": jax.make_array_from_callback(values.shape, sharding, values.__getitem__)}
         meta = dict(epoch=0, iter=2)
         position = collect_position(runner, meta)
-        self._checkpointer.save(f"{self._work_dir}/iter_2", state, dict(meta=meta, position=position))
+        self._checkpointer.save(
+            f"{self._work_dir}/iter_2", state, dict(meta=meta, position=position)
+        )
         self._checkpointer.wait()
 
     def idle(self):
@@ -222,7 +243,9 @@ EVENTS = {
 
 
 def run_process(index, count, cfg, idle, work_dir, address, counts, collectives):
-    """Connect to the coordination service and run all events, the last of which ends this process."""
+    """Connect to the coordination service and run all events, the last of which ends this
+    process.
+    """
     from jax._src import distributed
 
     counts.index = index
@@ -241,7 +264,9 @@ def run_process(index, count, cfg, idle, work_dir, address, counts, collectives)
 
 
 def fork(output, function, *args):
-    """Call a function in a fork of this process, with its output in a file, and return the process id."""
+    """Call a function in a fork of this process, with its output in a file, and return the
+    process id.
+    """
     if pid := os.fork():
         return pid
     file = os.open(output, os.O_WRONLY | os.O_CREAT)
@@ -250,7 +275,8 @@ def fork(output, function, *args):
     try:
         function(*args)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # reports the failure to the other processes, once they are connected
+        # reports the failure to the other processes, once they are connected
+        sys.excepthook(*sys.exc_info())
     os._exit(2)
 
 
@@ -274,8 +300,19 @@ def count_requests(count, idle=5.0):
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     with tempfile.TemporaryDirectory() as folder:
         outputs = [pathlib.Path(folder, f"{index}.out") for index in range(count)]
-        arguments = (count, resolve(load_config(CONFIG)), idle, f"{folder}/run", address, counts, collectives)
-        pids = {fork(output, run_process, index, *arguments): index for index, output in enumerate(outputs)}
+        arguments = (
+            count,
+            resolve(load_config(CONFIG)),
+            idle,
+            f"{folder}/run",
+            address,
+            counts,
+            collectives,
+        )
+        pids = {
+            fork(output, run_process, index, *arguments): index
+            for index, output in enumerate(outputs)
+        }
         while pids:
             pid, status = os.wait()
             index = pids.pop(pid)
@@ -284,14 +321,17 @@ def count_requests(count, idle=5.0):
                     os.kill(other, signal.SIGKILL)
                 break
         if not counts.array[:, list(EVENTS).index("failure"), KINDS.index("requests")].all():
-            raise RuntimeError(f"process {index} of {count} failed:\n{outputs[index].read_text()[-5000:]}")
+            raise RuntimeError(
+                f"process {index} of {count} failed:\n{outputs[index].read_text()[-5000:]}"
+            )
     return counts.array
 
 
 def extrapolate(numbers):
     """Add the number for 1,000 processes to those by number of processes.
 
-    What grows does so in proportion to the processes: each adds as much as between the two largest runs.
+    What grows does so in proportion to the processes: each adds as much as between the two largest
+      runs.
     """
     low, high = sorted(numbers)[-2:]
     slope = (numbers[high] - numbers[low]) / (high - low)
@@ -306,24 +346,42 @@ def format_results(measured):
     """
     counts = [*measured, EXTRAPOLATED]
     columns = ["event", "requests", "collectives", *(f"bytes, {count:,}" for count in counts)]
-    columns += [f"all requests, {count:,}" for count in counts[-2:]] + [f"before, {count:,}" for count in counts[-2:]]
+    columns += [f"all requests, {count:,}" for count in counts[-2:]] + [
+        f"before, {count:,}" for count in counts[-2:]
+    ]
     rows = []
     for e, event in enumerate(EVENTS):
-        requests, _, collectives, _ = np.max([array[:, e].max(axis=0) for array in measured.values()], axis=0)
-        size = extrapolate({count: int(array[:, e, 1::2].sum(axis=1).max()) for count, array in measured.items()})
+        requests, _, collectives, _ = np.max(
+            [array[:, e].max(axis=0) for array in measured.values()], axis=0
+        )
+        size = extrapolate(
+            {count: int(array[:, e, 1::2].sum(axis=1).max()) for count, array in measured.items()}
+        )
         total = extrapolate({count: int(array[:, e, 0].sum()) for count, array in measured.items()})
         before = [count * (count + 2) if event in EXCHANGES_BEFORE else "" for count in counts[-2:]]
-        numbers = [requests, collectives, *size.values(), *(total[count] for count in counts[-2:]), *before]
+        numbers = [
+            requests,
+            collectives,
+            *size.values(),
+            *(total[count] for count in counts[-2:]),
+            *before,
+        ]
         rows.append([event, *(f"{number:,}" if number != "" else "" for number in numbers)])
     return table(columns, rows)
 
 
 def main():
     """Measure and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--processes", default="16,64,256", help="numbers of processes, even ones")
     args = parser.parse_args()
-    print(format_results({int(count): count_requests(int(count)) for count in args.processes.split(",")}))
+    print(
+        format_results(
+            {int(count): count_requests(int(count)) for count in args.processes.split(",")}
+        )
+    )
 
 
 if __name__ == "__main__":

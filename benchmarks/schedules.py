@@ -1,4 +1,5 @@
-"""Measure a million iterations of a chain of five schedulers on the host. The target is less than 5 seconds.
+"""Measure a million iterations of a chain of five schedulers on the host. The target is less than 5
+seconds.
 
 python -m benchmarks.schedules
 """
@@ -22,7 +23,9 @@ def time_chain(iters: int = ITERS) -> float:
     """Return the CPU time in seconds for `iters` iterations of the chain on one parameter group."""
     wrapper = SimpleNamespace(param_groups=[{"lr": 0.1, "momentum": 0.9}])
     cfgs = [{**cfg, "by_epoch": False} for cfg in CHAIN]
-    chain = build_param_schedulers(cfgs, wrapper, max_epochs=None, max_iters=ITERS, epoch_length=None)
+    chain = build_param_schedulers(
+        cfgs, wrapper, max_epochs=None, max_iters=ITERS, epoch_length=None
+    )
     start = time.process_time()
     for _ in range(iters):
         for scheduler in chain:
@@ -32,4 +35,7 @@ def time_chain(iters: int = ITERS) -> float:
 
 if __name__ == "__main__":
     seconds = time_chain()
-    print(f"{ITERS:,} iterations of {len(CHAIN)} schedulers: {seconds:.2f} s, {seconds / ITERS * 1e6:.2f} us each")
+    print(
+        f"{ITERS:,} iterations of {len(CHAIN)} schedulers: {seconds:.2f} s, "
+        f"{seconds / ITERS * 1e6:.2f} us each"
+    )

@@ -2,10 +2,11 @@
 
     python -m benchmarks.speed [--case mlp] [--variant plain] [--rounds 5] [--json FILE]
 
-Three networks, each plain, with a log line every 10 iterations, with an average of the parameters, and with a
-checkpoint every 100 iterations. Times are in microseconds per iteration; ratios to the hand-written loop are measured
-in the same process in turns, with 95 % confidence intervals. "CPU ratio" compares the CPU time of the whole process,
-"main" is the additional CPU time of the main thread.
+Three networks, each plain, with a log line every 10 iterations, with an average of the parameters,
+and with a checkpoint every 100 iterations. Times are in microseconds per iteration; ratios to the
+hand-written loop are measured in the same process in turns, with 95 % confidence intervals. "CPU
+ratio" compares the CPU time of the whole process, "main" is the additional CPU time of the main
+thread.
 """
 
 import argparse
@@ -50,13 +51,16 @@ def measure(case, variant, work_dir, rounds):
 
 def main(argv=None):
     """Run the benchmark and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--case", choices=[case.name for case in CASES], help="only this network")
     parser.add_argument("--variant", choices=VARIANTS, help="only this variant")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", help="file to write the ratios to")
     args = parser.parse_args(argv)
-    rows, ratios = [], {}
+    rows = []
+    ratios = {}
     for case in CASES:
         for variant in VARIANTS:
             if args.case not in (None, case.name) or args.variant not in (None, variant):

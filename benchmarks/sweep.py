@@ -1,9 +1,11 @@
-"""Measure what a sweep adds to its runs: 20 short runs by `jengine sweep`, and by `jengine train` one after the other.
+"""Measure what a sweep adds to its runs: 20 short runs by `jengine sweep`, and by `jengine train`
+one after the other.
 
     python -m benchmarks.sweep [--runs 20] [--rounds 3] [--json FILE]
 
-Both train the small CNN with 20 seeds for 20 iterations with a validation and a checkpoint, each run in a process of
-its own, and take turns. CPU times are those of all processes; on a busy machine they say more than wall times.
+Both train the small CNN with 20 seeds for 20 iterations with a validation and a checkpoint, each
+run in a process of its own, and take turns. CPU times are those of all processes; on a busy machine
+they say more than wall times.
 """
 
 import argparse
@@ -30,8 +32,15 @@ def train_alone(runs, cache):
     with tempfile.TemporaryDirectory() as directory:
         seconds = []
         for seed in range(runs):
-            own = [f"--config.randomness.seed={seed}", "--work-dir", os.path.join(directory, str(seed)), "--resume"]
-            seconds.append(measure([*JENGINE, "train", CONFIG, *SHORT, *own], JAX_COMPILATION_CACHE_DIR=cache))
+            own = [
+                f"--config.randomness.seed={seed}",
+                "--work-dir",
+                os.path.join(directory, str(seed)),
+                "--resume",
+            ]
+            seconds.append(
+                measure([*JENGINE, "train", CONFIG, *SHORT, *own], JAX_COMPILATION_CACHE_DIR=cache)
+            )
     return Seconds(*map(sum, zip(*seconds, strict=True)))
 
 
@@ -39,12 +48,16 @@ def train_swept(runs, cache):
     """Train with each seed by a sweep."""
     with tempfile.TemporaryDirectory() as directory:
         options = ["--seeds", str(runs), "--work-dir", os.path.join(directory, "sweep")]
-        return measure([*JENGINE, "sweep", CONFIG, *SHORT, *options], JAX_COMPILATION_CACHE_DIR=cache)
+        return measure(
+            [*JENGINE, "sweep", CONFIG, *SHORT, *options], JAX_COMPILATION_CACHE_DIR=cache
+        )
 
 
 def main(argv=None):
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", help="file to write the ratios to")
@@ -56,7 +69,9 @@ def main(argv=None):
             for run, measured in times.items():
                 measured.append(run(args.runs, cache))
                 print(run.__name__, measured[-1], flush=True)
-    alone, swept = (Seconds(*map(statistics.median, zip(*found, strict=True))) for found in times.values())
+    alone, swept = (
+        Seconds(*map(statistics.median, zip(*found, strict=True))) for found in times.values()
+    )
     rows = [
         ["jengine train", f"{alone.wall:.1f}", f"{alone.cpu:.1f}"],
         ["jengine sweep", f"{swept.wall:.1f}", f"{swept.cpu:.1f}"],

@@ -1,8 +1,9 @@
 """Compare the speed of training loops on a machine with other load.
 
-The loops run in turns, block by block, so that a slow period of the machine affects all of them. A time is the median
-over the turns of a round, in the fastest round, because noise only adds time. The CPU time of the main thread and of
-the whole process is measured next to the wall time, which on a busy machine includes waiting for a core.
+The loops run in turns, block by block, so that a slow period of the machine affects all of them. A
+time is the median over the turns of a round, in the fastest round, because noise only adds time.
+The CPU time of the main thread and of the whole process is measured next to the wall time, which on
+a busy machine includes waiting for a core.
 """
 
 import gc
@@ -25,7 +26,8 @@ class Ratio(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Hold the time per iteration of a loop, in microseconds, and its comparison with the reference loop.
+    """Hold the time per iteration of a loop, in microseconds, and its comparison with the reference
+    loop.
 
     Attributes:
       wall: wall time.
@@ -54,14 +56,17 @@ def time_block(run, iters):
     begin = time.perf_counter(), time.thread_time(), time.process_time()
     run(iters)
     end = time.perf_counter(), time.thread_time(), time.process_time()
-    return _Block(*((after - before) / iters * 1e6 for before, after in zip(begin, end, strict=True)))
+    return _Block(
+        *((after - before) / iters * 1e6 for before, after in zip(begin, end, strict=True))
+    )
 
 
 def compare(loops, block, turns, rounds):
     """Measure several loops in turns.
 
-    A ratio or difference is the median over all turns, each comparing a block of the loop with an adjacent block of the
-    first loop: this is more precise than the times themselves, because the load of the machine is the same for both.
+    A ratio or difference is the median over all turns, each comparing a block of the loop with an
+    adjacent block of the first loop: this is more precise than the times themselves, because the
+    load of the machine is the same for both.
 
     Args:
       loops: name -> `run(iters)`; all are compared with the first.
@@ -100,7 +105,9 @@ def _summarize(rounds, reference):
 
 def _summarize_ratios(ratios):
     ratios = sorted(ratios)
-    # ranks of the confidence interval of the median: half the sample plus or minus 1.96 standard deviations
+    # ranks of the confidence interval of the median: half the sample plus or minus 1.96 standard
+    # deviations
     half_width = 0.98 * math.sqrt(len(ratios))
-    low, high = math.floor(len(ratios) / 2 - half_width), math.ceil(len(ratios) / 2 + half_width)
+    low = math.floor(len(ratios) / 2 - half_width)
+    high = math.ceil(len(ratios) / 2 + half_width)
     return Ratio(statistics.median(ratios), ratios[max(low, 0)], ratios[min(high, len(ratios)) - 1])

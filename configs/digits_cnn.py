@@ -1,4 +1,6 @@
-"""Train a small convolutional network on scikit-learn's handwritten digits: accuracy 0.99 after 20 epochs."""
+"""Train a small convolutional network on scikit-learn's handwritten digits: accuracy 0.99 after
+20 epochs.
+"""
 
 from ml_collections import ConfigDict
 
@@ -16,7 +18,10 @@ def get_config() -> ConfigDict:
     config.train_dataloader = dict(batch_size=64, dataset=dict(type="Digits", split="train"))
     config.val_dataloader = dict(batch_size=128, dataset=dict(type="Digits", split="test"))
     config.test_dataloader = config.val_dataloader
-    config.val_evaluator = [dict(type="Accuracy"), dict(type="MeanLoss", loss=dict(type="CrossEntropy"))]
+    config.val_evaluator = [
+        dict(type="Accuracy"),
+        dict(type="MeanLoss", loss=dict(type="CrossEntropy")),
+    ]
     config.test_evaluator = config.val_evaluator
 
     config.train_cfg = dict(by_epoch=True, max_epochs=20, val_interval=4)
@@ -35,8 +40,12 @@ def get_config() -> ConfigDict:
 
     config.default_hooks = dict(
         logger=dict(type="LoggerHook", interval=20),
-        checkpoint=dict(type="CheckpointHook", interval=4, max_keep_ckpts=2, save_best="accuracy/top1"),
+        checkpoint=dict(
+            type="CheckpointHook", interval=4, max_keep_ckpts=2, save_best="accuracy/top1"
+        ),
     )
-    config.visualizer = dict(vis_backends=[dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")])
+    config.visualizer = dict(
+        vis_backends=[dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")]
+    )
     config.randomness = dict(seed=0)
     return config

@@ -1,4 +1,6 @@
-"""Train a small vision transformer on scikit-learn's handwritten digits for a number of iterations."""
+"""Train a small vision transformer on scikit-learn's handwritten digits for a number of
+iterations.
+"""
 
 from ml_collections import ConfigDict
 
@@ -39,6 +41,8 @@ def get_config() -> ConfigDict:
         logger=dict(type="LoggerHook", interval=50),
         checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=400, max_keep_ckpts=2),
     )
-    config.visualizer = dict(vis_backends=[dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")])
+    config.visualizer = dict(
+        vis_backends=[dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")]
+    )
     config.randomness = dict(seed=0)
     return config

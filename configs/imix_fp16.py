@@ -1,8 +1,10 @@
-"""Train on the digits with an iMIX config: half precision, by iterations, with schedules of rate and momentum."""
+"""Train on the digits with an iMIX config: half precision, by iterations, with schedules of rate
+and momentum.
+"""
 
 from typing import Any
 
-from jengine.contrib.imix import from_imix
+from jengine.extras.imix import from_imix
 
 
 def get_config() -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""Train on the digits with an iMIX config: its keys, hooks and levels. The accuracy is about 0.99 after 12 epochs."""
+"""Train on the digits with an iMIX config: its keys, hooks and levels. The accuracy is about
+0.99 after 12 epochs.
+"""
 
 from typing import Any
 
-from jengine.contrib.imix import from_imix
+from jengine.extras.imix import from_imix
 
 
 def get_config() -> dict[str, Any]:
@@ -23,7 +25,12 @@ def get_config() -> dict[str, Any]:
             ),
             optimizer=dict(type="Adam", lr=3e-3),
             optimizer_config=dict(grad_clip=dict(max_norm=1.0)),
-            lr_config=dict(policy="WarmupMultiStepLR", milestones=(170, 220), warmup_factor=0.1, warmup_iters=20),
+            lr_config=dict(
+                policy="WarmupMultiStepLR",
+                milestones=(170, 220),
+                warmup_factor=0.1,
+                warmup_iters=20,
+            ),
             gradient_accumulation_steps=1,
             total_epochs=12,
             log_config=dict(period=10),

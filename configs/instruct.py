@@ -1,18 +1,19 @@
 """Fine-tune a language model on prompts with responses: LoRA, and a loss on the responses only.
 
-    jengine train configs/instruct.py:weights/Llama-3.2-1B --config.train_dataloader.dataset.sources=answers.jsonl
-    jengine train configs/lm.py:tiny --work-dir work_dirs/lm
-    jengine train configs/instruct.py:work_dirs/lm
+    jengine train configs/instruct.py:weights/Llama-3.2-1B
+    --config.train_dataloader.dataset.sources=answers.jsonl jengine train configs/lm.py:tiny
+    --work-dir work_dirs/lm jengine train configs/instruct.py:work_dirs/lm
 
-The first adapts a directory of the Hugging Face Hub, with the data of a file; the others a model of bytes that was
-trained here, which then learns to add. Without a base, training starts from random weights.
+The first adapts a directory of the Hugging Face Hub, with the data of a file; the others a model of
+bytes that was trained here, which then learns to add. Without a base, training starts from random
+weights.
 """
 
 import os
 
 from ml_collections import ConfigDict
 
-from jengine.checkpoint import transformer_arguments
+from jengine.extras.weights import transformer_arguments
 
 # As `tiny` in configs/lm.py.
 SMALL = dict(width=128, depth=3, heads=4, mlp_width=384, vocab_size=257, remat=False)
@@ -22,8 +23,8 @@ def get_config(base: str = "") -> ConfigDict:
     """Return the config.
 
     Args:
-      base: a directory of the Hugging Face Hub with a Llama, Mistral or GPT-2 and its tokenizer, or a checkpoint or
-        work dir of `configs/lm.py:tiny`.
+      base: a directory of the Hugging Face Hub with a Llama, Mistral or GPT-2 and its tokenizer, or
+        a checkpoint or work dir of `configs/lm.py:tiny`.
     """
     config = ConfigDict()
     is_hub = os.path.isfile(os.path.join(base, "config.json"))
@@ -41,7 +42,9 @@ def get_config(base: str = "") -> ConfigDict:
         inputs=["tokens", "segment_ids", "positions"],
     )
     adapted = dict(type="LoRA", model=language_model, rank=8, targets=["attn|mlp"])
-    config.model = dict(type="TextGenerator", model=adapted, max_new_tokens=128 if is_hub else 8, **style)
+    config.model = dict(
+        type="TextGenerator", model=adapted, max_new_tokens=128 if is_hub else 8, **style
+    )
     if base:
         config.load_from = base
     if is_hub:
@@ -59,12 +62,14 @@ def get_config(base: str = "") -> ConfigDict:
         answers=dict(type="TextScore", tokenizer=tokenizer),
     )
     config.val_cfg = dict(answers=dict(epoch_length=4))
-    config.test_dataloader, config.test_evaluator = config.val_dataloader.rows, config.val_evaluator.rows
+    config.test_dataloader = config.val_dataloader.rows
+    config.test_evaluator = config.val_evaluator.rows
     config.test_cfg = dict()
 
     config.train_cfg = dict(by_epoch=False, max_iters=600, val_interval=200)
     config.optim_wrapper = dict(
-        optimizer=dict(type="AdamW", lr=2e-4 if is_hub else 3e-3, weight_decay=0.0), clip_grad=dict(max_norm=1.0)
+        optimizer=dict(type="AdamW", lr=2e-4 if is_hub else 3e-3, weight_decay=0.0),
+        clip_grad=dict(max_norm=1.0),
     )
     config.param_scheduler = [
         dict(type="LinearLR", start_factor=0.01, by_epoch=False, end=20),

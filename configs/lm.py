@@ -3,10 +3,10 @@
     jengine train configs/lm.py:tiny
     jengine plan configs/lm.py:1b --devices 256
 
-`tiny` learns the bytes of the sources of Python's standard library in ten minutes on a CPU, `toy` those of generated
-sentences in one. `124m` (GPT-2's), `1b` and `7b` have as many parameters, to be trained on your own tokens, and
-`moe` 1.3 billion, of which a token uses 400 million. docs/scale.md shows how, and derives the memory that a size takes
-on each chip.
+`tiny` learns the bytes of the sources of Python's standard library in ten minutes on a CPU, `toy`
+those of generated sentences in one. `124m` (GPT-2's), `1b` and `7b` have as many parameters, to be
+trained on your own tokens, and `moe` 1.3 billion, of which a token uses 400 million. docs/scale.md
+shows how, and derives the memory that a size takes on each chip.
 """
 
 from typing import Any
@@ -19,7 +19,15 @@ SIZES = {
     "124m": dict(width=768, depth=12, heads=12, mlp_width=2048, vocab_size=50304),
     "1b": dict(width=2048, depth=16, heads=16, mlp_width=6144, vocab_size=32768),
     "7b": dict(width=4096, depth=32, heads=32, kv_heads=8, mlp_width=14336, vocab_size=32768),
-    "moe": dict(width=1024, depth=16, heads=16, mlp_width=2816, vocab_size=32768, experts=8, experts_per_token=2),
+    "moe": dict(
+        width=1024,
+        depth=16,
+        heads=16,
+        mlp_width=2816,
+        vocab_size=32768,
+        experts=8,
+        experts_per_token=2,
+    ),
 }
 # Examples that a process reads for a step, tokens of each, steps, warm-up, and the learning rate.
 RECIPES = {
@@ -33,10 +41,10 @@ RECIPES = {
 # The generated text of the others; their sizes are for tokens of your own.
 SENTENCES = {"toy": 2000, "124m": 50_000, "1b": 50_000, "7b": 100_000, "moe": 50_000}
 
-# The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product, which are gathered when
-# they are used; `tensor` divides heads, hidden channels and words, and with them the computation. `expert` divides the
-# experts, `context` the tokens of an example, and for all else they do what `fsdp` does; a mesh has them if it names
-# them.
+# The first axis of `layers` is the layer. `fsdp` divides the parameters of each matrix product,
+# which are gathered when they are used; `tensor` divides heads, hidden channels and words, and with
+# them the computation. `expert` divides the experts, `context` the tokens of an example, and for
+# all else they do what `fsdp` does; a mesh has them if it names them.
 FSDP = ("context", "fsdp", "expert")
 RULES = [
     ("attn.query.kernel", (None, FSDP, "tensor")),
@@ -81,13 +89,22 @@ def get_config(size: str = "tiny") -> ConfigDict:
         config.model.sown_losses = dict(balance=0.01)  # Switch Transformer's weight
     if size == "tiny":  # whose tokens are bytes: it can write
         config.model = dict(
-            type="TextGenerator", model=config.model, tokenizer="bytes", max_new_tokens=200, temperature=0.7
+            type="TextGenerator",
+            model=config.model,
+            tokenizer="bytes",
+            max_new_tokens=200,
+            temperature=0.7,
         )
-        config.custom_hooks = [dict(type="GenerationHook", prompts=["def ", "import "], interval=400)]
+        config.custom_hooks = [
+            dict(type="GenerationHook", prompts=["def ", "import "], interval=400)
+        ]
     else:  # a CPU is slower in it
-        config.precision = "bfloat16"  # of the computation; parameters and optimizer state are float32
+        # of the computation; parameters and optimizer state are float32
+        config.precision = "bfloat16"
     rules = RULES + (EXPERT_RULES if has_experts else MLP_RULES)
-    config.parallel = dict(type="Pjit", mesh=dict(data=1, fsdp=-1, tensor=1), rules=rules, strict=True)
+    config.parallel = dict(
+        type="Pjit", mesh=dict(data=1, fsdp=-1, tensor=1), rules=rules, strict=True
+    )
 
     config.train_dataloader = dict(
         batch_size=recipe["batch_size"],
@@ -100,10 +117,14 @@ def get_config(size: str = "tiny") -> ConfigDict:
     )
     config.test_dataloader = config.val_dataloader
     loss = dict(type="MeanLoss", loss=dict(type="CrossEntropy", label="targets"))
-    config.val_evaluator = [loss, dict(type="BitsPerByte", label="targets")] if size == "tiny" else loss
+    config.val_evaluator = (
+        [loss, dict(type="BitsPerByte", label="targets")] if size == "tiny" else loss
+    )
     config.test_evaluator = config.val_evaluator
 
-    config.train_cfg = dict(by_epoch=False, max_iters=recipe["iters"], val_interval=recipe["iters"] // 10)
+    config.train_cfg = dict(
+        by_epoch=False, max_iters=recipe["iters"], val_interval=recipe["iters"] // 10
+    )
     config.val_cfg = dict()
     config.test_cfg = dict()
 
@@ -126,7 +147,9 @@ def get_config(size: str = "tiny") -> ConfigDict:
 
     config.default_hooks = dict(
         logger=dict(type="LoggerHook", interval=20),
-        checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=recipe["iters"] // 5, max_keep_ckpts=2),
+        checkpoint=dict(
+            type="CheckpointHook", by_epoch=False, interval=recipe["iters"] // 5, max_keep_ckpts=2
+        ),
     )
     config.randomness = dict(seed=0)
     return config

@@ -2,9 +2,10 @@
 
     python examples/deepcluster.py
 
-The features of all images are clustered five times, and each time a new head learns to predict the cluster of an image
-from a random view of it. There are more clusters than classes of digits. At the end the example prints the accuracy of
-a nearest-neighbor vote among the features, and among random projections of the pixels to the same dimension.
+The features of all images are clustered five times, and each time a new head learns to predict the
+cluster of an image from a random view of it. There are more clusters than classes of digits. At the
+end the example prints the accuracy of a nearest-neighbor vote among the features, and among random
+projections of the pixels to the same dimension.
 """
 
 import argparse
@@ -14,8 +15,8 @@ import optax
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.contrib.selfsup import compare_features, random_view
 from jengine.data import Digits
+from jengine.extras.selfsup import compare_features, random_view
 from jengine.model import FunctionalModel
 
 FEATURES = 16
@@ -23,7 +24,9 @@ CLUSTERS = 40
 
 
 class DeepCluster(nn.Module):
-    """Encode images, and predict their clusters with a head (Caron et al., 2018, arXiv:1807.05520)."""
+    """Encode images, and predict their clusters with a head (Caron et al., 2018,
+    arXiv:1807.05520).
+    """
 
     @nn.compact
     def __call__(self, image, train=False):
@@ -62,8 +65,12 @@ def predict(params, model_state, batch):
     return {"features": NETWORK.apply({"params": params, **model_state}, batch["image"])[0]}
 
 
-def main(max_epochs: int = 50, work_dir: str = "work_dirs/deepcluster", seed: int = 0) -> tuple[Runner, float, float]:
-    """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
+def main(
+    max_epochs: int = 50, work_dir: str = "work_dirs/deepcluster", seed: int = 0
+) -> tuple[Runner, float, float]:
+    """Train; return the Runner and the kNN accuracies of its features and of random projections
+    of the pixels.
+    """
     digits = dict(type="Digits", split="train")
     runner = Runner(
         model=FunctionalModel(init, loss, predict),
@@ -77,7 +84,8 @@ def main(max_epochs: int = 50, work_dir: str = "work_dirs/deepcluster", seed: in
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=5e-3, weight_decay=1e-2)),
         param_scheduler=dict(type="CosineAnnealingLR", T_max=max_epochs, by_epoch=True),
         default_hooks=dict(
-            logger=dict(type="LoggerHook", interval=10), checkpoint=dict(type="CheckpointHook", interval=max_epochs)
+            logger=dict(type="LoggerHook", interval=10),
+            checkpoint=dict(type="CheckpointHook", interval=max_epochs),
         ),
         custom_hooks=[
             dict(
@@ -103,4 +111,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     _, learned, random = main(args.max_epochs, args.work_dir, args.seed)
-    print(f"kNN accuracy of {FEATURES} features: {learned:.4f}; of {FEATURES} random projections: {random:.4f}")
+    print(
+        f"kNN accuracy of {FEATURES} features: {learned:.4f}; of {FEATURES} random projections: "
+        f"{random:.4f}"
+    )

@@ -1,11 +1,12 @@
-"""Train DenseCL on the digits: contrast whole images at first, and positions too from `start_iters` on.
+"""Train DenseCL on the digits: contrast whole images at first, and positions too from `start_iters`
+on.
 
     python examples/densecl.py
 
-The momentum encoder and the queues of keys are the model's state; the views are created inside the compiled step. The
-weight of the dense loss is an input of the step, so that turning it on does not recompile. At the end the example
-prints the accuracy of a nearest-neighbor vote among the features, and among random projections of the pixels to the
-same dimension.
+The momentum encoder and the queues of keys are the model's state; the views are created inside the
+compiled step. The weight of the dense loss is an input of the step, so that turning it on does not
+recompile. At the end the example prints the accuracy of a nearest-neighbor vote among the features,
+and among random projections of the pixels to the same dimension.
 """
 
 import argparse
@@ -15,7 +16,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.contrib.selfsup import (
+from jengine.data import Digits
+from jengine.extras.selfsup import (
     compare_features,
     dense_match,
     densecl_losses,
@@ -23,7 +25,6 @@ from jengine.contrib.selfsup import (
     push,
     random_view,
 )
-from jengine.data import Digits
 from jengine.model import FunctionalModel
 
 FEATURES = 16
@@ -36,10 +37,14 @@ class DenseEncoder(nn.Module):
 
     @nn.compact
     def __call__(self, image):
-        """Return features, their projection f[B, 64], the map f[B, 16, 64] and its projection f[B, 16, 64]."""
+        """Return features, their projection f[B, 64], the map f[B, 16, 64] and its projection
+        f[B, 16, 64].
+        """
         x = image
         for width, stride in ((32, 1), (64, 2)):
-            x = nn.relu(nn.GroupNorm(8)(nn.Conv(width, (3, 3), (stride, stride), use_bias=False)(x)))
+            x = nn.relu(
+                nn.GroupNorm(8)(nn.Conv(width, (3, 3), (stride, stride), use_bias=False)(x))
+            )
         positions = x.reshape(x.shape[0], 16, -1)
         features = nn.Dense(FEATURES, name="features")(x.reshape(x.shape[0], -1))
         single = nn.Dense(64)(nn.relu(nn.Dense(128)(features)))
@@ -56,19 +61,27 @@ NETWORK = DenseEncoder()
 
 
 def init(rng, batch):
-    """Return the parameters; as state the parameters of the momentum encoder and two queues of random keys."""
+    """Return the parameters; as state the parameters of the momentum encoder and two queues of
+    random keys.
+    """
     params = NETWORK.init(rng, batch["image"])["params"]
-    single, dense = (normalize(jax.random.normal(key, (QUEUE, 64))) for key in jax.random.split(rng))
+    single, dense = (
+        normalize(jax.random.normal(key, (QUEUE, 64))) for key in jax.random.split(rng)
+    )
     return params, {"keys": jax.tree.map(jnp.copy, params), "queue": single, "dense_queue": dense}
 
 
 def loss(params, model_state, batch, rng, hyperparams):
     """Compute the contrastive losses of images and positions against the keys in the queues."""
-    key_params = jax.tree.map(lambda k, p: MOMENTUM * k + (1 - MOMENTUM) * p, model_state["keys"], params)
+    key_params = jax.tree.map(
+        lambda k, p: MOMENTUM * k + (1 - MOMENTUM) * p, model_state["keys"], params
+    )
     key_params = jax.lax.stop_gradient(key_params)
     first, second = (random_view(key, batch["image"]) for key in jax.random.split(rng))
     _, query, positions, dense_query = NETWORK.apply({"params": params}, first)
-    _, key, key_positions, dense_key = jax.lax.stop_gradient(NETWORK.apply({"params": key_params}, second))
+    _, key, key_positions, dense_key = jax.lax.stop_gradient(
+        NETWORK.apply({"params": key_params}, second)
+    )
     single = info_nce(query, key, model_state["queue"]).mean()
     matched_keys = dense_match(positions, key_positions, dense_key)
     dense = info_nce(dense_query, matched_keys, model_state["dense_queue"]).mean()
@@ -91,7 +104,9 @@ class DenseModel(FunctionalModel):
 
 
 def main(max_iters: int = 1500, work_dir: str = "work_dirs/densecl") -> tuple[Runner, float, float]:
-    """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
+    """Train; return the Runner and the kNN accuracies of its features and of random projections
+    of the pixels.
+    """
     runner = Runner(
         model=DenseModel(init, loss, predict),
         work_dir=work_dir,
@@ -115,4 +130,7 @@ if __name__ == "__main__":
     parser.add_argument("--work-dir", default="work_dirs/densecl")
     args = parser.parse_args()
     _, learned, random = main(args.max_iters, args.work_dir)
-    print(f"kNN accuracy of {FEATURES} features: {learned:.4f}; of {FEATURES} random projections: {random:.4f}")
+    print(
+        f"kNN accuracy of {FEATURES} features: {learned:.4f}; of {FEATURES} random projections: "
+        f"{random:.4f}"
+    )

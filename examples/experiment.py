@@ -1,4 +1,5 @@
-"""Find the learning rate of a small ViT with five rates and four seeds, export the best model, and print a table.
+"""Find the learning rate of a small ViT with five rates and four seeds, export the best model, and
+print a table.
 
 python examples/experiment.py
 """
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import jengine
-from jengine.runner import export_model
+from jengine.extras.serving import export_model
 
 RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 
@@ -17,7 +18,8 @@ RATES = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)
 def get_config() -> dict:
     """Return the config, which the sweep and `jengine train examples/experiment.py` run."""
     val_data = dict(batch_size=360, dataset=dict(type="Digits", split="test"))
-    warmup, end = 60, 600
+    warmup = 60
+    end = 600
     return dict(
         model=dict(
             type="LinenModel",
@@ -51,21 +53,33 @@ def get_config() -> dict:
         ],
         default_hooks=dict(
             checkpoint=dict(
-                type="CheckpointHook", by_epoch=False, interval=100, max_keep_ckpts=1, save_best="accuracy/top1"
+                type="CheckpointHook",
+                by_epoch=False,
+                interval=100,
+                max_keep_ckpts=1,
+                save_best="accuracy/top1",
             )
         ),
     )
 
 
 def main(
-    work_dir: str = "work_dirs/experiment", rates: Sequence[float] = RATES, seeds: int = 4, jobs: int = 2, **settings
+    work_dir: str = "work_dirs/experiment",
+    rates: Sequence[float] = RATES,
+    seeds: int = 4,
+    jobs: int = 2,
+    **settings,
 ) -> dict:
     """Run the sweep and return the best hyperparameters."""
-    table = jengine.sweep(__file__, grid={"lr": rates}, seeds=seeds, jobs=jobs, work_dir=work_dir, **settings)
+    table = jengine.sweep(
+        __file__, grid={"lr": rates}, seeds=seeds, jobs=jobs, work_dir=work_dir, **settings
+    )
     print(table.format(group=True))
     best = table.groups()[0]  # by the mean over the seeds
     model = jengine.load_model(best.runs[0].best_checkpoint())
-    export_model(model, {"image": np.zeros((1, 8, 8, 1), np.float32)}, f"{work_dir}/best.jax_export")
+    export_model(
+        model, {"image": np.zeros((1, 8, 8, 1), np.float32)}, f"{work_dir}/best.jax_export"
+    )
     return dict(best.hyperparams)
 
 

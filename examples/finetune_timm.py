@@ -1,9 +1,12 @@
-"""Fine-tune a vision transformer from a safetensors file in timm's layout, with LoRA, and export the result.
+"""Fine-tune a vision transformer from a safetensors file in timm's layout, with LoRA, and export
+the result.
 
     python examples/finetune_timm.py [--weights vit.safetensors]
 
-Without a file, the example writes one: a transformer for the digits 0 to 4 in images with a margin, whose position
-embeddings are resized to the images of the run. configs/finetune_vit.py is the config of the fine-tuning.
+Without a file, the example writes one: a transformer for the digits 0 to 4 in images with a margin,
+  whose position
+embeddings are resized to the images of the run. configs/finetune_vit.py is the config of the
+fine-tuning.
 """
 
 import argparse
@@ -16,16 +19,20 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jengine import Runner, load_config
-from jengine.checkpoint import export_params
 from jengine.data import ArrayDataset, Digits
+from jengine.extras.weights import export_params
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "finetune_vit.py"
 
 
-def main(weights: str = "", max_iters: int = 400, work_dir: str = "work_dirs/finetune_timm") -> Runner:
+def main(
+    weights: str = "", max_iters: int = 400, work_dir: str = "work_dirs/finetune_timm"
+) -> Runner:
     """Fine-tune, export `model.safetensors` with the updates added, and return the Runner."""
     weights = weights or pretrain(os.path.join(work_dir, "pretrained"), max_iters)
-    config = load_config(f"{CONFIG}:{weights}", [f"work_dir={work_dir}", f"train_cfg.max_iters={max_iters}"])
+    config = load_config(
+        f"{CONFIG}:{weights}", [f"work_dir={work_dir}", f"train_cfg.max_iters={max_iters}"]
+    )
     runner = Runner.from_cfg(config)
     runner.train()
     tensors = export_params(work_dir, os.path.join(work_dir, "model.safetensors"))
@@ -35,7 +42,9 @@ def main(weights: str = "", max_iters: int = 400, work_dir: str = "work_dirs/fin
 
 
 def pretrain(work_dir: str, max_iters: int) -> str:
-    """Train the transformer for another task, and return the path of its weights in timm's layout."""
+    """Train the transformer for another task, and return the path of its weights in timm's
+    layout.
+    """
     config = load_config(CONFIG)
     model = config.model.model.copy_and_resolve_references()
     model.module.num_classes = 5
@@ -59,7 +68,9 @@ def digits_with_margin(classes: int) -> ArrayDataset:
     digits = Digits(split="train")
     samples = [digits[i] for i in range(len(digits))]
     samples = [sample for sample in samples if sample["label"] < classes]
-    images = np.pad(np.stack([sample["image"] for sample in samples]), ((0, 0), (2, 2), (2, 2), (0, 0)))
+    images = np.pad(
+        np.stack([sample["image"] for sample in samples]), ((0, 0), (2, 2), (2, 2), (0, 0))
+    )
     return ArrayDataset(dict(image=images, label=np.stack([sample["label"] for sample in samples])))
 
 
@@ -72,15 +83,21 @@ def to_timm(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         name = re.sub(r"^layers\.(\d+)\.attn\.out", r"blocks.\1.attn.proj", name)
         name = re.sub(r"^patch_embed\.", "patch_embed.proj.", name)
         if match := re.fullmatch(r"layers\.(\d+)\.attn\.query\.(\w+)", name):
-            parts = [tensors[f"layers.{match[1]}.attn.{part}.{match[2]}"] for part in ("query", "key", "value")]
-            name, tensor = f"blocks.{match[1]}.attn.qkv.{match[2]}", np.concatenate(parts)
+            parts = [
+                tensors[f"layers.{match[1]}.attn.{part}.{match[2]}"]
+                for part in ("query", "key", "value")
+            ]
+            name = f"blocks.{match[1]}.attn.qkv.{match[2]}"
+            tensor = np.concatenate(parts)
         if not name.startswith("layers."):  # keys and values are fused
             renamed[name] = tensor
     return renamed
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--weights", default="", help="a safetensors file in timm's layout")
     parser.add_argument("--max-iters", type=int, default=400)
     parser.add_argument("--work-dir", default="work_dirs/finetune_timm")

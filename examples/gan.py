@@ -1,9 +1,10 @@
-"""Train a GAN on the digits with two optimizers, each with its own learning rate and schedule, in one compiled step.
+"""Train a GAN on the digits with two optimizers, each with its own learning rate and schedule, in
+one compiled step.
 
     python examples/gan.py
 
-Each iteration updates the discriminator twice and the generator once. At the end, a grid of generated digits is saved
-in the work dir if Pillow is installed.
+Each iteration updates the discriminator twice and the generator once. At the end, a grid of
+generated digits is saved in the work dir if Pillow is installed.
 """
 
 import argparse
@@ -42,7 +43,8 @@ class Discriminator(nn.Module):
         return nn.Dense(1)(x)[:, 0]
 
 
-GENERATOR, DISCRIMINATOR = Generator(), Discriminator()
+GENERATOR = Generator()
+DISCRIMINATOR = Discriminator()
 
 
 def init(rng):
@@ -72,8 +74,12 @@ def disc_loss(params, batch, rng):
 
 
 def gen_loss(params, batch, rng):
-    """Return the loss of the generator, which is small if the discriminator classifies its images as real."""
-    return {"loss_fool": nn.softplus(-discriminate(params, generate(params, rng, len(batch["image"]))))}
+    """Return the loss of the generator, which is small if the discriminator classifies its
+    images as real.
+    """
+    return {
+        "loss_fool": nn.softplus(-discriminate(params, generate(params, rng, len(batch["image"]))))
+    }
 
 
 def main(max_iters: int = 6000, work_dir: str = "work_dirs/gan") -> Runner:
@@ -84,7 +90,9 @@ def main(max_iters: int = 6000, work_dir: str = "work_dirs/gan") -> Runner:
         work_dir=work_dir,
         train_dataloader=dict(batch_size=64, dataset=dict(type="Digits", split="train", flat=True)),
         train_cfg=dict(by_epoch=False, max_iters=max_iters, phases=[("disc", 2), ("gen", 1)]),
-        optim_wrapper=dict(disc=dict(optimizer={**adam, "lr": 4e-4}), gen=dict(optimizer={**adam, "lr": 1e-3})),
+        optim_wrapper=dict(
+            disc=dict(optimizer={**adam, "lr": 4e-4}), gen=dict(optimizer={**adam, "lr": 1e-3})
+        ),
         param_scheduler=dict(
             disc=dict(type="ConstantLR", factor=1.0, by_epoch=False),
             gen=dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=max_iters // 10 + 1),
@@ -102,7 +110,9 @@ def save_samples(runner: Runner, size: int = 8) -> str:
     """Save a `size` x `size` grid of generated digits as a PNG and return its path."""
     from PIL import Image
 
-    images = np.asarray(generate(runner.state.params, jax.random.key(0), size * size)).reshape(size, size, 8, 8)
+    images = np.asarray(generate(runner.state.params, jax.random.key(0), size * size)).reshape(
+        size, size, 8, 8
+    )
     padded = np.pad(images, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=0.5)
     grid = (padded.transpose(0, 2, 1, 3).reshape(10 * size, 10 * size) * 255).astype(np.uint8)
     path = os.path.join(runner.work_dir, "generated.png")

@@ -2,16 +2,16 @@
 
     python examples/imix_debug.py
 
-The hooks check for NaNs, trace one iteration, log a text at each stage, write images and histograms to TensorBoard,
-and save averages of the weights after each epoch.
+The hooks check for NaNs, trace one iteration, log a text at each stage, write images and histograms
+to TensorBoard, and save averages of the weights after each epoch.
 """
 
 import argparse
 import os
 
 from jengine import Runner
-from jengine.contrib.imix import HookBase, from_imix
-from jengine.registry import HOOKS
+from jengine.config import HOOKS
+from jengine.extras.imix import HookBase, from_imix
 
 
 @HOOKS.register_module(force=True)
@@ -22,7 +22,9 @@ class PicturesHook(HookBase):
         self.period = period
 
     def after_train_iter(self):
-        """Add the image and the histogram to those of the next log line, without waiting for the device."""
+        """Add the image and the histogram to those of the next log line, without waiting for the
+        device.
+        """
         if self.trainer.iter % self.period == 0:
             digits = self.trainer.train_dataloader.dataset.arrays
             self.put_image("digit", digits["image"][self.trainer.iter])
@@ -38,7 +40,11 @@ def main(total_epochs: int = 8, work_dir: str = "work_dirs/imix_debug") -> Runne
     """Train and return the Runner."""
     arguments = from_imix(
         dict(
-            model=dict(type="LinenModel", module=dict(type="SmallCNN", widths=(8, 16)), loss=dict(type="CrossEntropy")),
+            model=dict(
+                type="LinenModel",
+                module=dict(type="SmallCNN", widths=(8, 16)),
+                loss=dict(type="CrossEntropy"),
+            ),
             work_dir=work_dir,
             train_data=dict(samples_per_gpu=128, data=dict(type="Digits", split="train")),
             test_data=dict(
@@ -48,12 +54,17 @@ def main(total_epochs: int = 8, work_dir: str = "work_dirs/imix_debug") -> Runne
             ),
             optimizer=dict(type="Adam", lr=1e-2),
             total_epochs=total_epochs,
-            log_config=dict(period=5, hooks=[dict(type="CommonMetricLoggerHook"), dict(type="TensorboardLoggerHook")]),
+            log_config=dict(
+                period=5,
+                hooks=[dict(type="CommonMetricLoggerHook"), dict(type="TensorboardLoggerHook")],
+            ),
             checkpoint_config=dict(prefix="digits", max_num_checkpoints=1),
             custom_hooks=[
                 dict(type="AutogradAnomalyDetectHook", mode=True),
                 dict(
-                    type="AutogradProfilerHook", enable_predicate=is_third, output_dir=os.path.join(work_dir, "traces")
+                    type="AutogradProfilerHook",
+                    enable_predicate=is_third,
+                    output_dir=os.path.join(work_dir, "traces"),
                 ),
                 dict(type="TextLoggerHook", text=" all other hooks have run", level="LOWEST"),
                 dict(type="PicturesHook"),

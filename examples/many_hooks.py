@@ -2,10 +2,11 @@
 
     python examples/many_hooks.py
 
-A small network learns from labels and from a mean teacher, the moving average of its own weights. The loss, the
-augmentations and some hyperparameters change during training, a guard checks for non-finite and exploding losses, two
-iterations are profiled, and training stops early when the accuracy is high enough. The test averages the predictions
-for shifted digits and draws the results. Nothing is compiled twice.
+A small network learns from labels and from a mean teacher, the moving average of its own weights.
+The loss, the augmentations and some hyperparameters change during training, a guard checks for
+non-finite and exploding losses, two iterations are profiled, and training stops early when the
+accuracy is high enough. The test averages the predictions for shifted digits and draws the results.
+Nothing is compiled twice.
 """
 
 import argparse
@@ -18,9 +19,11 @@ import numpy as np
 import optax
 
 from jengine import Runner
-from jengine.model import BaseTTAModel, LinenModel, SmallCNN, SwitchedLoss
-from jengine.registry import MODELS, TRANSFORMS, VISUALIZERS
-from jengine.visualization import Visualizer
+from jengine.config import MODELS, TRANSFORMS, VISUALIZERS
+from jengine.extras.networks import SmallCNN
+from jengine.extras.serving import BaseTTAModel
+from jengine.logging import Visualizer
+from jengine.model import LinenModel, SwitchedLoss
 
 SHIFTS = ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0))
 
@@ -56,7 +59,9 @@ class ShiftTTA(BaseTTAModel):
 
     def augment(self, batch):
         """Return the shifted batches."""
-        return [{**batch, "image": jnp.roll(batch["image"], shift, axis=(1, 2))} for shift in SHIFTS]
+        return [
+            {**batch, "image": jnp.roll(batch["image"], shift, axis=(1, 2))} for shift in SHIFTS
+        ]
 
     def merge_preds(self, predictions):
         """Return the mean of the logits."""
@@ -65,10 +70,20 @@ class ShiftTTA(BaseTTAModel):
 
 @VISUALIZERS.register_module(force=True)
 class DigitVisualizer(Visualizer):
-    """Draw a digit with a green border if the prediction is correct, and a red one if it is wrong."""
+    """Draw a digit with a green border if the prediction is correct, and a red one if it is
+    wrong.
+    """
 
     def add_datasample(
-        self, name, image, data_sample=None, draw_gt=True, draw_pred=True, show=False, wait_time=0, step=0
+        self,
+        name,
+        image,
+        data_sample=None,
+        draw_gt=True,
+        draw_pred=True,
+        show=False,
+        wait_time=0,
+        step=0,
     ):
         """Draw a sample."""
         is_correct = data_sample["pred_label"] == data_sample["gt_label"]
@@ -96,10 +111,15 @@ class WithTeacher:
     def __call__(self, logits, batch, hyperparams):
         """Return the losses by name, and a metric."""
         teacher = hyperparams["teacher"]
-        soft_targets = jax.nn.softmax(NETWORK.predict(teacher["params"], teacher["model_state"], batch))
+        soft_targets = jax.nn.softmax(
+            NETWORK.predict(teacher["params"], teacher["model_state"], batch)
+        )
         return {
-            "loss_label": self.label_loss(logits, jax.nn.one_hot(batch["label"], 10), hyperparams["smoothing"]),
-            "loss_teacher": hyperparams["teacher_weight"] * optax.softmax_cross_entropy(logits, soft_targets),
+            "loss_label": self.label_loss(
+                logits, jax.nn.one_hot(batch["label"], 10), hyperparams["smoothing"]
+            ),
+            "loss_teacher": hyperparams["teacher_weight"]
+            * optax.softmax_cross_entropy(logits, soft_targets),
             "epoch_of_the_step": hyperparams["epoch"],
         }
 
@@ -115,8 +135,12 @@ def brier(logits, label, smoothing):
 
 
 def build_model():
-    """Return the network with two losses to switch between, both with a loss for the teacher's predictions."""
-    return Student(NETWORK.module, loss=SwitchedLoss([WithTeacher(cross_entropy), WithTeacher(brier)]))
+    """Return the network with two losses to switch between, both with a loss for the teacher's
+    predictions.
+    """
+    return Student(
+        NETWORK.module, loss=SwitchedLoss([WithTeacher(cross_entropy), WithTeacher(brier)])
+    )
 
 
 def build_hooks(target_accuracy):
@@ -142,7 +166,12 @@ def build_hooks(target_accuracy):
         dict(type="PreciseBNHook", num_samples=512),
         dict(type="SyncBuffersHook"),
         dict(type="ClassNumCheckHook"),
-        dict(type="EarlyStoppingHook", monitor="accuracy/top1", min_delta=0.001, stopping_threshold=target_accuracy),
+        dict(
+            type="EarlyStoppingHook",
+            monitor="accuracy/top1",
+            min_delta=0.001,
+            stopping_threshold=target_accuracy,
+        ),
         # time, memory, images
         dict(type="EmptyCacheHook"),
         dict(type="MemoryProfilerHook", interval=11),
@@ -165,7 +194,11 @@ def main(
         work_dir=work_dir,
         train_dataloader=dict(
             batch_size=128,
-            dataset=dict(type="TransformedDataset", dataset=digits, pipeline=[dict(type="RandomShift", pixels=1)]),
+            dataset=dict(
+                type="TransformedDataset",
+                dataset=digits,
+                pipeline=[dict(type="RandomShift", pixels=1)],
+            ),
         ),
         train_cfg=dict(max_epochs=max_epochs),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-2, weight_decay=1e-2)),
@@ -179,7 +212,9 @@ def main(
         visualizer=dict(type="DigitVisualizer"),
         default_hooks=dict(
             logger=dict(type="LoggerHook", interval=5),
-            checkpoint=dict(type="CheckpointHook", interval=5, max_keep_ckpts=1, save_best="accuracy/top1"),
+            checkpoint=dict(
+                type="CheckpointHook", interval=5, max_keep_ckpts=1, save_best="accuracy/top1"
+            ),
         ),
         custom_hooks=build_hooks(target_accuracy),
     )

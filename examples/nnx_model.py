@@ -16,7 +16,9 @@ class DigitsNet(nnx.Module):
     """Classify images with two hidden layers, BatchNorm and dropout."""
 
     def __init__(self, width: int = 128, *, rngs: nnx.Rngs):
-        self.hidden = nnx.List([nnx.Linear(64, width, rngs=rngs), nnx.Linear(width, width, rngs=rngs)])
+        self.hidden = nnx.List(
+            [nnx.Linear(64, width, rngs=rngs), nnx.Linear(width, width, rngs=rngs)]
+        )
         self.norms = nnx.List([nnx.BatchNorm(width, rngs=rngs) for _ in self.hidden])
         self.dropout = nnx.Dropout(0.2, rngs=rngs)
         self.head = nnx.Linear(width, 10, rngs=rngs)

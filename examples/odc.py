@@ -1,11 +1,13 @@
-"""Train ODC on the digits: keep the cluster of each image in memory, and update it as the features change.
+"""Train ODC on the digits: keep the cluster of each image in memory, and update it as the features
+change.
 
     python examples/odc.py
 
-The features are clustered once, before training. After that the memory of features and clusters, which is part of the
-model's state, is updated with each batch, and the hook maintains it: it updates the centroids, merges small clusters
-into others and refills them with half of a large one. At the end the example prints the accuracy of a nearest-neighbor
-vote among the features, and among random projections of the pixels to the same dimension.
+The features are clustered once, before training. After that the memory of features and clusters,
+which is part of the model's state, is updated with each batch, and the hook maintains it: it
+updates the centroids, merges small clusters into others and refills them with half of a large one.
+At the end the example prints the accuracy of a nearest-neighbor vote among the features, and among
+random projections of the pixels to the same dimension.
 """
 
 import argparse
@@ -15,13 +17,8 @@ import optax
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.contrib.selfsup import (
-    compare_features,
-    empty_bank,
-    random_view,
-    update_samples,
-)
 from jengine.data import Digits
+from jengine.extras.selfsup import compare_features, empty_bank, random_view, update_samples
 from jengine.model import FunctionalModel
 
 FEATURES = 16
@@ -32,7 +29,9 @@ MOMENTUM = 0.2
 
 
 class ODC(nn.Module):
-    """Encode images, and predict their clusters with a head (Zhan et al., 2020, arXiv:2006.10645)."""
+    """Encode images, and predict their clusters with a head (Zhan et al., 2020,
+    arXiv:2006.10645).
+    """
 
     @nn.compact
     def __call__(self, image, train=False):
@@ -50,7 +49,9 @@ NETWORK = ODC()
 
 
 def init(rng, batch):
-    """Return the parameters; as state the running statistics of the norms, the memory and the class weights."""
+    """Return the parameters; as state the running statistics of the norms, the memory and the
+    class weights.
+    """
     variables = NETWORK.init(rng, batch["image"])
     return variables["params"], {
         "batch_stats": variables["batch_stats"],
@@ -60,10 +61,14 @@ def init(rng, batch):
 
 
 def loss(params, model_state, batch, rng):
-    """Compute the cross entropy of the cluster in memory for a random view, and update the memory with its features."""
+    """Compute the cross entropy of the cluster in memory for a random view, and update the
+    memory with its features.
+    """
     image = random_view(rng, batch["image"])
     variables = {"params": params, "batch_stats": model_state["batch_stats"]}
-    (features, logits), updates = NETWORK.apply(variables, image, train=True, mutable=["batch_stats"])
+    (features, logits), updates = NETWORK.apply(
+        variables, image, train=True, mutable=["batch_stats"]
+    )
     labels = model_state["bank"].labels[batch["index"]]
     value = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     weight = model_state["loss_weight"][labels]
@@ -78,18 +83,25 @@ def predict(params, model_state, batch):
     return {"features": NETWORK.apply(variables, batch["image"])[0]}
 
 
-def main(max_epochs: int = 40, work_dir: str = "work_dirs/odc", seed: int = 0) -> tuple[Runner, float, float]:
-    """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
+def main(
+    max_epochs: int = 40, work_dir: str = "work_dirs/odc", seed: int = 0
+) -> tuple[Runner, float, float]:
+    """Train; return the Runner and the kNN accuracies of its features and of random projections
+    of the pixels.
+    """
     digits = dict(type="Digits", split="train")
     runner = Runner(
         model=FunctionalModel(init, loss, predict),
         work_dir=work_dir,
-        train_dataloader=dict(batch_size=BATCH, dataset=dict(type="PseudoLabelDataset", dataset=digits)),
+        train_dataloader=dict(
+            batch_size=BATCH, dataset=dict(type="PseudoLabelDataset", dataset=digits)
+        ),
         train_cfg=dict(max_epochs=max_epochs),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=5e-3, weight_decay=1e-2)),
         param_scheduler=dict(type="CosineAnnealingLR", T_max=max_epochs, by_epoch=True),
         default_hooks=dict(
-            logger=dict(type="LoggerHook", interval=10), checkpoint=dict(type="CheckpointHook", interval=max_epochs)
+            logger=dict(type="LoggerHook", interval=10),
+            checkpoint=dict(type="CheckpointHook", interval=max_epochs),
         ),
         custom_hooks=[
             dict(
@@ -125,4 +137,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     _, learned, random = main(args.max_epochs, args.work_dir, args.seed)
-    print(f"kNN accuracy of {FEATURES} features: {learned:.4f}; of {FEATURES} random projections: {random:.4f}")
+    print(
+        f"kNN accuracy of {FEATURES} features: {learned:.4f}; of {FEATURES} random projections: "
+        f"{random:.4f}"
+    )

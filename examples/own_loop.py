@@ -1,4 +1,5 @@
-"""Train in your own loop with the engine's parts: the step is a pure function, the optimizer wrapper an optax chain.
+"""Train in your own loop with the engine's parts: the step is a pure function, the optimizer
+wrapper an optax chain.
 
 python examples/own_loop.py
 """
@@ -7,7 +8,8 @@ import jax
 import numpy as np
 
 from jengine.data import DataLoader, DefaultSampler, Digits
-from jengine.model import CrossEntropy, LinenModel, SmallCNN
+from jengine.extras.networks import SmallCNN
+from jengine.model import CrossEntropy, LinenModel
 from jengine.optim import build_optim_wrapper
 from jengine.train import build_train_step, create_train_state
 
@@ -15,7 +17,8 @@ from jengine.train import build_train_step, create_train_state
 def main(epochs: int = 3) -> float:
     """Train, and return the accuracy on the held-out digits."""
     model = LinenModel(SmallCNN(widths=(16, 32)), CrossEntropy())
-    train, test = Digits("train"), Digits("test")
+    train = Digits("train")
+    test = Digits("test")
     loader = DataLoader(train, 64, DefaultSampler(train, shuffle=True, seed=0), drop_last=True)
     params, model_state = jax.jit(model.init)(jax.random.key(0), next(iter(loader)))
 

@@ -1,9 +1,11 @@
-"""Train plain functions instead of a module, with custom hooks on the host and inside the compiled step.
+"""Train plain functions instead of a module, with custom hooks on the host and inside the compiled
+step.
 
     python examples/plain_functions.py
 
-The model is softmax regression with an L2 penalty. One hook increases the weight of the penalty during training, on the
-host and without recompiling. Another averages the parameters inside the step.
+The model is softmax regression with an L2 penalty. One hook increases the weight of the penalty
+during training, on the host and without recompiling. Another averages the parameters inside the
+step.
 """
 
 import argparse
@@ -29,12 +31,19 @@ def predict(params, batch):
 
 def loss(params, batch, hyperparams):
     """Return two losses. Both are minimized because both have 'loss' in their name."""
-    cross_entropy = optax.softmax_cross_entropy_with_integer_labels(predict(params, batch), batch["label"])
-    return {"loss_ce": cross_entropy, "loss_l2": hyperparams["l2"] * jnp.square(params["kernel"]).sum()}
+    cross_entropy = optax.softmax_cross_entropy_with_integer_labels(
+        predict(params, batch), batch["label"]
+    )
+    return {
+        "loss_ce": cross_entropy,
+        "loss_l2": hyperparams["l2"] * jnp.square(params["kernel"]).sum(),
+    }
 
 
 class PenaltySchedule(Hook):
-    """Increase the weight of the penalty from 0 to `max_weight` over the run. It is an input of the compiled step."""
+    """Increase the weight of the penalty from 0 to `max_weight` over the run. It is an input of
+    the compiled step.
+    """
 
     def __init__(self, max_weight: float):
         self.max_weight = max_weight
@@ -52,7 +61,9 @@ class Average(Hook):
     """Average the parameters exponentially. A traced hook is compiled into the step."""
 
     def init_traced_state(self, params, model_state):
-        """Return a copy of the parameters, because the parameters themselves are donated to the step."""
+        """Return a copy of the parameters, because the parameters themselves are donated to the
+        step.
+        """
         return jax.tree.map(jnp.copy, params)
 
     def traced_update(self, ctx):
@@ -65,7 +76,9 @@ def main(max_iters: int = 1000, work_dir: str = "work_dirs/plain_functions") -> 
     runner = Runner(
         model=FunctionalModel(init, loss, predict),
         work_dir=work_dir,
-        train_dataloader=dict(batch_size=128, dataset=dict(type="Digits", split="train", flat=True)),
+        train_dataloader=dict(
+            batch_size=128, dataset=dict(type="Digits", split="train", flat=True)
+        ),
         train_cfg=dict(by_epoch=False, max_iters=max_iters, val_interval=250),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.5, momentum=0.9)),
         val_dataloader=dict(batch_size=128, dataset=dict(type="Digits", split="test", flat=True)),

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jengine.averaging import ExponentialMovingAverage
 from jengine.data import Digits
 from jengine.optim import AdamW, AmpOptimWrapper
+from jengine.train import ExponentialMovingAverage
 
 
 def compute_logits(params, image):
@@ -23,13 +23,22 @@ def compute_logits(params, image):
 def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
     """Train on all devices, and return the accuracies of the weights and of their average."""
     count = jax.local_device_count()
-    train, test = Digits("train", flat=True), Digits("test", flat=True)
+    train = Digits("train", flat=True)
+    test = Digits("test", flat=True)
 
     keys = jax.random.split(jax.random.key(0))
-    params = {"hidden": jax.random.normal(keys[0], (64, 128)) / 8, "head": jax.random.normal(keys[1], (128, 10)) / 11}
-    # gradients are averaged over `axis_name`, once per update; the parameters are replicated on all devices
+    params = {
+        "hidden": jax.random.normal(keys[0], (64, 128)) / 8,
+        "head": jax.random.normal(keys[1], (128, 10)) / 11,
+    }
+    # gradients are averaged over `axis_name`, once per update; the parameters are replicated on all
+    # devices
     wrapper = AmpOptimWrapper(
-        optimizer=AdamW(lr=3e-3), clip_grad=dict(max_norm=1.0), dtype="float16", loss_scale="dynamic", axis_name="data"
+        optimizer=AdamW(lr=3e-3),
+        clip_grad=dict(max_norm=1.0),
+        dtype="float16",
+        loss_scale="dynamic",
+        axis_name="data",
     )
 
     def loss_fn(params, batch):
@@ -39,7 +48,9 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
 
     average = ExponentialMovingAverage(momentum=0.05)
 
-    @functools.partial(jax.pmap, axis_name="data", in_axes=(0, 0, 0, 0, None), donate_argnums=(0, 1, 2))
+    @functools.partial(
+        jax.pmap, axis_name="data", in_axes=(0, 0, 0, 0, None), donate_argnums=(0, 1, 2)
+    )
     def step(params, opt_state, averaged, batch, hyperparams):
         loss, grads = wrapper.value_and_grad(loss_fn)(params, opt_state, batch)
         params, opt_state = wrapper.apply_gradients(grads, opt_state, params, hyperparams)
@@ -47,14 +58,20 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
 
     # pmap requires a leading axis with a copy for each device
     params, opt_state, averaged = jax.tree.map(
-        lambda x: jnp.broadcast_to(x, (count, *x.shape)), (params, wrapper.init(params), average.init(params))
+        lambda x: jnp.broadcast_to(x, (count, *x.shape)),
+        (params, wrapper.init(params), average.init(params)),
     )
     rng = np.random.default_rng(0)
     for i in range(steps):
         batch = train[rng.permutation(len(train))[:batch_size]]
-        batch = {name: x.reshape(count, batch_size // count, *x.shape[1:]) for name, x in batch.items()}
-        params, opt_state, averaged, loss = step(params, opt_state, averaged, batch, wrapper.hyperparams)
-        jax.block_until_ready(loss)  # at most one step in flight: several CPU devices hang with more
+        batch = {
+            name: x.reshape(count, batch_size // count, *x.shape[1:]) for name, x in batch.items()
+        }
+        params, opt_state, averaged, loss = step(
+            params, opt_state, averaged, batch, wrapper.hyperparams
+        )
+        # at most one step in flight: several CPU devices hang with more
+        jax.block_until_ready(loss)
         if (i + 1) % 50 == 0:
             scale = optax.tree.get(opt_state, "loss_scale")[0]
             print(f"step {i + 1}: loss {float(loss[0]):.3f}, loss scale {float(scale):g}")

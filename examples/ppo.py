@@ -3,7 +3,8 @@
     python examples/ppo.py --env jax     # as in https://github.com/luchris429/purejaxrl
     python examples/ppo.py --env host    # as in https://github.com/vwxyzjn/cleanrl
 
-Both forms share the network, the loss and the update. `--resume` continues from the newest checkpoint, bit for bit.
+Both forms share the network, the loss and the update. `--resume` continues from the newest
+checkpoint, bit for bit.
 """
 
 import argparse
@@ -17,7 +18,11 @@ from flax import linen as nn
 from jengine import Runner
 from jengine.model import FunctionalModel
 
-GAMMA, GAE_LAMBDA, CLIP, EPOCHS, MINIBATCHES = 0.99, 0.95, 0.2, 4, 4
+GAMMA = 0.99
+GAE_LAMBDA = 0.95
+CLIP = 0.2
+EPOCHS = 4
+MINIBATCHES = 4
 
 
 class ActorCritic(nn.Module):
@@ -40,23 +45,37 @@ def init_params(rng):
 
 
 def reset(start, xp):
-    """Return the state of environments that begin at `start`, f32[N, 4]; `xp` is jnp in the step, np on the host."""
-    return dict(obs=start, steps=xp.zeros(len(start), xp.int32), last_return=xp.zeros(len(start), xp.float32))
+    """Return the state of environments that begin at `start`, f32[N, 4]; `xp` is jnp in the
+    step, np on the host.
+    """
+    return dict(
+        obs=start,
+        steps=xp.zeros(len(start), xp.int32),
+        last_return=xp.zeros(len(start), xp.float32),
+    )
 
 
 def env_step(envs, action, start, xp):
-    """Return the state after a step of CartPole-v1, rewards, and which episodes ended: these begin anew at `start`."""
+    """Return the state after a step of CartPole-v1, rewards, and which episodes ended: these
+    begin anew at `start`.
+    """
     _, speed, angle, spin = xp.moveaxis(envs["obs"], -1, 0)
-    sin, cos = xp.sin(angle), xp.cos(angle)
+    sin = xp.sin(angle)
+    cos = xp.cos(angle)
     push = (xp.where(action == 1, 10.0, -10.0) + 0.05 * spin**2 * sin) / 1.1
     spin_change = (9.8 * sin - cos * push) / (0.5 * (4 / 3 - 0.1 * cos**2 / 1.1))
     speed_change = push - 0.05 * spin_change * cos / 1.1
     change = xp.stack([speed, speed_change, spin, spin_change], -1)
-    obs, steps = (envs["obs"] + 0.02 * change).astype(xp.float32), envs["steps"] + 1
+    obs = (envs["obs"] + 0.02 * change).astype(xp.float32)
+    steps = envs["steps"] + 1
     done = (abs(obs[:, 0]) > 2.4) | (abs(obs[:, 2]) > 0.2095) | (steps == 500)
     # each step is rewarded with 1, so the return of an episode is its length
     last_return = xp.where(done, steps, envs["last_return"]).astype(xp.float32)
-    moved = dict(obs=xp.where(done[:, None], start, obs), steps=xp.where(done, 0, steps), last_return=last_return)
+    moved = dict(
+        obs=xp.where(done[:, None], start, obs),
+        steps=xp.where(done, 0, steps),
+        last_return=last_return,
+    )
     return moved, xp.ones(len(done), xp.float32), done
 
 
@@ -69,7 +88,9 @@ def act(params, obs, rng):
 
 
 def make_examples(params, trajectory, last_obs):
-    """Return the steps of a rollout as examples f[T * N, ...], with generalized advantages and targets of the value."""
+    """Return the steps of a rollout as examples f[T * N, ...], with generalized advantages and
+    targets of the value.
+    """
 
     def step(carry, t):
         advantage, next_value = carry
@@ -78,7 +99,9 @@ def make_examples(params, trajectory, last_obs):
         return (advantage, t["value"]), advantage
 
     last_value = NETWORK.apply(params, last_obs)[1]
-    _, advantage = jax.lax.scan(step, (jnp.zeros_like(last_value), last_value), trajectory, reverse=True)
+    _, advantage = jax.lax.scan(
+        step, (jnp.zeros_like(last_value), last_value), trajectory, reverse=True
+    )
     examples = {**trajectory, "advantage": advantage, "target": advantage + trajectory["value"]}
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), examples)
 
@@ -94,7 +117,9 @@ def ppo_loss(params, minibatch):
     logits, value = NETWORK.apply(params, minibatch["obs"])
     log_prob = -optax.softmax_cross_entropy_with_integer_labels(logits, minibatch["action"])
     ratio = jnp.exp(log_prob - minibatch["log_prob"])
-    advantage = (minibatch["advantage"] - minibatch["advantage"].mean()) / (minibatch["advantage"].std() + 1e-8)
+    advantage = (minibatch["advantage"] - minibatch["advantage"].mean()) / (
+        minibatch["advantage"].std() + 1e-8
+    )
     actor = jnp.minimum(ratio * advantage, jnp.clip(ratio, 1 - CLIP, 1 + CLIP) * advantage).mean()
     clipped = minibatch["value"] + jnp.clip(value - minibatch["value"], -CLIP, CLIP)
     errors = jnp.maximum((value - minibatch["target"]) ** 2, (clipped - minibatch["target"]) ** 2)
@@ -103,7 +128,9 @@ def ppo_loss(params, minibatch):
 
 
 def update(state, trajectory, envs, ctx):
-    """Update the parameters for some epochs with the examples of a rollout; return the state and the metrics."""
+    """Update the parameters for some epochs with the examples of a rollout; return the state and
+    the metrics.
+    """
     examples = make_examples(state.params, trajectory, envs["obs"])
 
     def update_minibatch(state, minibatch):
@@ -122,7 +149,9 @@ def update_from_host(state, batch, ctx):
 
 
 def rollout(params, envs, rng, length):
-    """Return the new state of the environments and `length` steps of each, with arrays [length, N, ...]."""
+    """Return the new state of the environments and `length` steps of each, with arrays [length,
+    N, ...].
+    """
 
     def step(envs, rng):
         action_key, start_key = jax.random.split(rng)
@@ -135,7 +164,9 @@ def rollout(params, envs, rng, length):
 
 
 def build_jax_model(count, length):
-    """Return a model with `count` environments in its step; their state is the `model_state`, and so in checkpoints."""
+    """Return a model with `count` environments in its step; their state is the `model_state`,
+    and so in checkpoints.
+    """
 
     def init(rng):
         param_key, start_key = jax.random.split(rng)
@@ -152,8 +183,11 @@ def build_jax_model(count, length):
 class Rollouts:
     """Yield rollouts of the current policy on the host; `state_dict` is in checkpoints."""
 
-    device_prefetch, batch_axis = 0, None  # no rollout with old parameters; arrays [length, N, ...]
-    batch_rules = (("trajectory", (None, "data")), ("envs", ("data",)))  # replicas get a share of the environments
+    # no rollout with old parameters; arrays [length, N, ...]
+    device_prefetch = 0
+    batch_axis = None
+    # replicas get a share of the environments
+    batch_rules = (("trajectory", (None, "data")), ("envs", ("data",)))
 
     def __init__(self, count, length, get_state):
         self.length, self.get_state, self.act = length, get_state, jax.jit(act)
@@ -166,7 +200,8 @@ class Rollouts:
 
     def __iter__(self):
         while True:
-            state, steps = self.get_state(), []
+            state = self.get_state()
+            steps = []
             # there is no state yet when the first batch shows the shapes
             params = init_params(self.key) if state is None else state.params
             for _ in range(self.length):
@@ -183,14 +218,28 @@ class Rollouts:
 
     def load_state_dict(self, state):
         """Continue from a checkpoint."""
-        self.envs, self.key, self.random.bit_generator.state = state["envs"], state["key"], state["random"]
+        self.envs = state["envs"]
+        self.key = state["key"]
+        self.random.bit_generator.state = state["random"]
 
 
-def main(env="jax", max_iters=200, envs=16, length=64, work_dir="work_dirs/ppo", save_every=50, **settings) -> Runner:
-    """Train with rollouts of `length` steps in `envs` environments; return the Runner, which gets `settings`."""
+def main(
+    env="jax",
+    max_iters=200,
+    envs=16,
+    length=64,
+    work_dir="work_dirs/ppo",
+    save_every=50,
+    **settings,
+) -> Runner:
+    """Train with rollouts of `length` steps in `envs` environments; return the Runner, which
+    gets `settings`.
+    """
     if env == "jax":
-        model, devices = dict(type=build_jax_model, count=envs, length=length), jax.device_count()
-        data = dict(dataset=[0.0] * devices, batch_size=devices)  # a placeholder, with an example per replica
+        model = dict(type=build_jax_model, count=envs, length=length)
+        devices = jax.device_count()
+        # a placeholder, with an example per replica
+        data = dict(dataset=[0.0] * devices, batch_size=devices)
     else:
         model = FunctionalModel(init_params, train_step=update_from_host)
         data = Rollouts(envs, length, lambda: runner.state)
@@ -198,11 +247,20 @@ def main(env="jax", max_iters=200, envs=16, length=64, work_dir="work_dirs/ppo",
         model,
         work_dir,
         train_dataloader=data,
-        # with JAX 10 iterations are one call; on the host each rollout waits for the update before it
-        train_cfg=dict(by_epoch=False, max_iters=max_iters, steps_per_call=10 if env == "jax" else 1),
-        optim_wrapper=dict(optimizer=dict(type="Adam", lr=2.5e-3, eps=1e-5), clip_grad=dict(max_norm=0.5)),
-        param_scheduler=dict(type="LinearLR", start_factor=1.0, end_factor=0.0, end=max_iters, by_epoch=False),
-        default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=save_every)),
+        # with JAX 10 iterations are one call; on the host each rollout waits for the update before
+        # it
+        train_cfg=dict(
+            by_epoch=False, max_iters=max_iters, steps_per_call=10 if env == "jax" else 1
+        ),
+        optim_wrapper=dict(
+            optimizer=dict(type="Adam", lr=2.5e-3, eps=1e-5), clip_grad=dict(max_norm=0.5)
+        ),
+        param_scheduler=dict(
+            type="LinearLR", start_factor=1.0, end_factor=0.0, end=max_iters, by_epoch=False
+        ),
+        default_hooks=dict(
+            checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=save_every)
+        ),
         **settings,
     )
     runner.train()
@@ -210,12 +268,15 @@ def main(env="jax", max_iters=200, envs=16, length=64, work_dir="work_dirs/ppo",
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--env", choices=["jax", "host"], default="jax")
     parser.add_argument("--max-iters", type=int, default=200)
     parser.add_argument("--work-dir", default="work_dirs/ppo")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--parallel", choices=["DataParallel"], help="train on all devices")
     args = parser.parse_args()
-    work_dir, parallel = f"{args.work_dir}/{args.env}", args.parallel and dict(type=args.parallel)
+    work_dir = f"{args.work_dir}/{args.env}"
+    parallel = args.parallel and dict(type=args.parallel)
     main(args.env, args.max_iters, work_dir=work_dir, resume=args.resume, parallel=parallel)

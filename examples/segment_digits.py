@@ -1,10 +1,12 @@
-"""Segment handwritten digits in clutter, and write images of the ground truth next to the prediction.
+"""Segment handwritten digits in clutter, and write images of the ground truth next to the
+prediction.
 
     python examples/segment_digits.py
 
-Each image has two complete digits among fragments of others. Their strokes are the same, so that the model must use the
-context of a pixel to decide whether it belongs to a digit. Images are composed from scikit-learn's digits, the same in
-every run; test images are composed from digits that are not used in training.
+Each image has two complete digits among fragments of others. Their strokes are the same, so that
+the model must use the context of a pixel to decide whether it belongs to a digit. Images are
+composed from scikit-learn's digits, the same in every run; test images are composed from digits
+that are not used in training.
 """
 
 import argparse
@@ -33,7 +35,9 @@ class SegmentationNet(nn.Module):
         """Return logits f[B, H, W, 3] of images f[B, H, W, 1]."""
         x = image
         for i, dilation in enumerate((1, 1, 2, 4, 1)):
-            y = nn.Conv(self.width, (3, 3), kernel_dilation=dilation, use_bias=False, name=f"conv{i}")(x)
+            y = nn.Conv(
+                self.width, (3, 3), kernel_dilation=dilation, use_bias=False, name=f"conv{i}"
+            )(x)
             y = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9, name=f"bn{i}")(y))
             x = y if i == 0 else x + y
         return nn.Conv(len(CLASSES), (1, 1), name="head")(x)
@@ -66,14 +70,23 @@ def compose(split: str, count: int, seed: int) -> ArrayDataset:
 
 
 def main(
-    max_epochs: int = 12, train_images: int = 1024, test_images: int = 128, work_dir: str = "work_dirs/segment_digits"
+    max_epochs: int = 12,
+    train_images: int = 1024,
+    test_images: int = 128,
+    work_dir: str = "work_dirs/segment_digits",
 ) -> dict[str, float]:
-    """Train and return the metrics of the last validation; the images are written below `work_dir`."""
-    test_data = dict(batch_size=32, dataset=dict(type=compose, split="test", count=test_images, seed=1))
+    """Train and return the metrics of the last validation; the images are written below
+    `work_dir`.
+    """
+    test_data = dict(
+        batch_size=32, dataset=dict(type=compose, split="test", count=test_images, seed=1)
+    )
     runner = Runner(
         model=LinenModel(SegmentationNet(), CrossEntropy()),
         work_dir=work_dir,
-        train_dataloader=dict(batch_size=32, dataset=dict(type=compose, split="train", count=train_images, seed=0)),
+        train_dataloader=dict(
+            batch_size=32, dataset=dict(type=compose, split="train", count=train_images, seed=0)
+        ),
         train_cfg=dict(max_epochs=max_epochs, val_interval=max_epochs),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=3e-3, weight_decay=1e-2)),
         param_scheduler=dict(type="CosineAnnealingLR", by_epoch=True, convert_to_iter_based=True),

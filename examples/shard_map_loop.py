@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jengine.averaging import ExponentialMovingAverage
 from jengine.data import Digits
 from jengine.optim import AdamW, AmpOptimWrapper
+from jengine.train import ExponentialMovingAverage
 
 
 def compute_logits(params, image):
@@ -23,14 +23,24 @@ def compute_logits(params, image):
 def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
     """Train on all devices, and return the accuracies of the weights and of their average."""
     mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(AxisType.Auto,))
-    replicated, split = PartitionSpec(), PartitionSpec("data")
-    train, test = Digits("train", flat=True), Digits("test", flat=True)
+    replicated = PartitionSpec()
+    split = PartitionSpec("data")
+    train = Digits("train", flat=True)
+    test = Digits("test", flat=True)
 
     keys = jax.random.split(jax.random.key(0))
-    params = {"hidden": jax.random.normal(keys[0], (64, 128)) / 8, "head": jax.random.normal(keys[1], (128, 10)) / 11}
-    # gradients are averaged over `axis_name`, once per update; the parameters are replicated on all devices
+    params = {
+        "hidden": jax.random.normal(keys[0], (64, 128)) / 8,
+        "head": jax.random.normal(keys[1], (128, 10)) / 11,
+    }
+    # gradients are averaged over `axis_name`, once per update; the parameters are replicated on all
+    # devices
     wrapper = AmpOptimWrapper(
-        optimizer=AdamW(lr=3e-3), clip_grad=dict(max_norm=1.0), dtype="float16", loss_scale="dynamic", axis_name="data"
+        optimizer=AdamW(lr=3e-3),
+        clip_grad=dict(max_norm=1.0),
+        dtype="float16",
+        loss_scale="dynamic",
+        axis_name="data",
     )
 
     def loss_fn(params, batch):
@@ -57,14 +67,21 @@ def main(steps: int = 200, batch_size: int = 64) -> tuple[float, float]:
     )
     rng = np.random.default_rng(0)
     for i in range(steps):
-        batch = jax.device_put(train[rng.permutation(len(train))[:batch_size]], NamedSharding(mesh, split))
-        params, opt_state, averaged, loss = step(params, opt_state, averaged, batch, wrapper.hyperparams)
-        jax.block_until_ready(loss)  # at most one step in flight: several CPU devices hang with more
+        batch = jax.device_put(
+            train[rng.permutation(len(train))[:batch_size]], NamedSharding(mesh, split)
+        )
+        params, opt_state, averaged, loss = step(
+            params, opt_state, averaged, batch, wrapper.hyperparams
+        )
+        # at most one step in flight: several CPU devices hang with more
+        jax.block_until_ready(loss)
         if (i + 1) % 50 == 0:
             scale = optax.tree.get(opt_state, "loss_scale")
             print(f"step {i + 1}: loss {float(loss):.3f}, loss scale {float(scale):g}")
 
-    predictions = [compute_logits(p, test.arrays["image"]).argmax(-1) for p in (params, averaged.params)]
+    predictions = [
+        compute_logits(p, test.arrays["image"]).argmax(-1) for p in (params, averaged.params)
+    ]
     return tuple(float((labels == test.arrays["label"]).mean()) for labels in predictions)
 
 

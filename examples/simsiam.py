@@ -1,10 +1,12 @@
-"""Train SimSiam on the digits: learn features without labels, and evaluate them by their nearest neighbors.
+"""Train SimSiam on the digits: learn features without labels, and evaluate them by their nearest
+neighbors.
 
     python examples/simsiam.py
 
-Two random views of each image are created inside the compiled step. The predictor keeps its learning rate while the
-encoder's follows a cosine. At the end the example prints the accuracy of a nearest-neighbor vote among the features,
-and among random projections of the pixels to the same dimension.
+Two random views of each image are created inside the compiled step. The predictor keeps its
+learning rate while the encoder's follows a cosine. At the end the example prints the accuracy of a
+nearest-neighbor vote among the features, and among random projections of the pixels to the same
+dimension.
 """
 
 import argparse
@@ -14,8 +16,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.contrib.selfsup import compare_features, random_view
 from jengine.data import Digits
+from jengine.extras.selfsup import compare_features, random_view
 from jengine.model import FunctionalModel
 
 FEATURES = 16
@@ -44,7 +46,9 @@ class Projector(nn.Module):
         x = nn.Dense(128, use_bias=False)(nn.relu(x))
         x = nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x))
         x = nn.Dense(128, use_bias=False)(x)
-        return nn.BatchNorm(use_running_average=not train, momentum=0.9, use_scale=False, use_bias=False)(x)
+        return nn.BatchNorm(
+            use_running_average=not train, momentum=0.9, use_scale=False, use_bias=False
+        )(x)
 
 
 class Predictor(nn.Module):
@@ -81,8 +85,11 @@ def init(rng, batch):
 
 
 def loss(params, model_state, batch, rng):
-    """Compute the negative similarity of the predictions of one view and the projections of the other."""
-    predictions, projections = [], []
+    """Compute the negative similarity of the predictions of one view and the projections of the
+    other.
+    """
+    predictions = []
+    projections = []
     for key in jax.random.split(rng):
         image = random_view(key, batch["image"])
         (_, projection, prediction), model_state = NETWORK.apply(
@@ -90,8 +97,14 @@ def loss(params, model_state, batch, rng):
         )
         predictions.append(prediction)
         projections.append(jax.lax.stop_gradient(projection))
-    spread = (projections[0] / jnp.linalg.norm(projections[0], axis=-1, keepdims=True)).std(axis=0).mean()
-    similarity = 0.5 * (cosine(predictions[0], projections[1]) + cosine(predictions[1], projections[0]))
+    spread = (
+        (projections[0] / jnp.linalg.norm(projections[0], axis=-1, keepdims=True))
+        .std(axis=0)
+        .mean()
+    )
+    similarity = 0.5 * (
+        cosine(predictions[0], projections[1]) + cosine(predictions[1], projections[0])
+    )
     return {"loss": -similarity, "spread": spread * 128**0.5}, dict(model_state)
 
 
@@ -106,7 +119,9 @@ def predict(params, model_state, batch):
 
 
 def main(max_epochs: int = 150, work_dir: str = "work_dirs/simsiam") -> tuple[Runner, float, float]:
-    """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
+    """Train; return the Runner and the kNN accuracies of its features and of random projections
+    of the pixels.
+    """
     lr = 0.1
     runner = Runner(
         model=FunctionalModel(init, loss, predict),
@@ -119,7 +134,8 @@ def main(max_epochs: int = 150, work_dir: str = "work_dirs/simsiam") -> tuple[Ru
         ),
         param_scheduler=dict(type="CosineAnnealingLR", T_max=max_epochs, by_epoch=True),
         default_hooks=dict(
-            logger=dict(type="LoggerHook", interval=5), checkpoint=dict(type="CheckpointHook", interval=max_epochs)
+            logger=dict(type="LoggerHook", interval=5),
+            checkpoint=dict(type="CheckpointHook", interval=max_epochs),
         ),
         custom_hooks=[dict(type="SimSiamHook", fix_pred_lr=True, lr=lr)],
     )
@@ -133,4 +149,7 @@ if __name__ == "__main__":
     parser.add_argument("--work-dir", default="work_dirs/simsiam")
     args = parser.parse_args()
     _, learned, random = main(args.max_epochs, args.work_dir)
-    print(f"kNN accuracy of {FEATURES} features: {learned:.4f}; of {FEATURES} random projections: {random:.4f}")
+    print(
+        f"kNN accuracy of {FEATURES} features: {learned:.4f}; of {FEATURES} random projections: "
+        f"{random:.4f}"
+    )

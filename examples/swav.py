@@ -1,11 +1,12 @@
-"""Train SwAV on the digits: assign two views of an image to the same prototypes, and use all prototypes equally.
+"""Train SwAV on the digits: assign two views of an image to the same prototypes, and use all
+prototypes equally.
 
     python examples/swav.py
 
-The prototypes are frozen at first, while the embeddings adapt to them; later a queue of earlier embeddings helps to
-use the prototypes equally. The hook makes both changes without recompilation. At the end the example prints the
-accuracy of a nearest-neighbor vote among the features, and among random projections of the pixels to the same
-dimension.
+The prototypes are frozen at first, while the embeddings adapt to them; later a queue of earlier
+embeddings helps to use the prototypes equally. The hook makes both changes without recompilation.
+At the end the example prints the accuracy of a nearest-neighbor vote among the features, and among
+random projections of the pixels to the same dimension.
 """
 
 import argparse
@@ -15,8 +16,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.contrib.selfsup import compare_features, random_view, swav_loss
 from jengine.data import Digits
+from jengine.extras.selfsup import compare_features, random_view, swav_loss
 from jengine.model import FunctionalModel
 
 FEATURES = 16
@@ -48,7 +49,8 @@ class SwAV(nn.Module):
         x = nn.Dense(128, use_bias=False)(x)
         x = nn.Dense(128)(nn.relu(nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)))
         embeddings = x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-6)
-        nn.Dense(PROTOTYPES, use_bias=False, name="prototypes")(embeddings)  # creates the kernel, which the loss reads
+        # creates the kernel, which the loss reads
+        nn.Dense(PROTOTYPES, use_bias=False, name="prototypes")(embeddings)
         return features, embeddings
 
 
@@ -62,15 +64,21 @@ def init(rng, batch):
 
 
 def loss(params, model_state, batch, rng):
-    """Compute SwAV's loss; the hook adds its queue to the state, and the loss returns the updated queue."""
+    """Compute SwAV's loss; the hook adds its queue to the state, and the loss returns the
+    updated queue.
+    """
     variables = {"params": params, "batch_stats": model_state["batch_stats"]}
     embeddings = []
     for key in jax.random.split(rng):
         image = random_view(key, batch["image"])
-        (_, embedding), updates = NETWORK.apply(variables, image, train=True, mutable=["batch_stats"])
+        (_, embedding), updates = NETWORK.apply(
+            variables, image, train=True, mutable=["batch_stats"]
+        )
         variables = {"params": params, **updates}
         embeddings.append(embedding)
-    value, queue = swav_loss(jnp.stack(embeddings), params["prototypes"]["kernel"], model_state.get("queue"))
+    value, queue = swav_loss(
+        jnp.stack(embeddings), params["prototypes"]["kernel"], model_state.get("queue")
+    )
     state = {"batch_stats": variables["batch_stats"]}
     return {"loss": value}, state if queue is None else {**state, "queue": queue}
 
@@ -80,8 +88,12 @@ def predict(params, model_state, batch):
     return {"features": NETWORK.apply({"params": params, **model_state}, batch["image"])[0]}
 
 
-def main(max_epochs: int = 40, work_dir: str = "work_dirs/swav", seed: int = 0) -> tuple[Runner, float, float]:
-    """Train; return the Runner and the kNN accuracies of its features and of random projections of the pixels."""
+def main(
+    max_epochs: int = 40, work_dir: str = "work_dirs/swav", seed: int = 0
+) -> tuple[Runner, float, float]:
+    """Train; return the Runner and the kNN accuracies of its features and of random projections
+    of the pixels.
+    """
     runner = Runner(
         model=FunctionalModel(init, loss, predict),
         work_dir=work_dir,
@@ -90,7 +102,8 @@ def main(max_epochs: int = 40, work_dir: str = "work_dirs/swav", seed: int = 0) 
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=2e-3, weight_decay=1e-2)),
         param_scheduler=dict(type="CosineAnnealingLR", T_max=max_epochs, by_epoch=True),
         default_hooks=dict(
-            logger=dict(type="LoggerHook", interval=10), checkpoint=dict(type="CheckpointHook", interval=max_epochs)
+            logger=dict(type="LoggerHook", interval=10),
+            checkpoint=dict(type="CheckpointHook", interval=max_epochs),
         ),
         custom_hooks=[
             dict(
@@ -115,4 +128,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     _, learned, random = main(args.max_epochs, args.work_dir, args.seed)
-    print(f"kNN accuracy of {FEATURES} features: {learned:.4f}; of {FEATURES} random projections: {random:.4f}")
+    print(
+        f"kNN accuracy of {FEATURES} features: {learned:.4f}; of {FEATURES} random projections: "
+        f"{random:.4f}"
+    )

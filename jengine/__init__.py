@@ -1,6 +1,7 @@
 """Training engine for JAX models, with the interface of MMEngine's Runner.
 
-Submodules are imported on first access, which keeps `import jengine` fast.
+Submodules are imported on first access, which keeps `import jengine` fast. Extras add names of
+their own, such as `load_model`.
 """
 
 import importlib
@@ -9,28 +10,33 @@ from typing import TYPE_CHECKING, Any
 from jengine.versions import __version__ as __version__
 
 if TYPE_CHECKING:
-    from jengine.cli.report import report as report
     from jengine.config import load_config as load_config
     from jengine.runner import Runner as Runner
-    from jengine.runner import load_model as load_model
-    from jengine.sweeps import sweep as sweep
 
-_NAMES = {
-    "Runner": "jengine.runner",
-    "load_config": "jengine.config",
-    "load_model": "jengine.runner",
-    "report": "jengine.cli.report",
-    "sweep": "jengine.sweeps",
-}
-_PACKAGES = (
-    "averaging", "checkpoint", "config", "contrib", "data", "distributed", "errors", "evaluation", "hooks", "logging",
-    "model", "optim", "paths", "registry", "runner", "sharding", "train", "visualization",
-)  # fmt: skip
+_NAMES = {"Runner": "jengine.runner", "load_config": "jengine.config"}
+_ROOMS = (
+    "config",
+    "logging",
+    "data",
+    "model",
+    "optim",
+    "parallel",
+    "checkpoint",
+    "train",
+    "evaluation",
+    "hooks",
+    "runner",
+)
 
 
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
-    if name in _PACKAGES:
+    if name in _ROOMS or name == "extras":
         return importlib.import_module(f"jengine.{name}")
+    if not name.startswith("_"):
+        from jengine.config.plugins import load_provided, provided
+
+        if name in provided("jengine"):
+            return load_provided("jengine", name)
     raise AttributeError(f"module 'jengine' has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 import sys
 
-from jengine.cli import main
+from jengine.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,9 +22,17 @@ def package_versions() -> dict[str, str]:
 
 def environment_versions() -> dict[str, str]:
     """Return the versions of Python, the platform and the packages, for the log and checkpoints."""
-    return {"python": platform.python_version(), "platform": platform.platform(), **package_versions()}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **package_versions(),
+    }
 
 
 def describe_device(device: "jax.Device") -> str:
     """Return the platform of a device and its kind: 'cpu', 'tpu (TPU v5 lite)'."""
-    return device.platform if device.device_kind == device.platform else f"{device.platform} ({device.device_kind})"
+    return (
+        device.platform
+        if device.device_kind == device.platform
+        else f"{device.platform} ({device.device_kind})"
+    )

@@ -6,8 +6,17 @@ import sys
 import types
 from types import SimpleNamespace
 
-from jengine.averaging import AVERAGES
-from jengine.registry import HOOKS, LOOPS, METRICS, MODELS, OPTIMIZERS, PARAM_SCHEDULERS, VISBACKENDS, VISUALIZERS
+from jengine.config import (
+    HOOKS,
+    LOOPS,
+    METRICS,
+    MODELS,
+    OPTIMIZERS,
+    PARAM_SCHEDULERS,
+    VISBACKENDS,
+    VISUALIZERS,
+)
+from jengine.train import AVERAGES
 from tests.run_again import check_runs_of_page
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -15,9 +15,9 @@ from jengine import Runner, load_config, load_model
 from jengine.checkpoint import find_checkpoint, load, read_meta
 from jengine.cli import main
 from jengine.config import resolve
+from jengine.config.description import flatten_description
 from jengine.config.dump import find_unwritten
-from jengine.description import flatten_description
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 
 class Again(NamedTuple):

@@ -9,10 +9,9 @@ import pytest
 
 from jengine import Runner
 from jengine.cli import main
-from jengine.config import load_config, resolve
+from jengine.config import LOOPS, load_config, resolve
 from jengine.data import ArrayDataset, Digits
 from jengine.model import FunctionalModel
-from jengine.registry import LOOPS
 from tests.docs_pages import blocks_of
 from tests.run_again import check_runs_of_page
 

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from jengine import Runner
-from jengine.config import load_config, resolve
+from jengine.config import OPTIMIZERS, load_config, resolve
 from jengine.optim import build_optim_wrapper
-from jengine.registry import OPTIMIZERS
 from tests.run_again import check_run
 
 ROOT = pathlib.Path(__file__).parent.parent

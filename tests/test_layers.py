@@ -1,25 +1,23 @@
-"""Check that packages import only from lower layers, and that no modules import each other."""
+"""Check that rooms import only rooms before them, that no modules import each other, and that extras can be deleted."""
 
 import ast
 import functools
 import graphlib
+import json
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 
+import pytest
+
+from jengine.config import plugins
+
 ROOT = pathlib.Path(__file__).parent.parent / "jengine"
-LAYERS = {  # the table of packages in the design
-    "errors": 1, "json_codec": 1, "description": 1, "construction": 1, "closures": 1, "versions": 1, "annotations": 1, "registry": 1, "config": 1, "paths": 1,
-    "selection": 1, "scores": 1, "storage": 1, "downloads": 1, "duration": 1,
-    "model": 2, "averaging": 2, "data": 2, "logging": 2,
-    "optim": 3,
-    "train": 4,
-    "sharding": 5, "distributed": 5, "checkpoint": 5, "evaluation": 5, "visualization": 5, "runs": 5,
-    "hooks": 6, "inference": 6, "sweeps": 6,
-    "runner": 7,
-    "contrib": 8, "cli": 8,
-    "__main__": 9,
-}  # fmt: skip
+ROOMS = ("config", "logging", "data", "model", "optim", "parallel", "checkpoint", "train", "evaluation", "hooks", "runner", "cli")
+EXTRAS = sorted(path.parent.name for path in (ROOT / "extras").glob("*/plugin.py"))
+NAMED = re.compile(r"jengine(\.\w+)+")  # a module in a string, as for `importlib` or `python -m`
 
 
 def _module_name(path):
@@ -52,7 +50,7 @@ def _defining_module(module, name):
 
 
 def _imports(module):
-    """Yield `(module, line, is_reexport)` of each import within jengine, including those in functions and for types."""
+    """Yield `(module, line, is_reexport)` of each import within jengine, including those in functions, for types and in strings."""
     path, tree = _modules()[module]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
@@ -63,19 +61,58 @@ def _imports(module):
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 yield alias.name if alias.name in _modules() else None, node.lineno, False
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and NAMED.fullmatch(node.value):
+            yield node.value if node.value in _modules() else None, node.lineno, True
 
 
-def test_modules_import_only_from_the_same_or_lower_layers():
+def _place(module):
+    """Return the room of a module in the core, or the extra that it belongs to."""
+    parts = module.split(".")
+    return "/".join(parts[1:3]) if parts[1] == "extras" else parts[1]
+
+
+def test_there_are_twelve_rooms_and_three_loose_modules():
+    assert {path.name for path in ROOT.iterdir() if path.is_dir() and path.name != "__pycache__"} == {*ROOMS, "extras"}
+    assert {path.name for path in ROOT.glob("*.py")} == {"__init__.py", "__main__.py", "versions.py"}
+    for room in ROOMS:
+        assert ast.get_docstring(_modules()[f"jengine.{room}"][1]), room
+
+
+def test_rooms_import_only_rooms_before_them():
     violations = []
     for module, (path, _) in _modules().items():
-        if module == "jengine":  # re-exports names of all packages
+        if module in ("jengine", "jengine.__main__") or module.startswith("jengine.extras"):
             continue
-        package = module.split(".")[1]
-        assert package in LAYERS, f"{package} must be in LAYERS"
-        for imported, line, _ in _imports(module):
-            if imported not in (None, "jengine") and LAYERS[imported.split(".")[1]] > LAYERS[package]:
+        for imported, line, named in _imports(module):
+            if imported in (None, "jengine", "jengine.versions"):
+                continue
+            # A registry names the room that registers its entries.
+            allowed = ROOMS if named and path.name == "registry.py" else ROOMS[: ROOMS.index(_place(module)) + 1]
+            if _place(imported) not in allowed:
                 violations.append(f"{path.relative_to(ROOT.parent)}:{line} imports {imported}")
     assert not violations, "\n".join(violations)
+
+
+def test_extras_import_the_core_and_the_extras_that_they_require():
+    violations = []
+    for module, (path, _) in _modules().items():
+        if not module.startswith("jengine.extras."):
+            continue
+        own = _place(module)
+        allowed = {*ROOMS, own, *(f"extras/{name}" for name in _provides(own.split("/")[1]).get("requires", {}))}
+        for imported, line, _ in _imports(module):
+            if imported not in (None, "jengine", "jengine.versions") and _place(imported) not in allowed:
+                violations.append(f"{path.relative_to(ROOT.parent)}:{line} imports {imported}")
+    assert not violations, "\n".join(violations)
+
+
+def test_at_most_five_pairs_of_extras_need_one_another():
+    pairs = [(extra, other) for extra in EXTRAS for other in _provides(extra).get("requires", {})]
+    assert len(pairs) <= 5, pairs
+
+
+def _provides(extra):
+    return plugins._find_extras()[extra]
 
 
 def _cycles(graph):
@@ -99,25 +136,120 @@ def test_imports_have_no_cycles():
     assert not cycles, "\n".join(cycles)
 
 
-def test_packages_import_each_other_in_one_direction_with_ten_floors_below_the_command_line():
-    # The registry imports what a config names, within functions; all other pairs have one direction.
-    graph = {package: set() for package in LAYERS}
-    for module in _modules():
-        package = module.split(".")[1] if "." in module else ""
-        names = {name.split(".")[1] for name, _, _ in _imports(module) if name not in (None, "jengine")}
-        graph.setdefault(package, set()).update(names - {package} - ({"config"} if package == "registry" else set()))
-    del graph[""]  # re-exports names of all packages
-    floors = {}
-    for package in graphlib.TopologicalSorter(graph).static_order():  # CycleError: two packages import each other
-        floors[package] = 1 + max((floors[other] for other in graph[package]), default=0)
-    assert floors["cli"] <= 10, floors
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_plugins_import_nothing_and_name_what_exists(extra):
+    _, tree = _modules()[f"jengine.extras.{extra}.plugin"]
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    for section, names in _provides(extra).items():
+        for name, module in names.items():
+            assert section == "requires" or module.startswith(f"jengine.extras.{extra}."), (section, name)
+            assert module in _modules(), (section, name, module)
+
+
+REGISTERED = """
+import importlib
+from jengine.config import registry
+registries = lambda: {{id(r): (r, set(r._entries)) for r in list(registry._REGISTRIES)}}
+for room in {rooms}: importlib.import_module("jengine." + room)
+before = registries()
+for module in {modules}: importlib.import_module(module)
+for key, (found, names) in registries().items():
+    new = names - before.get(key, (None, set()))[1]
+    print(*sorted(new - set(found._provided())))
+"""
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_plugins_list_all_that_their_modules_register(extra):
+    modules = [m for m in _modules() if m.startswith(f"jengine.extras.{extra}.") and "__main__" not in m]
+    done = _run(REGISTERED.format(rooms=ROOMS, modules=modules), ROOT.parent)
+    assert (done.stdout.split(), done.stderr) == ([], "")
+
+
+def test_the_index_of_names_has_the_entries_of_all_extras():
+    # An extra that was deleted can no longer say what it had.
+    index = json.loads((ROOT / "extras" / "names.json").read_text())
+    wanted = {
+        extra: sorted({name for section, names in _provides(extra).items() if section.isupper() for name in names})
+        for extra in EXTRAS
+    }
+    assert index == {extra: names for extra, names in wanted.items() if names}
+
+
+def _copy(tmp_path, *without):
+    shutil.copytree(ROOT, tmp_path / "jengine", ignore=shutil.ignore_patterns("__pycache__"))
+    for extra in without:
+        shutil.rmtree(tmp_path / "jengine" / "extras" / extra)
+    return tmp_path
+
+
+def _run(code, directory):
+    return subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True)
+
+
+IMPORT_ALL = """
+import importlib
+from jengine.config import plugins
+for module in {modules}:
+    importlib.import_module(module)
+for extra, provides in plugins.list_extras().items():
+    for section, names in provides.items():
+        for module in names.values():
+            importlib.import_module(module)
+"""
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_can_be_deleted(extra, tmp_path):
+    left = [other for other in EXTRAS if other != extra and extra not in _provides(other).get("requires", {})]
+    modules = [m for m in _modules() if _place(f"{m}.x") in (*ROOMS, *(f"extras/{other}" for other in left)) and "__main__" not in m]
+    done = _run(IMPORT_ALL.format(modules=modules), _copy(tmp_path, extra))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_core_trains_without_extras(tmp_path):
+    directory = _copy(tmp_path)
+    shutil.rmtree(directory / "jengine" / "extras")
+    (directory / "my_config.py").write_text(CONFIG)
+    done = subprocess.run([sys.executable, "-m", "jengine", "train", "my_config.py"], cwd=directory, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "my_config/epoch_2" in done.stdout + done.stderr or (directory / "work_dirs" / "my_config" / "epoch_2").is_dir()
+
+
+CONFIG = '''
+import flax.linen as nn
+
+
+class MyNet(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dense(10)(x.reshape(len(x), -1))
+
+
+def get_config():
+    return dict(
+        model=dict(type="LinenModel", module=dict(type=MyNet), inputs="image", loss=dict(type="CrossEntropy")),
+        train_dataloader=dict(batch_size=64, dataset=dict(type="Digits", split="train")),
+        val_dataloader=dict(batch_size=64, dataset=dict(type="Digits", split="test")),
+        val_evaluator=dict(type="Accuracy"),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        param_scheduler=dict(type="CosineAnnealingLR", T_max=2),
+        train_cfg=dict(max_epochs=2, val_interval=1),
+        val_cfg=dict(),
+    )
+'''
+
+
+def test_a_name_of_a_deleted_extra_is_explained(tmp_path):
+    code = "from jengine.config import HOOKS\ntry: HOOKS.get('SwAVHook')\nexcept KeyError as error: print(error)"
+    done = _run(code, _copy(tmp_path, "selfsup"))
+    assert "'SwAVHook'; it is in the extra 'selfsup', which is not installed" in done.stdout, done
 
 
 def _loaded_after(code, modules):
     """Return the `modules` that are loaded after running `code` in a new process."""
     script = f"import sys; {code}; print(*[m for m in {modules} if m in sys.modules])"
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT.parent).stdout.split()
+    return _run(script, ROOT.parent).stdout.split()
 
 
 def test_importing_jengine_loads_no_heavy_library():

@@ -2,11 +2,11 @@
 
     python -m benchmarks.accelerator [--minutes 8] [--json FILE] [--parts card engine ...] [--tiny]
 
-Each part runs in a process of its own with a time limit, and appends its rows to FILE (JSON lines) as soon as it knows
-them, so that a run that is cut short keeps what it has. Parts that only compare values run at the same time, those that
-measure time alone. The table at the end has all rows. The exit code is 1 if a check failed or a part did not end. On a
-CPU, or with --tiny, sizes are tiny: this tries every line of the suite before an accelerator is at hand, and its
-timings say nothing.
+Each part runs in a process of its own with a time limit, and appends its rows to FILE (JSON lines)
+as soon as it knows them, so that a run that is cut short keeps what it has. Parts that only compare
+values run at the same time, those that measure time alone. The table at the end has all rows. The
+exit code is 1 if a check failed or a part did not end. On a CPU, or with --tiny, sizes are tiny:
+this tries every line of the suite before an accelerator is at hand, and its timings say nothing.
 """
 
 import argparse
@@ -111,8 +111,13 @@ def kill_group(process: subprocess.Popen) -> None:
 
 
 def describe_device() -> tuple[str, str]:
-    """Return the backend and the kind of the device, found in another process: this one holds no device."""
-    code = "import jax; d = jax.devices(); print(jax.default_backend(), len(d), d[0].device_kind, sep='|')"
+    """Return the backend and the kind of the device, found in another process: this one holds no
+    device.
+    """
+    code = (
+        "import jax; d = jax.devices(); print(jax.default_backend(), len(d), d[0].device_kind, "
+        "sep='|')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"JAX does not start here:\n{done.stderr}")
@@ -130,7 +135,10 @@ def explain_missing() -> str:
             "JAX has no plugin for an accelerator: pip install 'jengine[cuda13]' (or cuda12, tpu)"
         )
     if not shutil.which("nvidia-smi"):
-        return f"{', '.join(plugins)} is installed, but there is no NVIDIA driver (no nvidia-smi) and no TPU"
+        return (
+            f"{', '.join(plugins)} is installed, but there is no NVIDIA driver (no nvidia-smi) "
+            "and no TPU"
+        )
     return (
         f"{', '.join(plugins)} and nvidia-smi are there, but JAX uses the CPU; JAX_PLATFORMS is "
         + (os.environ.get("JAX_PLATFORMS") or "not set")
@@ -138,7 +146,7 @@ def explain_missing() -> str:
 
 
 def summarize(found: list[dict]) -> str:
-    """Return the table of all rows, part by part: rows of parts that run at the same time are mixed."""
+    """Return the table of all rows, part by part, although some parts run at the same time."""
     order = ["device", *PARTS]
     marks = {None: "", True: "ok", False: "FAILED"}
     cells = []
@@ -157,7 +165,7 @@ def summarize(found: list[dict]) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """Return a text on one line of at most `length` characters, also if it has no spaces, as names of tests."""
+    """Return a text in one line of at most `length` characters, even if it has no spaces."""
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 3] + "..."
 

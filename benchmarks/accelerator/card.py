@@ -1,4 +1,5 @@
-"""Train a small network with each feature of the card, and compare the parameters with loops by hand in optax.
+"""Train a small network with each feature of the card, and compare the parameters with loops by
+hand in optax.
 
     python -m benchmarks.accelerator.card [--tiny]
 
@@ -22,9 +23,9 @@ from flax import linen as nn
 from benchmarks.accelerator import DETERMINISTIC
 from benchmarks.accelerator.rows import record, record_close
 from jengine import Runner
+from jengine.extras.networks.networks import SmallCNN
 from jengine.hooks import Hook
 from jengine.model import CrossEntropy, LinenModel
-from jengine.model.networks import SmallCNN
 
 STEPS = 20
 BATCH = 16
@@ -89,7 +90,9 @@ def train(work_dir, optimizer=SGD, model=None, batches=None, steps=STEPS, **over
 
 
 def by_hand(optimizer, variables, batches):
-    """Train in optax, with the groups' rates and decays as masks; return the parameters after each step."""
+    """Train in optax, with the groups' rates and decays as masks; return the parameters after
+    each step.
+    """
     params = jax.tree.map(jnp.array, variables["params"])
     stats = variables["batch_stats"]
 
@@ -138,7 +141,9 @@ def by_hand(optimizer, variables, batches):
 
 
 def difference(actual, expected):
-    """Return the largest difference of two trees, relative to the largest value; infinity if it is not a number."""
+    """Return the largest difference of two trees, relative to the largest value; infinity if it
+    is not a number.
+    """
     pairs = list(zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True))
     gap = max(
         float(np.max(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64))))
@@ -227,7 +232,8 @@ def check_precision(directory):
     train(f"{directory}/float16", batches=batches, optim_wrapper=amp, custom_hooks=[states])
     equal = difference(states.params[7], states.params[6])
     record_close("float16: change of the parameters by an overflow", equal, 0.0)
-    before, after = states.scales[6], states.scales[7]
+    before = states.scales[6]
+    after = states.scales[7]
     record(
         "float16: loss scale before and after an overflow",
         f"{before:g}, {after:g}",
@@ -245,7 +251,9 @@ def check_precision(directory):
 
 
 def check_paths(directory):
-    """Compare chunks and the strategies for several devices, with the one that is here, with single steps."""
+    """Compare chunks and the strategies for several devices, with the one that is here, with
+    single steps.
+    """
     single = train(f"{directory}/single").state
     chunks = train(f"{directory}/chunks", train_cfg=dict(steps_per_call=10)).state
     record_close("chunks of 10 / single steps", difference(chunks.params, single.params), TOLERANCE)
@@ -336,7 +344,9 @@ class KillAt(Hook):
 
 
 def run_job(work_dir, kill_at, resume, out):
-    """Train with dropout, averages and accumulation, saving every 5 iterations; write the parameters to `out`."""
+    """Train with dropout, averages and accumulation, saving every 5 iterations; write the
+    parameters to `out`.
+    """
     runner = train(
         work_dir,
         ADAMW,
@@ -352,7 +362,9 @@ def run_job(work_dir, kill_at, resume, out):
 
 
 def check_resume(directory):
-    """Kill a run and resume it, with deterministic operations and without, and compare it with one that was not."""
+    """Kill a run and resume it, with deterministic operations and without, and compare it with
+    one that was not.
+    """
     settings = {"deterministic": DETERMINISTIC, "default": ""}
 
     def start(name, role, *arguments):

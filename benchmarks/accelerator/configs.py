@@ -1,4 +1,6 @@
-"""Train configs on the accelerator and, at the same time, on the CPU, and compare their accuracies."""
+"""Train configs on the accelerator and, at the same time, on the CPU, and compare their
+accuracies.
+"""
 
 import os
 import re

@@ -46,7 +46,9 @@ def check_speed(directory, case, rounds, variant="plain"):
 
 
 def print_peak(case, kind, iters):
-    """Train in this process, and print the peak of the device's memory in bytes, or 0 if it is unknown."""
+    """Train in this process, and print the peak of the device's memory in bytes, or 0 if it is
+    unknown.
+    """
     with tempfile.TemporaryDirectory() as directory:
         loop = (HandWrittenLoop if kind == "hand" else RunnerLoop)(case, directory)
         loop.run(iters)

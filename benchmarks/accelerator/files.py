@@ -15,20 +15,23 @@ from benchmarks.accelerator import DETERMINISTIC
 from benchmarks.accelerator.rows import record
 from benchmarks.accelerator.size import is_tiny
 
-FOLDERS = ["tests/train", "tests/optim", "tests/hooks", "tests/sharding"]
+FOLDERS = ["tests/train", "tests/optim", "tests/hooks", "tests/parallel"]
 TINY = ["tests/optim/test_clipping.py"]
 REPORTS = "JENGINE_ACCELERATOR_REPORTS"
 SHOWN = 80  # failures that get a row of their own
 DEFAULT_SECONDS = 150.0
 # How JAX and jengine say that there are fewer devices than a test asks for.
 SEVERAL_DEVICES = re.compile(
-    r"devices must be at most|Number of devices \d+ must be|needs \d+ devices|product of the sizes must"
+    r"devices must be at most|Number of devices \d+ must be|needs \d+ devices|product of the "
+    r"sizes must"
 )
 NO_PACKAGE = re.compile(r"No module named")
 
 
 def pytest_runtest_logreport(report):
-    """Append the outcome of a test to the file of outcomes; pytest calls this, as this module is its plugin."""
+    """Append the outcome of a test to the file of outcomes; pytest calls this, as this module is
+    its plugin.
+    """
     is_worker = (
         "PYTEST_XDIST_WORKER" in os.environ
     )  # its outcomes are reported in the first process again

@@ -1,4 +1,6 @@
-"""Train on images that are decoded while the device computes, and record how long it waits for them."""
+"""Train on images that are decoded while the device computes, and record how long it waits for
+them.
+"""
 
 import os
 import tempfile

@@ -1,9 +1,11 @@
-"""Train `configs/lm.py:124m` in bfloat16: tokens per second, utilization, memory, and the plan for this chip.
+"""Train `configs/lm.py:124m` in bfloat16: tokens per second, utilization, memory, and the plan for
+this chip.
 
     python -m benchmarks.accelerator.language [--tiny]
 
-Utilization is PaLM's (Chowdhery et al. 2022, appendix B): 6 FLOPs per token for each parameter but the embedding's, and
-12 x layers x width x length for attention, over the peak of the chip's data sheet.
+Utilization is PaLM's (Chowdhery et al. 2022, appendix B): 6 FLOPs per token for each parameter but
+the embedding's, and 12 x layers x width x length for attention, over the peak of the chip's data
+sheet.
 """
 
 import argparse
@@ -26,7 +28,7 @@ from benchmarks.timing import compare
 from configs.lm import SIZES
 from jengine import Runner
 from jengine.config import load_config, resolve
-from jengine.model import TransformerLM
+from jengine.extras.networks import TransformerLM
 
 SHAPES = {
     False: [(32, 1024), (4, 8192)],
@@ -108,7 +110,9 @@ def peak_memory():
 
 
 def print_peak(kind, size, batch, length):
-    """Train a few steps in this process, and print the peak of the memory and the seconds to the first step."""
+    """Train a few steps in this process, and print the peak of the memory and the seconds to the
+    first step.
+    """
     start = time.perf_counter()
     batches = make_batches(size, batch, length)
     with tempfile.TemporaryDirectory() as directory:
@@ -136,7 +140,9 @@ def flops_per_token(params, size, length):
 
 
 def check_rate(size, batch, length, rounds, block):
-    """Record time per step over that by hand, tokens per second and utilization; return the seconds of a step."""
+    """Record time per step over that by hand, tokens per second and utilization; return the
+    seconds of a step.
+    """
     from jengine.train.peak_flops import get_peak_flops
 
     batches = make_batches(size, batch, length)
@@ -161,7 +167,9 @@ def check_rate(size, batch, length, rounds, block):
 
 
 def check_memory(size, batch, length):
-    """Record the peaks of a process with the Runner and one by hand; return that with the Runner, 0 if unknown."""
+    """Record the peaks of a process with the Runner and one by hand; return that with the
+    Runner, 0 if unknown.
+    """
     peaks = {}
     for kind in ("runner", "hand"):
         found = run_child("--peak", kind, "--size", size, "--batch", batch, "--length", length)
@@ -181,8 +189,8 @@ def check_memory(size, batch, length):
 
 def print_compiled(size, batch, length):
     """Compile the training step for this device, and print the bytes that it holds, by kind."""
-    from jengine.cli.plan import set_devices
-    from jengine.cli.program_costs import compile_plan
+    from jengine.extras.plan.plan import set_devices
+    from jengine.extras.plan.program_costs import compile_plan
 
     cfg = resolve(load_config(f"configs/lm.py:{size}", make_overrides(batch, length)))
     program = compile_plan(set_devices(cfg, 1), training_only=True)["programs"]["update"]
@@ -213,7 +221,9 @@ def record_memory(name, found, peak):
 
 
 def check_plan(size, batch, length, seconds, peak):
-    """Record the program as compiled here and as planned for this chip, beside the real time and memory."""
+    """Record the program as compiled here and as planned for this chip, beside the real time and
+    memory.
+    """
     if found := run_child("--compiled", "--size", size, "--batch", batch, "--length", length):
         record_memory(f"{batch} x {length} tokens, compiled here", found, peak)
         kernels = ", ".join(f"{count} x {name}" for name, count in found["kernels"].items())
@@ -239,8 +249,8 @@ def check_plan(size, batch, length, seconds, peak):
 
 def print_plan(chip, size, batch, length):
     """Print the plan of the training step for a chip."""
-    from jengine.cli.plan_process import compile_candidates
-    from jengine.cli.topologies import check_compiler, parse_topology
+    from jengine.extras.plan.plan_process import compile_candidates
+    from jengine.extras.plan.topologies import check_compiler, parse_topology
 
     topology = parse_topology(chip)
     check_compiler(topology)

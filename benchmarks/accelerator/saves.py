@@ -1,4 +1,6 @@
-"""Save and restore a state of Adam on the accelerator, compared with a copy of its arrays to the host."""
+"""Save and restore a state of Adam on the accelerator, compared with a copy of its arrays to the
+host.
+"""
 
 import pathlib
 import tempfile

@@ -10,7 +10,8 @@ import jax
 
 
 def busy_intervals(events):
-    """Merge the events of compiled programs in a trace into the intervals in which the device is busy.
+    """Merge the events of compiled programs in a trace into the intervals in which the device is
+    busy.
 
     Args:
       events: the `traceEvents` of a trace, times in microseconds.
@@ -33,7 +34,9 @@ def busy_intervals(events):
 
 
 def idle_share(events):
-    """Return the share of the time in which the device is idle, in the second half of its computations."""
+    """Return the share of the time in which the device is idle, in the second half of its
+    computations.
+    """
     intervals = busy_intervals(events)
     intervals = intervals[len(intervals) // 2 :]  # before, programs are compiled
     if len(intervals) < 2:
@@ -45,7 +48,8 @@ def idle_share(events):
 def record_trace(run, iters):
     """Run `run(iters)` under the profiler and return the trace events.
 
-    Calls of Python functions are not traced, because that takes the host longer than the calls themselves.
+    Calls of Python functions are not traced, because that takes the host longer than the calls
+    themselves.
     """
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0

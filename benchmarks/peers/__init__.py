@@ -1,1 +1,3 @@
-"""Compare other trainers on the same tiny network, each with a hand-written loop in its framework."""
+"""Compare other trainers on the same tiny network, each with a hand-written loop in its
+framework.
+"""

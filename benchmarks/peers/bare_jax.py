@@ -37,7 +37,9 @@ def step(state, x, y):
 
 def run(data):
     """Train on the data once."""
-    state, losses, log = init(), [], Log()
+    state = init()
+    losses = []
+    log = Log()
     for i, (x, y) in enumerate(data, 1):
         state, loss = step(state, x, y)
         losses.append(loss)

@@ -9,7 +9,9 @@ torch.set_num_threads(1)  # more threads slow down a network of this size
 
 def make_net():
     """Build the network."""
-    return torch.nn.Sequential(torch.nn.Linear(FEATURES, HIDDEN), torch.nn.Tanh(), torch.nn.Linear(HIDDEN, CLASSES))
+    return torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, HIDDEN), torch.nn.Tanh(), torch.nn.Linear(HIDDEN, CLASSES)
+    )
 
 
 def make_optimizer(params):
@@ -24,7 +26,8 @@ def pack(x, y):
 
 def run(data):
     """Train on the data once."""
-    net, log = make_net(), Log()
+    net = make_net()
+    log = Log()
     optimizer = make_optimizer(net.parameters())
     losses = []
     for i, (x, y) in enumerate(data, 1):

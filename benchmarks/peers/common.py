@@ -1,8 +1,10 @@
 """Define the task in NumPy and the timing, shared by all peers.
 
-The task is a tiny network: 32 features, a hidden layer of 32 with tanh, 10 classes, batches of 32, SGD with momentum,
-single steps, a log line every 10 iterations. The time is measured in the data, when a batch is requested, so that it
-does not depend on the trainer. Only NumPy is imported here, because each peer has its own environment.
+The task is a tiny network: 32 features, a hidden layer of 32 with tanh, 10 classes, batches of 32,
+  SGD with momentum,
+single steps, a log line every 10 iterations. The time is measured in the data, when a batch is
+requested, so that it does not depend on the trainer. Only NumPy is imported here, because each peer
+has its own environment.
 """
 
 import gc
@@ -16,11 +18,17 @@ import time
 
 import numpy as np
 
-FEATURES, HIDDEN, CLASSES, BATCH = 32, 32, 10, 32
-RATE, MOMENTUM = 1e-3, 0.9
+FEATURES = 32
+HIDDEN = 32
+CLASSES = 10
+BATCH = 32
+RATE = 1e-3
+MOMENTUM = 0.9
 LOG_EVERY = 10
 WARM_UP = 300
-ITERS, SLOW_ITERS = 20_000, 2_000  # a few seconds of training at about 0.1 and 1 ms per iteration
+# a few seconds of training at about 0.1 and 1 ms per iteration
+ITERS = 20_000
+SLOW_ITERS = 2_000
 
 
 def make_batches(count=16):
@@ -39,8 +47,8 @@ class TimedData:
       pack: converts `(x, y)` to a batch of the trainer.
 
     Attributes:
-      seconds: wall time and CPU time of the main thread for `iters - 1` iterations; None until they are done. The CPU
-        time is NaN if another thread requests the batches.
+      seconds: wall time and CPU time of the main thread for `iters - 1` iterations; None until they
+        are done. The CPU time is NaN if another thread requests the batches.
     """
 
     def __init__(self, iters, pack):
@@ -54,7 +62,8 @@ class TimedData:
     def __iter__(self):
         for i in range(len(self)):
             if i == WARM_UP:
-                wall, thread = time.perf_counter(), _main_thread_time()
+                wall = time.perf_counter()
+                thread = _main_thread_time()
             if i == len(self) - 1 and self.seconds is None:
                 self.seconds = time.perf_counter() - wall, _main_thread_time() - thread
             yield self._batches[i % len(self._batches)]
@@ -65,7 +74,8 @@ def _main_thread_time():
 
 
 def compare(loops, version, iters=ITERS, rounds=3):
-    """Run loops in turns; write the microseconds per iteration as JSON to the file in `sys.argv[1]`.
+    """Run loops in turns; write the microseconds per iteration as JSON to the file in
+    `sys.argv[1]`.
 
     Args:
       loops: name -> `(run, pack)`; `run(data)` trains on the `TimedData` once.
@@ -80,7 +90,10 @@ def compare(loops, version, iters=ITERS, rounds=3):
             data = TimedData(iters, pack)
             run(data)
             measured[name].append([value / (iters - 1) * 1e6 for value in data.seconds])
-    times = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in measured.items()}
+    times = {
+        name: [statistics.median(column) for column in zip(*rows, strict=True)]
+        for name, rows in measured.items()
+    }
     with open(sys.argv[1], "w") as file:
         json.dump({"version": version, "times": times}, file)
 

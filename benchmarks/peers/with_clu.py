@@ -1,4 +1,6 @@
-"""Measure a loop in the style of the Flax examples: TrainState, CLU metrics, periodic actions and writers."""
+"""Measure a loop in the style of the Flax examples: TrainState, CLU metrics, periodic actions
+and writers.
+"""
 
 import functools
 import importlib.metadata
@@ -40,7 +42,9 @@ def step(state, train_metrics, x, y):
         return optax.softmax_cross_entropy_with_integer_labels(state.apply_fn(params, x), y).mean()
 
     loss, grads = jax.value_and_grad(loss_fn)(state.params)
-    return state.apply_gradients(grads=grads), train_metrics.merge(TrainMetrics.single_from_model_output(loss=loss))
+    return state.apply_gradients(grads=grads), train_metrics.merge(
+        TrainMetrics.single_from_model_output(loss=loss)
+    )
 
 
 def run(data):
@@ -62,5 +66,9 @@ def run(data):
                     train_metrics = TrainMetrics.empty()
 
 
-NET, TX = Net(), optax.sgd(RATE, momentum=MOMENTUM)
-compare({"bare": bare_jax.LOOP, "trainer": (run, lambda x, y: (x, y))}, importlib.metadata.version("clu"))
+NET = Net()
+TX = optax.sgd(RATE, momentum=MOMENTUM)
+compare(
+    {"bare": bare_jax.LOOP, "trainer": (run, lambda x, y: (x, y))},
+    importlib.metadata.version("clu"),
+)

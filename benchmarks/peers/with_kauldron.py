@@ -12,7 +12,16 @@ import optax
 from kauldron import kd
 
 from benchmarks.peers import bare_jax
-from benchmarks.peers.common import BATCH, CLASSES, HIDDEN, LOG_EVERY, MOMENTUM, RATE, SLOW_ITERS, compare
+from benchmarks.peers.common import (
+    BATCH,
+    CLASSES,
+    HIDDEN,
+    LOG_EVERY,
+    MOMENTUM,
+    RATE,
+    SLOW_ITERS,
+    compare,
+)
 
 
 class Net(nn.Module):
@@ -33,7 +42,8 @@ class Pipeline(kd.data.Pipeline):
     data: Any
 
     def __iter__(self):
-        batches = itertools.chain(self.data, self.data)  # the trainer prefetches beyond the last step
+        # the trainer prefetches beyond the last step
+        batches = itertools.chain(self.data, self.data)
         return kd.data.iterators.NonCheckpointableIterator(source=self, iter=batches)
 
 
@@ -47,7 +57,9 @@ def run(data):
             model=Net(x="batch.x"),
             optimizer=optax.sgd(RATE, momentum=MOMENTUM),
             train_losses={
-                "loss": kd.losses.SoftmaxCrossEntropyWithIntLabels(logits="preds", labels="batch.y"),
+                "loss": kd.losses.SoftmaxCrossEntropyWithIntLabels(
+                    logits="preds", labels="batch.y"
+                ),
             },
             num_train_steps=len(data),
             log_metrics_every=LOG_EVERY,
@@ -60,4 +72,8 @@ def pack(x, y):
     return {"x": x, "y": y[:, None]}
 
 
-compare({"bare": bare_jax.LOOP, "trainer": (run, pack)}, importlib.metadata.version("kauldron"), iters=SLOW_ITERS)
+compare(
+    {"bare": bare_jax.LOOP, "trainer": (run, pack)},
+    importlib.metadata.version("kauldron"),
+    iters=SLOW_ITERS,
+)

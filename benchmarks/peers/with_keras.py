@@ -7,7 +7,16 @@ os.environ["KERAS_BACKEND"] = "jax"
 import keras
 
 from benchmarks.peers import bare_jax
-from benchmarks.peers.common import CLASSES, FEATURES, HIDDEN, LOG_EVERY, MOMENTUM, RATE, Log, compare
+from benchmarks.peers.common import (
+    CLASSES,
+    FEATURES,
+    HIDDEN,
+    LOG_EVERY,
+    MOMENTUM,
+    RATE,
+    Log,
+    compare,
+)
 
 
 class LogLoss(keras.callbacks.Callback):

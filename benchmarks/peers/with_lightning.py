@@ -49,4 +49,8 @@ def run(data):
         ).fit(Module(), data)
 
 
-compare({"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)}, lightning.__version__, iters=SLOW_ITERS)
+compare(
+    {"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)},
+    lightning.__version__,
+    iters=SLOW_ITERS,
+)

@@ -45,10 +45,16 @@ def run(data):
             optim_wrapper=dict(optimizer=dict(type="SGD", lr=RATE, momentum=MOMENTUM)),
             default_hooks=dict(
                 logger=dict(type="LoggerHook", interval=LOG_EVERY),
-                checkpoint=dict(type="CheckpointHook", interval=10**9, save_last=False, by_epoch=False),
+                checkpoint=dict(
+                    type="CheckpointHook", interval=10**9, save_last=False, by_epoch=False
+                ),
             ),
             experiment_name=tempfile.mktemp(dir=""),
         ).train()
 
 
-compare({"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)}, mmengine.__version__, iters=SLOW_ITERS)
+compare(
+    {"bare": bare_torch.LOOP, "trainer": (run, bare_torch.pack)},
+    mmengine.__version__,
+    iters=SLOW_ITERS,
+)

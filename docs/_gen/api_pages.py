@@ -5,17 +5,37 @@ import inspect
 import types
 from collections.abc import Iterator
 
-from jengine.registry import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS, PARAM_SCHEDULERS
+from jengine.config import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS, PARAM_SCHEDULERS
 
 # Their entries are called by configs alone, and are described in the pages of the registries.
 _REGISTRIES = (HOOKS, OPTIMIZERS, OPTIM_WRAPPER_CONSTRUCTORS, PARAM_SCHEDULERS)
 PACKAGES = (
-    "jengine.runner", "jengine.hooks", "jengine.model", "jengine.data", "jengine.optim", "jengine.optim.schedules",
-    "jengine.optim.transforms", "jengine.train", "jengine.evaluation", "jengine.averaging", "jengine.checkpoint",
-    "jengine.logging", "jengine.visualization", "jengine.sharding", "jengine.distributed", "jengine.config",
-    "jengine.registry", "jengine.sweeps", "jengine.annotations", "jengine.paths", "jengine.errors",
-    "jengine.contrib.selfsup", "jengine.contrib.segmentation", "jengine.contrib.imix", "jengine.contrib.language",
-)  # fmt: skip
+    "jengine.runner",
+    "jengine.hooks",
+    "jengine.model",
+    "jengine.data",
+    "jengine.optim",
+    "jengine.optim.schedules",
+    "jengine.optim.transforms",
+    "jengine.train",
+    "jengine.evaluation",
+    "jengine.train",
+    "jengine.checkpoint",
+    "jengine.logging",
+    "jengine.logging",
+    "jengine.parallel",
+    "jengine.parallel",
+    "jengine.config",
+    "jengine.config.registry",
+    "jengine.extras.sweeps",
+    "jengine.config.annotations",
+    "jengine.config.paths",
+    "jengine.config.errors",
+    "jengine.extras.selfsup",
+    "jengine.extras.segmentation",
+    "jengine.extras.imix",
+    "jengine.extras.language",
+)
 
 
 def write_page(name: str) -> str:
@@ -33,11 +53,17 @@ def write_page(name: str) -> str:
 
 
 def _list_public_names(module: types.ModuleType) -> Iterator[str]:
-    """Yield the documented classes and functions that a package exports, or that a module defines."""
+    """Yield the documented classes and functions that a package exports, or that a module
+    defines.
+    """
     is_package = hasattr(module, "__path__")
     for name, value in sorted(vars(module).items(), key=lambda item: item[0].lower()):
         defined_in = getattr(value, "__module__", "")
         if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
             continue
-        if value.__doc__ and defined_in.startswith("jengine.") and (is_package or defined_in == module.__name__):
+        if (
+            value.__doc__
+            and defined_in.startswith("jengine.")
+            and (is_package or defined_in == module.__name__)
+        ):
             yield name

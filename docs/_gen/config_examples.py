@@ -5,8 +5,8 @@ Names that are not listed have no required argument, and their example is the `t
 
 from collections.abc import Callable
 
-from jengine.annotations import parameters_of
-from jengine.registry import Registry
+from jengine.config import Registry
+from jengine.config.annotations import parameters_of
 
 _CNN = 'module=dict(type="SmallCNN"), loss=dict(type="CrossEntropy")'
 
@@ -62,7 +62,8 @@ _ARGUMENTS = {
         "CheckInvalidLossHook": "interval=50",
         "CheckpointHook": 'interval=5, max_keep_ckpts=2, save_best="accuracy/top1"',
         "DeepClusterHook": "extract_dataloader=dict(batch_size=256, dataset=dict(type='Digits')), "
-        'clustering=dict(type="Kmeans", k=30, pca_dim=16), unif_sampling=True, reweight=False, reweight_pow=0.5',
+        'clustering=dict(type="Kmeans", k=30, pca_dim=16), unif_sampling=True, reweight=False, '
+        "reweight_pow=0.5",
         "DenseCLHook": "start_iters=1000",
         "EMAHook": "momentum=0.0002, begin_iter=500",
         "GenerationHook": 'prompts=["def ", "import "], interval=500',
@@ -80,7 +81,8 @@ _ARGUMENTS = {
         "PrepareTTAHook": 'tta_cfg=dict(type="FlipTTA")',
         "SegVisualizationHook": "draw=True, interval=10",
         "SimSiamHook": "fix_pred_lr=True, lr=0.05",
-        "SwAVHook": "batch_size=32, queue_length=3840, epoch_queue_starts=15, frozen_layers_cfg=dict(prototypes=5005)",
+        "SwAVHook": "batch_size=32, queue_length=3840, epoch_queue_starts=15, "
+        "frozen_layers_cfg=dict(prototypes=5005)",
         "SwitchRecipeHook": "schedule=[\n    dict(action_epoch=1, hyperparams=dict(mixup=0.8)), "
         "dict(action_epoch=90, hyperparams=dict(mixup=0.0))]",
         "WarmupParamHook": 'param_name="loss_lambda", value=0.5, warmup_epochs=2',
@@ -95,7 +97,8 @@ _ARGUMENTS = {
         "BertAdam1": "lr=1e-4",
     },
     "optimizer wrapper": {
-        "OptimWrapper": 'optimizer=dict(type="AdamW", lr=1e-3), clip_grad=dict(max_norm=1.0), accumulative_counts=4',
+        "OptimWrapper": 'optimizer=dict(type="AdamW", lr=1e-3), clip_grad=dict(max_norm=1.0), '
+        "accumulative_counts=4",
         "AmpOptimWrapper": 'optimizer=dict(type="AdamW", lr=1e-3), dtype="bfloat16"',
     },
     "optimizer wrapper constructor": {
@@ -132,7 +135,8 @@ _ARGUMENTS = {
         "MultiStepScheduler": "lr_steps=[6000, 8000], lr_ratio=0.1, warmup_iterations=500",
         "OneCycleLR": "eta_max=0.1, total_steps=10_000, by_epoch=False",
         "OptaxLR": "by_epoch=False, schedule=dict(\n"
-        '    type="warmup_cosine_decay_schedule", init_value=0.0, peak_value=0.1, warmup_steps=500,\n'
+        '    type="warmup_cosine_decay_schedule", init_value=0.0, peak_value=0.1, '
+        "warmup_steps=500,\n"
         "    decay_steps=10_000)",
         "PolyLR": "power=0.9, eta_min=1e-4, by_epoch=False, end=40_000",
         "PolyLRRatio": "power=0.9, eta_min_ratio=0.01, by_epoch=False, end=40_000",
@@ -165,7 +169,8 @@ _ARGUMENTS = {
         "TextGenerator": 'tokenizer="bytes", max_new_tokens=64, temperature=0.7, model=dict(type="LinenModel", '
         'module=dict(type="TransformerLM", vocab_size=257), inputs="tokens", '
         'loss=dict(type="CrossEntropy", label="targets"))',
-        "Quantized": 'module=dict(type="SmallViT", num_classes=10, patch=4, width=16, depth=2, heads=2), dtype="int8"',
+        "Quantized": 'module=dict(type="SmallViT", num_classes=10, patch=4, width=16, depth=2, heads=2), '
+        'dtype="int8"',
         "TransformerLM": "vocab_size=256, width=128, depth=4, heads=4",
     },
     "dataset": {
@@ -213,7 +218,8 @@ _ARGUMENTS = {
     "average": {"ExponentialMovingAverage": "momentum=0.0002", "MomentumAnnealingEMA": "gamma=100"},
 }
 
-# Entries that a config cannot build by themselves: base classes, and names that only raise an error.
+# Entries that a config cannot build by themselves: base classes, and names that only raise an
+# error.
 WITHOUT_EXAMPLE = (
     "BaseDataset",
     "BaseTTAModel",
@@ -227,7 +233,9 @@ _VARIANTS = ("Momentum", "ParamScheduler", "WeightDecay")  # of a scheduler whos
 
 
 def example_of(registry: Registry, name: str) -> str | None:
-    """Return the config of an entry as Python source, `dict(type="EMAHook", momentum=0.0002)`; None if it has none."""
+    """Return the config of an entry as Python source, `dict(type="EMAHook", momentum=0.0002)`;
+    None if it has none.
+    """
     if name in WITHOUT_EXAMPLE:
         return None
     key = "constructor" if registry.name == "optimizer wrapper constructor" else "type"
@@ -247,10 +255,18 @@ def _arguments(registry: Registry, name: str) -> str:
         if registry.name == "parameter scheduler" and name.endswith(variant):
             prefix = 'param_name="lr", ' if variant == "ParamScheduler" else ""
             return prefix + own.get(name.removesuffix(variant) + "LR", "")
-    if name not in own and registry.name == "optimizer" and "learning_rate" in _required(registry.get(name)):
+    if (
+        name not in own
+        and registry.name == "optimizer"
+        and "learning_rate" in _required(registry.get(name))
+    ):
         return "learning_rate=1e-3"
     return own.get(name, "")
 
 
 def _required(entry: Callable[..., object]) -> list[str]:
-    return [name for name, parameter in parameters_of(entry).items() if parameter.default is parameter.empty]
+    return [
+        name
+        for name, parameter in parameters_of(entry).items()
+        if parameter.default is parameter.empty
+    ]

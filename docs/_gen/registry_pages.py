@@ -1,4 +1,6 @@
-"""Write the reference pages of the registries: one section for each name, with its arguments and an example."""
+"""Write the reference pages of the registries: one section for each name, with its arguments and
+an example.
+"""
 
 import dataclasses
 import inspect
@@ -9,18 +11,21 @@ from typing import Any
 import griffe
 from config_examples import example_of, in_its_place
 
-from jengine import averaging, registry
-from jengine.annotations import describe, parameters_of
+from jengine import train as averaging
+from jengine.config import Registry, registry
+from jengine.config.annotations import describe, parameters_of
+from jengine.config.registry import is_built_in
 from jengine.hooks import Hook, get_priority
 from jengine.optim.schedules.rules import INF
-from jengine.registry import Registry, is_built_in
 
 Entry = Callable[..., Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Page:
-    """Describe a page: its title, what it begins with, and the registries whose entries it lists."""
+    """Describe a page: its title, what it begins with, and the registries whose entries it
+    lists.
+    """
 
     title: str
     introduction: str
@@ -30,25 +35,29 @@ class Page:
 PAGES = {
     "hooks": Page(
         "Hooks",
-        "A config lists hooks in `custom_hooks`, and replaces those that every run has in `default_hooks`: see "
+        "A config lists hooks in `custom_hooks`, and replaces those that every run has in "
+        "`default_hooks`: see "
         "[Hooks](../hooks.md).",
         (registry.HOOKS,),
     ),
     "optimizers": Page(
         "Optimizers",
-        "The `optimizer` of an [optimizer wrapper](../optim.md). Names in lower case are the factories of optax, with "
+        "The `optimizer` of an [optimizer wrapper](../optim.md). Names in lower case are the "
+        "factories of optax, with "
         "optax's arguments.",
         (registry.OPTIMIZERS,),
     ),
     "wrappers": Page(
         "Optimizer wrappers",
-        "`optim_wrapper` names a wrapper by its `type`, and by its `constructor` the class that sets learning rates "
+        "`optim_wrapper` names a wrapper by its `type`, and by its `constructor` the class that "
+        "sets learning rates "
         "and weight decays of single parameters: see [Optimizers](../optim.md).",
         (registry.OPTIM_WRAPPERS, registry.OPTIM_WRAPPER_CONSTRUCTORS),
     ),
     "schedulers": Page(
         "Schedulers",
-        "`param_scheduler` is one of these or a list: see [Schedules](../schedules.md). All of them also accept "
+        "`param_scheduler` is one of these or a list: see [Schedules](../schedules.md). All of "
+        "them also accept "
         "`convert_to_iter_based=True`, for settings in epochs and changes at every iteration.",
         (registry.PARAM_SCHEDULERS,),
     ),
@@ -59,37 +68,42 @@ PAGES = {
     ),
     "data": Page(
         "Datasets, samplers and transforms",
-        "The `dataset` and the `sampler` of a dataloader, and transforms of samples or batches: see "
+        "The `dataset` and the `sampler` of a dataloader, and transforms of samples or batches: "
+        "see "
         "[Data](../data.md).",
         (registry.DATASETS, registry.DATA_SAMPLERS, registry.TRANSFORMS),
     ),
     "metrics": Page(
         "Metrics",
-        "`val_evaluator` and `test_evaluator` are one of these or a list: see [Evaluation](../evaluation.md).",
+        "`val_evaluator` and `test_evaluator` are one of these or a list: see "
+        "[Evaluation](../evaluation.md).",
         (registry.METRICS, registry.EVALUATOR),
     ),
     "averages": Page(
         "Averages",
-        "The `ema_type` of an `EMAHook`, which passes on their arguments: see [Averages](../ema.md).",
+        "The `ema_type` of an `EMAHook`, which passes on their arguments: see "
+        "[Averages](../ema.md).",
         (averaging.AVERAGES,),
     ),
     "loops": Page(
         "Loops and strategies",
-        "`train_cfg`, `val_cfg` and `test_cfg` describe a loop (see [The Runner](../runner.md)), `parallel` the "
+        "`train_cfg`, `val_cfg` and `test_cfg` describe a loop (see [The Runner](../runner.md)), "
+        "`parallel` the "
         "devices (see [Devices](../devices.md)).",
         (registry.LOOPS, registry.STRATEGIES),
     ),
     "visualization": Page(
         "Visualizers and logs",
-        "`visualizer`, its `vis_backends`, and `log_processor`: see [Visualization](../visualization.md) and "
+        "`visualizer`, its `vis_backends`, and `log_processor`: see "
+        "[Visualization](../visualization.md) and "
         "[Logging](../logging.md).",
         (registry.VISUALIZERS, registry.VISBACKENDS, registry.LOG_PROCESSORS),
     ),
 }
 _ORIGINS = {
-    "jengine.contrib.selfsup": "self-supervised learning",
-    "jengine.contrib.segmentation": "segmentation",
-    "jengine.contrib.imix": "iMIX",
+    "jengine.extras.selfsup": "self-supervised learning",
+    "jengine.extras.segmentation": "segmentation",
+    "jengine.extras.imix": "iMIX",
     "optax": "optax",
 }
 # Arguments that the Runner passes, by the name of the registry; Flax adds those of modules.
@@ -109,7 +123,11 @@ def write_page(page: Page) -> str:
     for entries in page.registries:
         sections = _group(entries)
         for origin, groups in sections.items():
-            plural = f"{entries.name[0].upper()}{entries.name[1:]}s" if origin == "" else f"From {origin}"
+            plural = (
+                f"{entries.name[0].upper()}{entries.name[1:]}s"
+                if origin == ""
+                else f"From {origin}"
+            )
             plural = plural.replace("strategys", "strategies").replace("Strategys", "Strategies")
             lines += [f"## {plural}", "", "| name | purpose |", "|---|---|"]
             for names in groups:
@@ -123,11 +141,17 @@ def write_page(page: Page) -> str:
 
 def list_names(entries: Registry) -> list[str]:
     """Return the names that jengine registers; a process may have registered others."""
-    return [name for name in entries if is_built_in(getattr(entries.get(name), "family", entries.get(name)))]
+    return [
+        name
+        for name in entries
+        if is_built_in(getattr(entries.get(name), "family", entries.get(name)))
+    ]
 
 
 def _group(entries: Registry) -> dict[str, list[list[str]]]:
-    """Return the names by origin, '' first; names of one class, or of variants of one schedule, are a group."""
+    """Return the names by origin, '' first; names of one class, or of variants of one schedule,
+    are a group.
+    """
     groups: dict[Any, list[str]] = {}
     for name in list_names(entries):
         entry = entries.get(name)
@@ -135,7 +159,9 @@ def _group(entries: Registry) -> dict[str, list[list[str]]]:
         groups.setdefault(key, []).append(name)
     sections: dict[str, list[list[str]]] = {"": []}
     for (_, origin, _), names in groups.items():
-        sections.setdefault(origin, []).append(sorted(names, key=lambda name: (not name.endswith("LR"), name)))
+        sections.setdefault(origin, []).append(
+            sorted(names, key=lambda name: (not name.endswith("LR"), name))
+        )
     return {origin: sections[origin] for origin in ("", *_ORIGINS.values()) if sections.get(origin)}
 
 
@@ -162,7 +188,9 @@ def _write_entry(entries: Registry, names: list[str]) -> Iterator[str]:
 
 
 def _describe_text(entry: Entry) -> Iterator[str]:
-    """Yield the text of a docstring before its sections; of optax, whose texts are long, the first sentence."""
+    """Yield the text of a docstring before its sections; of optax, whose texts are long, the
+    first sentence.
+    """
     if _origin(entry) == "optax":
         yield from (_summary(entry), "")
         return
@@ -182,7 +210,8 @@ def _sections(source: Any) -> list[Any]:
 
 def _write_stages(hook: Hook) -> Iterator[str]:
     """Yield when a hook acts."""
-    stages, points = hook.get_triggered_stages(), hook.get_traced_points()
+    stages = hook.get_triggered_stages()
+    points = hook.get_traced_points()
     priority = f"{get_priority(hook.priority)}"
     rows = {
         "Priority": f"{hook.priority} ({priority})" if isinstance(hook.priority, str) else priority,
@@ -210,27 +239,37 @@ def _write_arguments(entries: Registry, entry: Entry) -> Iterator[str]:
     parameters = {
         name: p
         for name, p in parameters_of(entry).items()
-        if name not in supplied and (p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) or name in texts)
+        if name not in supplied
+        and (p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) or name in texts)
     }
     if not parameters:
         yield from ("It has no arguments.", "")
         return
     is_foreign = _origin(entry) == "optax"  # whose annotations are long unions of array types
-    columns = ["argument", "default"] if is_foreign else ["argument", "must be", "default", "meaning"]
+    columns = (
+        ["argument", "default"] if is_foreign else ["argument", "must be", "default", "meaning"]
+    )
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
     for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             cells = [f"`**{name}`", "", "", texts.get(name, "")]
         else:
-            cells = [f"`{name}`", describe(parameter.annotation), _default(parameter), texts.get(name, "")]
+            cells = [
+                f"`{name}`",
+                describe(parameter.annotation),
+                _default(parameter),
+                texts.get(name, ""),
+            ]
         shown = [cells[0], cells[2]] if is_foreign else cells
         yield f"| {' | '.join(map(_cell, shown))} |"
     yield ""
 
 
 def _argument_texts(entry: Entry) -> Mapping[str, str]:
-    """Return what the docstrings of a class, its bases and the settings of a schedule have about each argument."""
+    """Return what the docstrings of a class, its bases and the settings of a schedule have about
+    each argument.
+    """
     sources = [*inspect.getmro(entry)] if isinstance(entry, type) else [entry]
     family = getattr(entry, "family", None)
     texts: dict[str, str] = {}
@@ -239,7 +278,9 @@ def _argument_texts(entry: Entry) -> Mapping[str, str]:
             if source is not object and section.kind.value in ("parameters", "attributes"):
                 for item in section.value:
                     for name in item.name.split(","):
-                        texts.setdefault(name.strip().lstrip("*"), item.description.replace("\n", " "))
+                        texts.setdefault(
+                            name.strip().lstrip("*"), item.description.replace("\n", " ")
+                        )
     return texts
 
 

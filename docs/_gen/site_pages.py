@@ -23,16 +23,34 @@ OUTSIDE = {
 }
 START = ["overview", "install", "start", "optim_tutorial", "coming_from", "comparison", "mmengine"]
 GUIDES = [
-    "model", "equinox", "data", "batches", "config", "runner", "hooks", "optim", "schedules", "evaluation", "logging",
-    "visualization", "sweeps", "notebooks", "checkpoints", "storage", "devices", "processes",
-]  # fmt: skip
+    "model",
+    "equinox",
+    "data",
+    "batches",
+    "config",
+    "runner",
+    "hooks",
+    "optim",
+    "schedules",
+    "evaluation",
+    "logging",
+    "visualization",
+    "sweeps",
+    "notebooks",
+    "checkpoints",
+    "storage",
+    "devices",
+    "processes",
+]
 PROJECT = ["benchmarks", "results", "contributing", "changelog"]
 
 
 def write_sources(directory: pathlib.Path) -> None:
     """Write all pages of the site into a directory, which is emptied first."""
     shutil.rmtree(directory, ignore_errors=True)
-    shutil.copytree(ROOT / "docs", directory, ignore=shutil.ignore_patterns("_gen", "conf.py", "*.md"))
+    shutil.copytree(
+        ROOT / "docs", directory, ignore=shutil.ignore_patterns("_gen", "conf.py", "*.md")
+    )
     shutil.copytree(ROOT / "examples" / "notebooks", directory / "notebooks")
     for name, text in _write_pages():
         path = directory / name
@@ -47,18 +65,29 @@ def _write_pages() -> Iterator[tuple[str, str]]:
         yield f"{page}.md", _link((ROOT / "docs" / f"{page}.md").read_text())
     for path, name in OUTSIDE.items():  # as pages of docs/, with the links that those would have
         text = re.sub(r"\[docs/(\w+\.md)\]", r"[\1]", (ROOT / path).read_text())
-        yield name, _link(re.sub(r"\]\((?!https?:|#)(docs/)?", lambda link: "](" if link[1] else "](../", text))
+        yield (
+            name,
+            _link(
+                re.sub(
+                    r"\]\((?!https?:|#)(docs/)?", lambda link: "](" if link[1] else "](../", text
+                )
+            ),
+        )
     yield "examples.md", _write_examples()
     for name, reference in registry_pages.PAGES.items():
         yield f"reference/{name}.md", registry_pages.write_page(reference)
     for name in api_pages.PACKAGES:
         yield f"{_api_path(name)}.md", api_pages.write_page(name)
     how_tos = [page for page in pages if page not in {*START, *GUIDES, *PROJECT}]
-    notebooks = sorted(f"notebooks/{path.stem}" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb"))
+    notebooks = sorted(
+        f"notebooks/{path.stem}" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")
+    )
     yield "reference/index.md", _write_contents("Config reference", list(registry_pages.PAGES))
     yield (
         "api/index.md",
-        _write_contents("Python API", [_api_path(name).removeprefix("api/") for name in api_pages.PACKAGES]),
+        _write_contents(
+            "Python API", [_api_path(name).removeprefix("api/") for name in api_pages.PACKAGES]
+        ),
     )
     sections = {
         "Start": [*START, *notebooks],
@@ -67,12 +96,16 @@ def _write_pages() -> Iterator[tuple[str, str]]:
         "Reference": ["reference/index", "api/index"],
         "Project": PROJECT,
     }
-    trees = [_write_tree(pages, f":caption: {title}\n:hidden:\n") for title, pages in sections.items()]
+    trees = [
+        _write_tree(pages, f":caption: {title}\n:hidden:\n") for title, pages in sections.items()
+    ]
     yield "index.md", "\n".join([(ROOT / "docs" / "_gen" / "index.md").read_text(), *trees])
 
 
 def _link(text: str) -> str:
-    """Show titles instead of file names in links, and find the place of files of the repository on the site."""
+    """Show titles instead of file names in links, and find the place of files of the repository
+    on the site.
+    """
     text = re.sub(r"\]\(\.\./(examples|configs)/(\w+)\.py\)", r"](examples.md#\1-\2)", text)
     text = re.sub(r"\]\(\.\./(examples/launch)/(\w+)\.\w+\)", r"](examples.md#launch-\2)", text)
     text = re.sub(r"\]\(\.\./examples/notebooks/(\w+\.ipynb)\)", r"](notebooks/\1)", text)
@@ -88,18 +121,39 @@ def _title(page: str) -> str:
 
 
 def _write_examples() -> str:
-    """Return the page with the sources of `configs/` and `examples/`, all of which the tests train."""
-    lines = ["# Examples", "", "Complete config files and scripts. The tests train all configs and scripts.", ""]
-    for directory, title in (("configs", "Config files"), ("examples", "Scripts"), ("examples/launch", "Launch files")):
+    """Return the page with the sources of `configs/` and `examples/`, all of which the tests
+    train.
+    """
+    lines = [
+        "# Examples",
+        "",
+        "Complete config files and scripts. The tests train all configs and scripts.",
+        "",
+    ]
+    for directory, title in (
+        ("configs", "Config files"),
+        ("examples", "Scripts"),
+        ("examples/launch", "Launch files"),
+    ):
         lines += [f"## {title}", ""]
         for path in sorted((ROOT / directory).glob("*.*")):
-            source, language = path.read_text(), {".py": "python", ".sh": "bash", ".yaml": "yaml"}.get(path.suffix)
+            source = path.read_text()
+            language = {".py": "python", ".sh": "bash", ".yaml": "yaml"}.get(path.suffix)
             if language is None:
                 continue
             is_python = language == "python"
-            docstring = (ast.get_docstring(ast.parse(source)) or "") if is_python else source.split("# ", 2)[1]
+            docstring = (
+                (ast.get_docstring(ast.parse(source)) or "")
+                if is_python
+                else source.split("# ", 2)[1]
+            )
             summary = docstring.split("\n\n")[0].split("\n#")[0].replace("\n", " ")
-            lines += [f"({directory.rpartition('/')[2]}-{path.stem})=", "", f"### {directory}/{path.name}", ""]
+            lines += [
+                f"({directory.rpartition('/')[2]}-{path.stem})=",
+                "",
+                f"### {directory}/{path.name}",
+                "",
+            ]
             lines += [summary, "", f"```{language}", source.rstrip(), "```", ""]
     return "\n".join(lines)
 

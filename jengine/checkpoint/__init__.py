@@ -1,13 +1,12 @@
-"""Save and restore checkpoints: written in the background, complete or absent, readable without the config."""
+"""Checkpoints on disk: written in the background, complete or absent, readable without the config.
+
+`Checkpointer` saves and prunes, `load` and `restore` read, `find_latest` finds. Imports the rooms
+up to `parallel`.
+"""
 
 from jengine.checkpoint.arrays import check_storable as check_storable
 from jengine.checkpoint.checkpointer import Checkpointer as Checkpointer
 from jengine.checkpoint.checkpointer import CheckpointSaveError as CheckpointSaveError
-from jengine.checkpoint.export import export_params as export_params
-from jengine.checkpoint.export import import_batch_stats as import_batch_stats
-from jengine.checkpoint.export import import_params as import_params
-from jengine.checkpoint.export_hub import export_hub as export_hub
-from jengine.checkpoint.huggingface import transformer_arguments as transformer_arguments
 from jengine.checkpoint.layout import CorruptCheckpointError as CorruptCheckpointError
 from jengine.checkpoint.layout import find_checkpoint as find_checkpoint
 from jengine.checkpoint.layout import find_latest as find_latest
@@ -15,7 +14,6 @@ from jengine.checkpoint.layout import list_checkpoints as list_checkpoints
 from jengine.checkpoint.layout import read_meta as read_meta
 from jengine.checkpoint.lock import WorkDirLock as WorkDirLock
 from jengine.checkpoint.lock_holder import WorkDirLockedError as WorkDirLockedError
-from jengine.checkpoint.pretrained import load_pretrained as load_pretrained
 from jengine.checkpoint.publish import publish as publish
 from jengine.checkpoint.report import CheckpointMismatchError as CheckpointMismatchError
 from jengine.checkpoint.report import LoadReport as LoadReport
@@ -24,11 +22,3 @@ from jengine.checkpoint.restore import list_arrays as list_arrays
 from jengine.checkpoint.restore import load as load
 from jengine.checkpoint.restore import load_params as load_params
 from jengine.checkpoint.restore import restore as restore
-from jengine.checkpoint.sources import FORMATS as FORMATS
-from jengine.checkpoint.sources import WeightSource as WeightSource
-from jengine.checkpoint.sources import is_pytree_of_arrays as is_pytree_of_arrays
-from jengine.checkpoint.sources import locate_weights as locate_weights
-from jengine.checkpoint.sources import open_weights as open_weights
-from jengine.scores import infer_rule as infer_rule
-from jengine.scores import is_better as is_better
-from jengine.scores import pick_metric as pick_metric

@@ -1,6 +1,7 @@
 """Rules for loaded arrays: `(old, new)`, or `(old, new, options)` with functions on the arrays.
 
-The options are applied in this order: `merge`, `reshape`, `split` or `unstack`, `transform`, `stack`.
+The options are applied in this order: `merge`, `reshape`, `split` or `unstack`, `transform`,
+`stack`.
 """
 
 import dataclasses
@@ -13,10 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jengine.annotations import is_mapping
 from jengine.checkpoint.rules import compile_pattern, list_prefixes, replace_prefix
-from jengine.errors import UnknownNameError, closest, config_path
-from jengine.registry import check_arguments
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import UnknownNameError, closest, config_path
+from jengine.config.registry import check_arguments
 
 Transform = Callable[[np.ndarray], np.ndarray]
 Names = str | Sequence[str]
@@ -33,17 +34,18 @@ class Options:
     """What is done with the arrays of a rule.
 
     Attributes:
-      transform: 'transpose' for (out, in, *window) to (*window, in, out), 'none' for the axes as they are stored, or a
-        function on the array, or an import path. Without `transform` and `reshape`, the axes of a PyTorch `weight`
-        are permuted for a `kernel`.
+      transform: 'transpose' for (out, in, *window) to (*window, in, out), 'none' for the axes as
+        they are stored, or a function on the array, or an import path. Without `transform` and
+        `reshape`, the axes of a PyTorch `weight` are permuted for a `kernel`.
       reshape: the axes by name, before and after: `"(h k) d -> d h k"`.
       sizes: sizes of these axes by name, where they do not follow from the stored shape.
       merge: the axis along which the arrays of several old names are joined.
-      split: the axis along which an array is divided between several new names; or `dict(axis=, sizes=[...])` for parts
-        of different sizes.
-      stack: the new axis along which the arrays of a numbered name are stacked: the number is a group of the old name
-        that the new one does not use.
-      unstack: the axis that is divided into arrays with numbered names: the new name has `{}` for the number.
+      split: the axis along which an array is divided between several new names; or `dict(axis=,
+        sizes=[...])` for parts of different sizes.
+      stack: the new axis along which the arrays of a numbered name are stacked: the number is a
+        group of the old name that the new one does not use.
+      unstack: the axis that is divided into arrays with numbered names: the new name has `{}` for
+        the number.
     """
 
     transform: str | Callable[..., Any] | None = None
@@ -75,7 +77,8 @@ NO_OPTIONS = Options()
 class Piece(NamedTuple):
     """Array that is made from stored ones, for one parameter."""
 
-    names: tuple[tuple[str, ...], ...]  # of the stored arrays: by place in the stack, and by part of the merged array
+    # of the stored arrays: by place in the stack, and by part of the merged array
+    names: tuple[tuple[str, ...], ...]
     rule: RenameRule | None = None
     options: Options = NO_OPTIONS
     part: int = 0  # of a split or unstacked array
@@ -84,7 +87,8 @@ class Piece(NamedTuple):
     @property
     def label(self) -> str:
         """The stored names for messages: the first and the last one."""
-        first, last = self.names[0][0], self.names[-1][-1]
+        first = self.names[0][0]
+        last = self.names[-1][-1]
         return first if first == last else f"{first} … {last}"
 
     @property
@@ -100,23 +104,37 @@ class Piece(NamedTuple):
         """
         for names in self.names[1:]:
             for name, first in zip(names, self.names[0], strict=True):
-                if structs[name].shape != structs[first].shape or structs[name].dtype != structs[first].dtype:
-                    shapes = " and ".join(f"{x!r} {structs[x].dtype}{structs[x].shape}" for x in (first, name))
+                if (
+                    structs[name].shape != structs[first].shape
+                    or structs[name].dtype != structs[first].dtype
+                ):
+                    shapes = " and ".join(
+                        f"{x!r} {structs[x].dtype}{structs[x].shape}" for x in (first, name)
+                    )
                     shown = self.rule.shown if self.rule else ""
-                    raise ValueError(f"`rename` must stack equal shapes and dtypes, got {shapes} by the rule {shown}")
+                    raise ValueError(
+                        f"`rename` must stack equal shapes and dtypes, got {shapes} by the rule "
+                        f"{shown}"
+                    )
         # Without strides they take no memory, whatever the shape; a transform may be any function.
-        arrays = [np.broadcast_to(np.zeros((), x.dtype), x.shape) for x in (structs[name] for name in self.names[0])]
+        arrays = [
+            np.broadcast_to(np.zeros((), x.dtype), x.shape)
+            for x in (structs[name] for name in self.names[0])
+        ]
         return self.make(arrays).shape
 
     def make(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """Return the array at one place of the stack from the stored arrays for it.
 
         Raises:
-          ValueError: the rule cannot be applied to these shapes; the message has the rule, the name and the shapes.
+          ValueError: the rule cannot be applied to these shapes; the message has the rule, the name
+            and the shapes.
         """
         options = self.options
         try:
-            array = arrays[0] if options.merge is None else np.concatenate(arrays, axis=options.merge)
+            array = (
+                arrays[0] if options.merge is None else np.concatenate(arrays, axis=options.merge)
+            )
             if options.reshape is not None:
                 array = rearrange(array, options.reshape, options.sizes or {})
             if options.split is not None:
@@ -124,12 +142,19 @@ class Piece(NamedTuple):
             if options.unstack is not None:
                 array = np.take(array, self.part, axis=options.unstack)
             # A user's function may return a JAX array
-            return array if options.transform is None else np.asarray(_find_transform(options.transform)(array))
+            return (
+                array
+                if options.transform is None
+                else np.asarray(_find_transform(options.transform)(array))
+            )
         except Exception as error:  # of any type: a transform is the user's
             if self.rule is None:
                 raise
             shapes = ", ".join(str(tuple(array.shape)) for array in arrays)
-            message = f"`rename` has the rule {self.rule.shown}, which cannot be applied to {self.label} {shapes}"
+            message = (
+                f"`rename` has the rule {self.rule.shown}, which cannot be applied to "
+                f"{self.label} {shapes}"
+            )
             raise ValueError(f"{message}: {error}") from error
 
 
@@ -137,7 +162,8 @@ def parse_rules(rename: Sequence[RuleLike]) -> list[RenameRule]:
     """Return the rules, with the options checked.
 
     Raises:
-      ValueError, TypeError: a rule or an option that has another form; an option without the names that it needs.
+      ValueError, TypeError: a rule or an option that has another form; an option without the names
+        that it needs.
     """
     rules = []
     for i, rule in enumerate(rename):
@@ -150,16 +176,20 @@ def _parse_rule(rule: RuleLike) -> RenameRule:
     values: tuple[Any, ...] = tuple(rule)
     shown = f"({', '.join(map(repr, values))})"
     if len(values) not in (2, 3) or (len(values) == 3 and not is_mapping(values[2])):
-        raise ValueError(f"a rule of `rename` must be (old, new) or (old, new, dict of options), got {shown}")
+        raise ValueError(
+            f"a rule of `rename` must be (old, new) or (old, new, dict of options), got {shown}"
+        )
     given = dict(values[2].items()) if len(values) == 3 else {}
     check_arguments(Options, given)
     options = Options(**given)
     old, new = (() if x is None else (x,) if isinstance(x, str) else tuple(x) for x in values[:2])
     needs = {
-        "`old` as a list with `merge`, and only then": (len(old) > 1) == (options.merge is not None),
+        "`old` as a list with `merge`, and only then": (len(old) > 1)
+        == (options.merge is not None),
         "`new` as a list with `split`": len(new) > 1 or options.split is None,
         "either `stack` or `unstack`": options.stack is None or options.unstack is None,
-        "`{}` in `new` for the number with `unstack`": options.unstack is None or all(_NUMBER in name for name in new),
+        "`{}` in `new` for the number with `unstack`": options.unstack is None
+        or all(_NUMBER in name for name in new),
         "either `split` or `unstack`": options.split is None or options.unstack is None,
         "`sizes` with `reshape`": options.sizes is None or options.reshape is not None,
         "an `old` name": bool(old),
@@ -174,7 +204,9 @@ def _parse_rule(rule: RuleLike) -> RenameRule:
 
 
 def apply_rules(
-    keys: Mapping[str, tuple[str | None, str]], structs: Mapping[str, jax.ShapeDtypeStruct], rules: Sequence[RenameRule]
+    keys: Mapping[str, tuple[str | None, str]],
+    structs: Mapping[str, jax.ShapeDtypeStruct],
+    rules: Sequence[RenameRule],
 ) -> tuple[dict[tuple[str | None, str], Piece], list[str]]:
     """Return the piece for each new path, and the names that a rule leaves out.
 
@@ -186,10 +218,14 @@ def apply_rules(
       rules: see `parse_rules`.
 
     Raises:
-      ValueError: a rule matches no path, two arrays have the same new path, or a number of a stack is missing.
+      ValueError: a rule matches no path, two arrays have the same new path, or a number of a stack
+        is missing.
     """
-    found: dict[tuple[str | None, str], tuple[RenameRule | None, int, int, dict[tuple[int, int], str]]] = {}
-    dropped, used = [], set()
+    found: dict[
+        tuple[str | None, str], tuple[RenameRule | None, int, int, dict[tuple[int, int], str]]
+    ] = {}
+    dropped = []
+    used = set()
     for name, (item, path) in keys.items():
         rule, targets = _apply_first(path, structs[name], rules)
         if rule is not None:
@@ -197,19 +233,25 @@ def apply_rules(
         if not targets:
             dropped.append(name)
         for target in targets:
-            other, *_, places = found.setdefault((item, target.path), (rule, target.part, target.parts, {}))
+            other, *_, places = found.setdefault(
+                (item, target.path), (rule, target.part, target.parts, {})
+            )
             place = target.number, target.member
-            # One rule may fill several places of a stack or a merge; two rules must not meet at one path
+            # One rule may fill several places of a stack or a merge; two rules must not meet at one
+            # path
             if other is not rule or place in places:
                 taken = places.get(place) or next(iter(places.values()))
                 raise ValueError(
-                    f"`rename` must keep paths distinct, got {target.path!r} for both {taken!r} and {name!r}"
+                    f"`rename` must keep paths distinct, got {target.path!r} for both {taken!r} "
+                    f"and {name!r}"
                 )
             places[place] = name
     for rule in rules:
         if id(rule) not in used:
             hint = closest(rule.old[0], list_prefixes(path for _, path in keys.values()))
-            raise ValueError(f"`rename` must start with a prefix of a stored path, got {rule.shown}{hint}")
+            raise ValueError(
+                f"`rename` must start with a prefix of a stored path, got {rule.shown}{hint}"
+            )
     return {key: _make_piece(key[1], *entry) for key, entry in found.items()}, dropped
 
 
@@ -236,14 +278,20 @@ def _apply_first(
 
 
 def _list_targets(
-    path: str, struct: jax.ShapeDtypeStruct, rule: RenameRule, member: int, match: re.Match[str] | None
+    path: str,
+    struct: jax.ShapeDtypeStruct,
+    rule: RenameRule,
+    member: int,
+    match: re.Match[str] | None,
 ) -> Iterator[_Target]:
-    options, number = rule.options, 0
+    options = rule.options
+    number = 0
     if options.stack is not None:
         numbers = [] if match is None else _unused_numbers(match, rule.new)
         if len(numbers) != 1:
             raise ValueError(
-                f"`rename` must have one group of `old` with the number for `stack` that `new` does not use, got "
+                "`rename` must have one group of `old` with the number for `stack` that `new` "
+                "does not use, got "
                 f"{len(numbers)} in {rule.shown} for {path!r}"
             )
         number = numbers[0]
@@ -253,10 +301,14 @@ def _list_targets(
             yield _Target(renamed, number, member, part, len(rule.new))
             continue
         if not -len(struct.shape) <= options.unstack < len(struct.shape):
-            raise ValueError(f"`rename` has the rule {rule.shown}, but {path!r} has the shape {struct.shape}")
+            raise ValueError(
+                f"`rename` has the rule {rule.shown}, but {path!r} has the shape {struct.shape}"
+            )
         count = struct.shape[options.unstack]
         # Not `str.format`: a name may have other braces
-        yield from (_Target(renamed.replace(_NUMBER, str(i)), part=i, parts=count) for i in range(count))
+        yield from (
+            _Target(renamed.replace(_NUMBER, str(i)), part=i, parts=count) for i in range(count)
+        )
 
 
 def _unused_numbers(match: re.Match[str], new: Sequence[str]) -> list[int]:
@@ -264,7 +316,9 @@ def _unused_numbers(match: re.Match[str], new: Sequence[str]) -> list[int]:
     references = {number or name for text in new for name, number in _GROUP_REFERENCE.findall(text)}
     names = {index: name for name, index in match.re.groupindex.items()}
     groups = enumerate(match.groups(), start=1)
-    return [int(x) for i, x in groups if (x or "").isdigit() and not {str(i), names.get(i)} & references]
+    return [
+        int(x) for i, x in groups if (x or "").isdigit() and not {str(i), names.get(i)} & references
+    ]
 
 
 def _make_piece(
@@ -272,19 +326,25 @@ def _make_piece(
 ) -> Piece:
     if rule is None:
         return Piece(((places[0, 0],),))
-    present, members = {number for number, _ in places}, len(rule.old)
+    present = {number for number, _ in places}
+    members = len(rule.old)
     numbers = range(max(present) + 1)
     if len(present) < len(numbers):  # the numbers are data: they may be too large to list
-        missing = list(itertools.islice((number for number in numbers if number not in present), 11))
+        missing = list(
+            itertools.islice((number for number in numbers if number not in present), 11)
+        )
         shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
         raise ValueError(
-            f"`rename` must find the numbers 0 to {numbers[-1]} for {path!r}, got none for {shown}, "
+            f"`rename` must find the numbers 0 to {numbers[-1]} for {path!r}, got none for "
+            f"{shown}, "
             f"by the rule {rule.shown}"
         )
     for number in numbers:
         for member, old in enumerate(rule.old):
             if (number, member) not in places:
-                raise ValueError(f"`rename` must find {old!r} for {path!r}, got none, by the rule {rule.shown}")
+                raise ValueError(
+                    f"`rename` must find {old!r} for {path!r}, got none, by the rule {rule.shown}"
+                )
     names = tuple(tuple(places[number, member] for member in range(members)) for number in numbers)
     return Piece(names, rule, rule.options, part, parts)
 
@@ -303,10 +363,17 @@ def rearrange(array: np.ndarray, pattern: str, sizes: Mapping[str, int]) -> np.n
     >>> rearrange(np.zeros((6, 5)), "(h k) d -> d h k", {"h": 3}).shape
     (5, 3, 2)
     """
-    sides = [[(group or name).split() for group, name in _AXES.findall(side)] for side in pattern.split("->")]
-    names, new_names = ([name for group in side for name in group] for side in (sides[0], sides[-1]))
+    sides = [
+        [(group or name).split() for group, name in _AXES.findall(side)]
+        for side in pattern.split("->")
+    ]
+    names, new_names = (
+        [name for group in side for name in group] for side in (sides[0], sides[-1])
+    )
     if len(sides) != 2 or sorted(names) != sorted(new_names):
-        raise ValueError(f"the axes must be named before and after as 'a (b c) -> a b c', got {pattern!r}")
+        raise ValueError(
+            f"the axes must be named before and after as 'a (b c) -> a b c', got {pattern!r}"
+        )
     before, after = sides
     if len(set(names)) != len(names) or len(before) != array.ndim:
         raise ValueError(f"{pattern!r} must name each axis of the shape {array.shape} once")
@@ -315,9 +382,13 @@ def rearrange(array: np.ndarray, pattern: str, sizes: Mapping[str, int]) -> np.n
         unknown = [name for name in group if name not in known]
         rest = math.prod(known[name] for name in group if name in known)
         if len(unknown) > 1:
-            raise ValueError(f"`sizes` must have all but one of {group} in {pattern!r}, got {dict(sizes)}")
+            raise ValueError(
+                f"`sizes` must have all but one of {group} in {pattern!r}, got {dict(sizes)}"
+            )
         if size % rest or (not unknown and size != rest):
-            raise ValueError(f"an axis of {size} is not {' * '.join(group)} with the sizes {dict(sizes)}")
+            raise ValueError(
+                f"an axis of {size} is not {' * '.join(group)} with the sizes {dict(sizes)}"
+            )
         known |= dict.fromkeys(unknown, size // rest)  # one name at most, checked above
     divided = array.reshape([known[name] for name in names])
     permuted = divided.transpose([names.index(name) for name in new_names])
@@ -329,7 +400,9 @@ def _split(array: np.ndarray, split: int | Mapping[str, Any], part: int, parts: 
     if sizes is None:
         return np.split(array, parts, axis=axis)[part]
     if len(sizes) != parts or sum(sizes) != array.shape[axis]:
-        raise ValueError(f"`split` must have {parts} sizes with the sum {array.shape[axis]}, got {sizes}")
+        raise ValueError(
+            f"`split` must have {parts} sizes with the sum {array.shape[axis]}, got {sizes}"
+        )
     # Views: a part is copied only when it is placed, so that large tensors are not held twice.
     return np.split(array, np.cumsum(sizes)[:-1], axis=axis)[part]
 
@@ -360,7 +433,8 @@ def _find_transform(transform: str | Transform) -> Transform:
         return import_attribute(transform)
     except UnknownNameError as error:
         raise UnknownNameError(
-            f"`transform` must be 'transpose', 'none', a function or its import path, got {transform!r}: {error}"
+            "`transform` must be 'transpose', 'none', a function or its import path, got "
+            f"{transform!r}: {error}"
         ) from None
 
 

@@ -9,14 +9,22 @@ from typing import Any
 import jax
 
 from jengine.checkpoint import arrays, commit
-from jengine.checkpoint.layout import encode_meta, find_manifests, pack_states, write_meta, write_pointer
+from jengine.checkpoint.layout import (
+    encode_meta,
+    find_manifests,
+    pack_states,
+    write_meta,
+    write_pointer,
+)
 from jengine.checkpoint.manifest import STATE, read_manifest, seal, seal_part
 from jengine.checkpoint.progress import wait_for_processes
-from jengine.storage import is_url, storage_path
+from jengine.config.storage import is_url, storage_path
 
 
 class CheckpointSaveError(OSError):
-    """Error of a save that failed. Earlier checkpoints are intact: `earlier`, oldest first, or None if unknown."""
+    """Error of a save that failed. Earlier checkpoints are intact: `earlier`, oldest first, or
+    None if unknown.
+    """
 
     earlier: list[str] | None = None
 
@@ -24,26 +32,31 @@ class CheckpointSaveError(OSError):
 class Checkpointer:
     """Checkpoint manager that saves one checkpoint at a time, in the background.
 
-    A save has four steps: write the files and seal them (see `jengine.checkpoint.commit`), update `last_checkpoint`,
-    and remove older checkpoints. Each step is on disk before the next begins, so a complete checkpoint is left whenever
-    the process is killed or the power fails. Directories without a manifest are never replaced or removed.
+    A save has four steps: write the files and seal them (see `jengine.checkpoint.commit`), update
+    `last_checkpoint`, and remove older checkpoints. Each step is on disk before the next begins, so
+    a complete checkpoint is left whenever the process is killed or the power fails. Directories
+    without a manifest are never replaced or removed.
 
-    Before the seal, Orbax reads the structure of the arrays, and at the first save in a directory also one array.
+    Before the seal, Orbax reads the structure of the arrays, and at the first save in a directory
+    also one array.
 
-    With several processes, all should call every method. Each writes, hashes and syncs the local arrays; the first one
-    does the rest.
+    With several processes, all should call every method. Each writes, hashes and syncs the local
+    arrays; the first one does the rest.
 
     Args:
       work_dir: where the text file `last_checkpoint` is: a directory or a URL.
       run: the run identifier. Only checkpoints with the same one are replaced or evicted.
-      before_seal: called on the first process when everything but the seal is written. If it raises, the save fails.
-      alone: whether each of several processes writes checkpoints of its own, with all that its devices hold, to
-        directories that the others do not use, and without waiting for them.
+      before_seal: called on the first process when everything but the seal is written. If it
+        raises, the save fails.
+      alone: whether each of several processes writes checkpoints of its own, with all that its
+        devices hold, to directories that the others do not use, and without waiting for them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
     ...     checkpointer = Checkpointer(directory)
-    ...     path = checkpointer.save(f"{directory}/iter_1", {"x": jax.numpy.ones(2)}, {"meta": {"iter": 1}})
+    ...     path = checkpointer.save(
+    ...         f"{directory}/iter_1", {"x": jax.numpy.ones(2)}, {"meta": {"iter": 1}}
+    ...     )
     ...     checkpointer.close()
     ...     sorted(os.listdir(directory))
     ['iter_1', 'last_checkpoint']
@@ -63,8 +76,10 @@ class Checkpointer:
         self._writer = arrays.BackgroundWriter(alone)
         self._pending: concurrent.futures.Future[None] | None = None
         self._pending_path: PurePath | None = None
-        self._cleaned: set[PurePath] = set()  # directories on object storage without what a killed run left
-        self._proven: set[PurePath] = set()  # directories from which arrays of this run have been read
+        # directories on object storage without what a killed run left
+        self._cleaned: set[PurePath] = set()
+        # directories from which arrays of this run have been read
+        self._proven: set[PurePath] = set()
 
     @property
     def is_saving(self) -> bool:
@@ -84,13 +99,14 @@ class Checkpointer:
         """Wait for the previous save, then start a new one.
 
         Args:
-          path: the directory or URL to write; this run's checkpoint there is replaced once the new one is complete, on
-            object storage when this save begins.
+          path: the directory or URL to write; this run's checkpoint there is replaced once the new
+            one is complete, on object storage when this save begins.
           state: pytree with arrays and typed PRNG keys. It may be donated as soon as this returns.
-          meta: everything else, in types that JSON can store; `hooks` and `data` may have arrays and bytes. The search
-            for the latest checkpoint compares `meta["meta"]["iter"]`.
+          meta: everything else, in types that JSON can store; `hooks` and `data` may have arrays
+            and bytes. The search for the latest checkpoint compares `meta["meta"]["iter"]`.
           latest: whether to point `last_checkpoint` to it.
-          evict: names in the same directory to remove once this checkpoint is complete, if this run wrote them.
+          evict: names in the same directory to remove once this checkpoint is complete, if this run
+            wrote them.
           checksums: whether to store SHA-256 hashes, about a second per gigabyte in the background.
 
         Returns:
@@ -98,13 +114,15 @@ class Checkpointer:
 
         Raises:
           CheckpointSaveError: this save could not start, or the previous save failed.
-          TypeError, ValueError: something in `state` or `meta` cannot be stored; nothing was written.
+          TypeError, ValueError: something in `state` or `meta` cannot be stored; nothing was
+            written.
         """
         target = storage_path("path", path)
         packed, blobs = pack_states(meta)
         text = encode_meta(packed)  # a wrong entry fails here, before anything is written
         self.wait()  # first, so only one copy of the state is in memory
-        storable = arrays.encode(state, alone=self._alone)  # the copy, if the state is in host memory
+        # the copy, if the state is in host memory
+        storable = arrays.encode(state, alone=self._alone)
         self._pending_path = target  # for the error message
         written = arrays.WrittenArrays(storable, with_values=target.parent not in self._proven)
         try:
@@ -118,8 +136,12 @@ class Checkpointer:
             raise self._save_error(error) from error
         # A future, unlike a thread, keeps an error for `wait`
         thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
-        sealing = dict(run=self._run, is_latest=latest, iteration=meta["meta"]["iter"], checksums=checksums)
-        self._pending = thread.submit(self._commit, target, finish_write, written, (text, blobs), tuple(evict), sealing)
+        sealing = dict(
+            run=self._run, is_latest=latest, iteration=meta["meta"]["iter"], checksums=checksums
+        )
+        self._pending = thread.submit(
+            self._commit, target, finish_write, written, (text, blobs), tuple(evict), sealing
+        )
         thread.shutdown(wait=False)  # it ends after this save
         return str(target)
 
@@ -150,7 +172,9 @@ class Checkpointer:
             commit.delete(storage_path("path", path))
 
     def evict(self, directory: str | os.PathLike[str], names: Iterable[str]) -> None:
-        """Remove checkpoints that this run wrote, after the save in progress; skip all other names in `directory`."""
+        """Remove checkpoints that this run wrote, after the save in progress; skip all other
+        names in `directory`.
+        """
         self.wait()
         if self._is_primary():
             self._evict(storage_path("directory", directory), names)
@@ -172,8 +196,9 @@ class Checkpointer:
         sealing: Mapping[str, Any],
     ) -> None:
         """Finish writing the arrays, then seal the checkpoint; runs in the background thread."""
-        # The order is what makes a kill at any line harmless: arrays, their hashes from all processes, metadata, the
-        # seal, the rename, and only then the pointer and the removal of older checkpoints.
+        # The order is what makes a kill at any line harmless: arrays, their hashes from all
+        # processes, metadata, the seal, the rename, and only then the pointer and the removal of
+        # older checkpoints.
         finish_write()
         incoming = commit.find_incoming(path)
         if jax.process_count() > 1 and not self._alone:
@@ -190,8 +215,8 @@ class Checkpointer:
                 write_pointer(self._work_dir, path)
             self._evict(path.parent, evict)
         if not self._alone:
-            # Also at the end: a process that left earlier could start the next save while the first one is still
-            # renaming this.
+            # Also at the end: a process that left earlier could start the next save while the first
+            # one is still renaming this.
             wait_for_processes("end of a save")
 
     def _is_primary(self) -> bool:
@@ -201,14 +226,17 @@ class Checkpointer:
         if not self._is_primary():
             return
         if path.parent not in self._cleaned:
-            commit.clean_up(path.parent)  # a killed run may have left a save or a removal unfinished
-        if is_url(path):  # one listing for the whole run: afterwards a failed save removes its own files
+            # a killed run may have left a save or a removal unfinished
+            commit.clean_up(path.parent)
+        # one listing for the whole run: afterwards a failed save removes its own files
+        if is_url(path):
             self._cleaned.add(path.parent)
         commit.begin(path, self._run)
 
     def _evict(self, directory: PurePath, names: Iterable[str]) -> None:
         for name in names:
-            if os.path.basename(name) != name or not name.strip("."):  # a name is data: never a path
+            # a name is data: never a path
+            if os.path.basename(name) != name or not name.strip("."):
                 continue
             path = directory / name
             manifest = read_manifest(path)
@@ -234,8 +262,16 @@ class Checkpointer:
 def _find_others(path: PurePath) -> list[str] | None:
     """Return the other checkpoints in the directory, oldest first; None if it cannot be read."""
     try:
-        manifests = {found: manifest for found, manifest in find_manifests(path.parent).items() if manifest}
+        manifests = {
+            found: manifest for found, manifest in find_manifests(path.parent).items() if manifest
+        }
     except Exception:  # such as a disk that is gone: the error of the save matters more
         return None
-    others = [found for found, manifest in manifests.items() if manifest.is_complete and found.name != path.name]
-    return [str(found) for found in sorted(others, key=lambda found: manifests[found].iteration or 0)]
+    others = [
+        found
+        for found, manifest in manifests.items()
+        if manifest.is_complete and found.name != path.name
+    ]
+    return [
+        str(found) for found in sorted(others, key=lambda found: manifests[found].iteration or 0)
+    ]

@@ -1,12 +1,13 @@
 """How a checkpoint appears and disappears as a whole, on a file system and on object storage.
 
-On a file system it is written to `epoch_5.incoming` and renamed once the manifest is complete; to remove it, it is
-renamed to `epoch_5.outgoing` first. So a directory with a checkpoint's final name is complete whenever the process is
-killed.
+On a file system it is written to `epoch_5.incoming` and renamed once the manifest is complete; to
+remove it, it is renamed to `epoch_5.outgoing` first. So a directory with a checkpoint's final name
+is complete whenever the process is killed.
 
-Object storage has no rename. There the files are written under their final names and the manifest is written last: a
-directory without one is no checkpoint. To remove a checkpoint, the manifest is removed first. Objects with the names
-`epoch_5.incoming` and `epoch_5.outgoing` tell the next run what a killed one has left unfinished.
+Object storage has no rename. There the files are written under their final names and the manifest
+is written last: a directory without one is no checkpoint. To remove a checkpoint, the manifest is
+removed first. Objects with the names `epoch_5.incoming` and `epoch_5.outgoing` tell the next run
+what a killed one has left unfinished.
 """
 
 import contextlib
@@ -29,11 +30,24 @@ from jengine.checkpoint.manifest import (
     remove,
     validate_checkpoint,
 )
-from jengine.storage import StorageError, copy_file, is_url, list_directory, list_files, remove_files, sync, write_bytes
+from jengine.config.storage import (
+    StorageError,
+    copy_file,
+    is_url,
+    list_directory,
+    list_files,
+    remove_files,
+    sync,
+    write_bytes,
+)
 
 INCOMING = ".incoming"
 OUTGOING = ".outgoing"
-_OWN = re.compile("|".join([rf"{STATE}/.*", *map(re.escape, (META, BLOBS, COMMIT, MANIFEST)), r"manifest\.\d+\.json"]))
+_OWN = re.compile(
+    "|".join(
+        [rf"{STATE}/.*", *map(re.escape, (META, BLOBS, COMMIT, MANIFEST)), r"manifest\.\d+\.json"]
+    )
+)
 
 
 def find_incoming(path: PurePath) -> PurePath:
@@ -42,15 +56,16 @@ def find_incoming(path: PurePath) -> PurePath:
 
 
 def begin(path: PurePath, run: str) -> None:
-    """Prepare a save to `path`, for which the caller writes the files to `find_incoming(path)` and seals them.
+    """Prepare a save to `path`, for which the caller writes the files to `find_incoming(path)` and
+    seals them.
 
     On object storage a checkpoint with the same name is removed now.
 
     Raises:
       FileExistsError: `path` exists and is not a checkpoint of the run.
     """
-    # What is at the path may be another run's, or a user's directory with such a name: it is not touched unless its
-    # manifest says that it is ours.
+    # What is at the path may be another run's, or a user's directory with such a name: it is not
+    # touched unless its manifest says that it is ours.
     manifest = read_manifest(path)
     is_own = manifest is not None and manifest.run == run
     refusal = f"{path} exists and is not a checkpoint of this run; move it elsewhere"
@@ -58,20 +73,23 @@ def begin(path: PurePath, run: str) -> None:
         os.makedirs(path.parent, exist_ok=True)
         if os.path.exists(path) and not is_own:
             raise FileExistsError(refusal)
-        # A directory beside the path: the old checkpoint with this name stays whole until the new one is sealed.
+        # A directory beside the path: the old checkpoint with this name stays whole until the new
+        # one is sealed.
         claim(find_incoming(path), run)
         return
     files = list_files(path)
     if not is_own and (manifest is not None or not all(map(_OWN.fullmatch, files))):
         raise FileExistsError(refusal)
-    # Before objects are removed: an object store cannot rename, so this mark says that what is there is incomplete.
+    # Before objects are removed: an object store cannot rename, so this mark says that what is
+    # there is incomplete.
     write_bytes(_beside(path, INCOMING), run.encode())
     _remove_objects(path, files)
 
 
 def finish(path: PurePath) -> None:
     """Give a sealed checkpoint its final name, in the place of one with the same name."""
-    incoming, outgoing = _beside(path, INCOMING), _beside(path, OUTGOING)
+    incoming = _beside(path, INCOMING)
+    outgoing = _beside(path, OUTGOING)
     if is_url(path):
         remove_files([incoming])
         return
@@ -104,7 +122,8 @@ def delete(path: PurePath) -> None:
         files = list_files(path)
         if files and not all(map(_OWN.fullmatch, files)):
             raise FileExistsError(f"{path} is not a checkpoint of jengine, so it is not removed")
-        # The mark first: a kill between two removals leaves a checkpoint that is known to be half removed.
+        # The mark first: a kill between two removals leaves a checkpoint that is known to be half
+        # removed.
         write_bytes(outgoing, b"")
         _remove_objects(path, files)
         remove_files([outgoing])
@@ -129,7 +148,9 @@ def move(path: PurePath, target: PurePath) -> None:
 
 
 def clean_up(directory: PurePath) -> None:
-    """Finish or discard what killed runs have left unfinished; call it before a save, while no other is in progress."""
+    """Finish or discard what killed runs have left unfinished; call it before a save, while no
+    other is in progress.
+    """
     if is_url(directory):
         for name, is_directory in list_directory(directory).items():
             # Only objects with a mark: a directory without one is whole, or was never ours.
@@ -142,7 +163,8 @@ def clean_up(directory: PurePath) -> None:
         return
     for incoming in filter(_is_ours, Path(directory).glob(f"*{INCOMING}")):
         path = incoming.with_name(incoming.name.removesuffix(INCOMING))
-        # Killed between the seal and the rename: the save is complete, so the rename is made up for.
+        # Killed between the seal and the rename: the save is complete, so the rename is made up
+        # for.
         if not path.exists() and validate_checkpoint(incoming) is None:
             incoming.rename(path)
         else:
@@ -163,4 +185,6 @@ def _remove_objects(path: PurePath, names: Iterable[str]) -> None:
     """Remove the seals, then the other files of a checkpoint, of which some may be missing."""
     remove_files([path / MANIFEST])
     remove_files([path / COMMIT])
-    remove_files([path / name for name in names if name not in (MANIFEST, COMMIT) and _OWN.fullmatch(name)])
+    remove_files(
+        [path / name for name in names if name not in (MANIFEST, COMMIT) and _OWN.fullmatch(name)]
+    )

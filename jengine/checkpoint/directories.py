@@ -21,13 +21,22 @@ from jengine.checkpoint.layout import (
 from jengine.checkpoint.lock import make_lock
 from jengine.checkpoint.lock_holder import LOCK
 from jengine.checkpoint.manifest import has_manifest, read_manifest
-from jengine.checkpoint.staging import check_processes
-from jengine.errors import ConfigError
-from jengine.storage import StorageError, is_url, list_directory, remove_files, storage_path, write_bytes
+from jengine.config.errors import ConfigError
+from jengine.config.storage import (
+    StorageError,
+    is_url,
+    list_directory,
+    remove_files,
+    storage_path,
+    write_bytes,
+)
+from jengine.extras.cloud.staging import check_processes
 
 
 def check_directory(name: str, path: str) -> None:
-    """Raise ConfigError unless a run can write files to the directory or URL, which need not exist yet."""
+    """Raise ConfigError unless a run can write files to the directory or URL, which need not
+    exist yet.
+    """
     if is_url(path):
         probe = storage_path(name, path) / f".writable-{uuid.uuid4().hex}"
         try:
@@ -43,7 +52,9 @@ def check_directory(name: str, path: str) -> None:
     except (FileNotFoundError, NotADirectoryError):
         pass
     except (OSError, ValueError) as error:  # such as a name that is too long
-        raise ConfigError(f"`{name}` must be a path that can be made, got {path!r}: {error}") from error
+        raise ConfigError(
+            f"`{name}` must be a path that can be made, got {path!r}: {error}"
+        ) from error
     directory = path
     while not os.path.lexists(directory):
         directory = os.path.dirname(directory)
@@ -53,14 +64,20 @@ def check_directory(name: str, path: str) -> None:
     try:
         os.rmdir(tempfile.mkdtemp(dir=directory))  # the mode alone does not say so
     except OSError as error:
-        raise ConfigError(f"`{name}` must be writable, got {path}: {error.strerror}: {directory}") from error
+        raise ConfigError(
+            f"`{name}` must be writable, got {path}: {error.strerror}: {directory}"
+        ) from error
     for file in (POINTER, CURRENT_RUN, LOCK, "config.py"):
         if os.path.isdir(os.path.join(path, file)):
-            raise ConfigError(f"`{name}` must have no directory with the name of a file of the run, got {path}/{file}")
+            raise ConfigError(
+                f"`{name}` must have no directory with the name of a file of the run, got "
+                f"{path}/{file}"
+            )
 
 
 class CheckpointDirectories:
-    """Directories that a run writes checkpoints to, locked, and without the checkpoints of other runs.
+    """Directories that a run writes checkpoints to, locked, and without the checkpoints of other
+    runs.
 
     Args:
       directories: the work dir, then further ones, such as those of hooks.
@@ -85,18 +102,24 @@ class CheckpointDirectories:
         Raises:
           WorkDirLockedError: another run has locked one. ConfigError: as the constructor.
         """
-        local = [pathlib.Path(directory) for directory in self._directories if not is_url(directory)]
+        local = [
+            pathlib.Path(directory) for directory in self._directories if not is_url(directory)
+        ]
         missing = {path for own in local for path in (own, *own.parents) if not path.exists()}
         self._made = sorted(missing, reverse=True)  # a directory before the one that it is in
         for directory, lock in zip(self._directories, self._locks, strict=True):
             try:
                 lock.acquire()
             except (OSError, StorageError) as error:
-                raise ConfigError(f"`{self._name(directory)}` must be writable, got {directory}: {error}") from error
+                raise ConfigError(
+                    f"`{self._name(directory)}` must be writable, got {directory}: {error}"
+                ) from error
         self._check()  # again: another run may have trained since
 
     def check_locks(self, *, before_write: bool = False) -> None:
-        """Raise WorkDirLockedError if another run has taken one of the directories over; see `Lease.check`."""
+        """Raise WorkDirLockedError if another run has taken one of the directories over; see
+        `Lease.check`.
+        """
         for lock in self._locks:
             lock.check(before_write=before_write)
 
@@ -109,21 +132,26 @@ class CheckpointDirectories:
                 directory.rmdir()
 
     def claim(self) -> list[str]:
-        """Make the run the one that trains in the work dir, and move other checkpoints to `earlier_<n>`.
+        """Make the run the one that trains in the work dir, and move other checkpoints to
+        `earlier_<n>`.
 
-        The first step is atomic: a process that is killed after it leaves no other run's checkpoint to resume from.
+        The first step is atomic: a process that is killed after it leaves no other run's checkpoint
+        to resume from.
 
         Returns:
           The directories with the moved checkpoints.
         """
         directories = self._directories
         if is_url(self._work_dir) and read_current_run(self._work_dir) == self._run_id:
-            directories = directories[1:]  # done when the run began: the manifests in a bucket are many requests
+            # done when the run began: the manifests in a bucket are many requests
+            directories = directories[1:]
         else:
-            write_current_run(self._work_dir, self._run_id)  # from here on `resume=True` finds only this run
+            # from here on `resume=True` finds only this run
+            write_current_run(self._work_dir, self._run_id)
             target = read_pointer(self._work_dir)
             pointed = None if target is None else read_manifest(target)
-            if pointed is None or pointed.run != self._run_id:  # before its checkpoint is moved away
+            # before its checkpoint is moved away
+            if pointed is None or pointed.run != self._run_id:
                 remove_files([self._work_dir / POINTER])
         moved = (_move_others(directory, self._run_id) for directory in directories)
         return [str(path) for path in moved if path is not None]
@@ -140,7 +168,9 @@ class CheckpointDirectories:
                 self._check_owner(directory)
 
     def _check_owner(self, directory: pathlib.PurePath) -> None:
-        """Raise ConfigError if a run in another work dir, with the same last name, has checkpoints in `directory`."""
+        """Raise ConfigError if a run in another work dir, with the same last name, has
+        checkpoints in `directory`.
+        """
         for path in _list_others(directory, self._run_id):
             try:
                 meta = read_meta(path).get("meta", {})
@@ -149,8 +179,10 @@ class CheckpointDirectories:
             owner = meta.get("work_dir", self._work_dir)
             if _resolve(owner) != _resolve(self._work_dir):
                 raise ConfigError(
-                    f"`CheckpointHook.out_dir` must have checkpoints of one work dir in {directory}, got those of the "
-                    f"run {meta.get('experiment_name')} of {owner} besides this run of {self._work_dir}, which would "
+                    "`CheckpointHook.out_dir` must have checkpoints of one work dir in "
+                    f"{directory}, got those of the "
+                    f"run {meta.get('experiment_name')} of {owner} besides this run of "
+                    f"{self._work_dir}, which would "
                     "move them away: use another out_dir, or a work_dir with another last name"
                 )
 
@@ -160,13 +192,18 @@ def _resolve(path: str | os.PathLike[str]) -> str:
 
 
 def _list_others(directory: pathlib.PurePath, run_id: str) -> list[pathlib.PurePath]:
-    """Return the checkpoints in `directory` that another run wrote; the next save removes interrupted ones."""
+    """Return the checkpoints in `directory` that another run wrote; the next save removes
+    interrupted ones.
+    """
     return [
         path
         for path, manifest in find_manifests(directory).items()
         # Directories without a manifest are the user's own, even with a name like a checkpoint's.
         if (is_url(path) or has_manifest(path))
-        and (manifest is None or (manifest.run != run_id and (manifest.is_complete or path.suffix != INCOMING)))
+        and (
+            manifest is None
+            or (manifest.run != run_id and (manifest.is_complete or path.suffix != INCOMING))
+        )
     ]
 
 
@@ -174,7 +211,8 @@ def _move_others(directory: pathlib.PurePath, run_id: str) -> pathlib.PurePath |
     others = _list_others(directory, run_id)
     if not others:
         return None
-    taken, number = list_directory(directory), 1
+    taken = list_directory(directory)
+    number = 1
     while f"earlier_{number}" in taken:
         number += 1
     # A new directory each time: two earlier runs may have checkpoints with equal names.

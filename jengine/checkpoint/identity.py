@@ -10,21 +10,25 @@ from typing import Annotated, Any, NamedTuple
 
 import jax
 
-from jengine.annotations import Range, check_values
-from jengine.checkpoint import read_meta
 from jengine.checkpoint.directories import check_directory
-from jengine.checkpoint.fingerprint import read_flags
-from jengine.checkpoint.start_from import LoadFrom, choose_seed, find_checkpoint_to_resume, parse_load_from
-from jengine.config import check_keys
-from jengine.distributed import assert_equal_across_processes
-from jengine.distributed.processes import ProcessGroup
-from jengine.errors import ConfigError, config_path
-from jengine.logging import escape_name
-from jengine.logging.upload import choose_local_dir
-from jengine.storage import is_url, storage_path
+from jengine.checkpoint.layout import read_meta
+from jengine.checkpoint.start_from import (
+    LoadFrom,
+    choose_seed,
+    find_checkpoint_to_resume,
+    parse_load_from,
+)
+from jengine.config.annotations import Range, check_values
+from jengine.config.containers import check_keys
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.fingerprint import read_flags
+from jengine.config.storage import is_url, storage_path
+from jengine.extras.cloud.upload import choose_local_dir
+from jengine.logging.console import escape_name
+from jengine.parallel.processes import ProcessGroup, assert_equal_across_processes
 
-# Taken from process 0: clocks and drawn seeds differ between hosts. `resume_from` is agreed on before: the same path,
-# or the copy of the same iteration on each host's local disk
+# Taken from process 0: clocks and drawn seeds differ between hosts. `resume_from` is agreed on
+# before: the same path, or the copy of the same iteration on each host's local disk
 _SHARED_FIELDS = ("timestamp", "run_id", "experiment_name", "seed", "resume_note")
 _TAKEN: set[str] = set()  # log directories of this process, which are made later
 _TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
@@ -36,7 +40,9 @@ class _Randomness(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Identity of a run. A resumed run has the name, seed and log directory of the run that it continues."""
+    """Identity of a run. A resumed run has the name, seed and log directory of the run that it
+    continues.
+    """
 
     work_dir: str  # an absolute path, or a URL
     local_dir: str  # the directory for small files, see `choose_local_dir`
@@ -47,7 +53,8 @@ class Identity:
     configured_seed: int | None  # None if the config has none
     load_from: LoadFrom | None  # None for random weights
     resume_from: str | None  # the checkpoint to continue
-    resume_note: str  # a line for the log about where `resume` looked for it; empty if `resume` is a path
+    # a line for the log about where `resume` looked for it; empty if `resume` is a path
+    resume_note: str
 
     @property
     def log_dir(self) -> str:
@@ -56,9 +63,13 @@ class Identity:
 
     @property
     def log_file(self) -> str:
-        """The log file; in a bucket, those of several processes, which cannot append to one, have their own names."""
+        """The log file; in a bucket, those of several processes, which cannot append to one,
+        have their own names.
+        """
         index = jax.process_index() if is_url(self.work_dir) else 0
-        return os.path.join(self.log_dir, f"{self.timestamp}{f'.process_{index}' if index else ''}.log")
+        return os.path.join(
+            self.log_dir, f"{self.timestamp}{f'.process_{index}' if index else ''}.log"
+        )
 
 
 def agree_on_identity(
@@ -70,23 +81,38 @@ def agree_on_identity(
     randomness: Mapping[str, Any] | None = None,
     experiment_name: str | None = None,
 ) -> Identity:
-    """Determine the identity that all processes share, without writing anything; the arguments are the Runner's.
+    """Determine the identity that all processes share, without writing anything; the arguments are
+    the Runner's.
 
     Raises:
       ProcessMismatchError: the processes have other configs, work dirs or versions.
       FileNotFoundError: a named checkpoint does not exist. CorruptCheckpointError: it is damaged.
-      ConfigError: an unknown key in `randomness`, a work dir that cannot be written, or nothing to resume with 'must'.
+      ConfigError: an unknown key in `randomness`, a work dir that cannot be written, or nothing to
+        resume with 'must'.
     """
     # A loader that is not a config has data for its process
-    same = {name: value for name, value in cfg.items() if not name.endswith("_dataloader") or hasattr(value, "items")}
-    values = {"work_dir": os.fspath(work_dir), "jax": jax.__version__, "jax.config": read_flags(), "config": same}
+    same = {
+        name: value
+        for name, value in cfg.items()
+        if not name.endswith("_dataloader") or hasattr(value, "items")
+    }
+    values = {
+        "work_dir": os.fspath(work_dir),
+        "jax": jax.__version__,
+        "jax.config": read_flags(),
+        "config": same,
+    }
     assert_equal_across_processes(processes, values)
     if not os.fspath(work_dir).strip():
-        raise ConfigError(f"`work_dir` must be the path of a directory, got {os.fspath(work_dir)!r}")
+        raise ConfigError(
+            f"`work_dir` must be the path of a directory, got {os.fspath(work_dir)!r}"
+        )
     work_dir = str(storage_path("work_dir", work_dir))
     check_directory("work_dir", work_dir)
     if experiment_name is not None and not experiment_name.isprintable():
-        raise ConfigError(f"experiment_name must be one line of printable characters, got {experiment_name!r}")
+        raise ConfigError(
+            f"experiment_name must be one line of printable characters, got {experiment_name!r}"
+        )
     resume_path, note = find_checkpoint_to_resume(processes, work_dir, load_from, resume)
     earlier = read_meta(resume_path)["meta"] if resume_path is not None else {}
 
@@ -95,7 +121,8 @@ def agree_on_identity(
         check_values("", _Randomness, dict(randomness or {}))
         seed = choose_seed(randomness, earlier.get("seed"))
     timestamp = str(earlier.get("timestamp", ""))  # a resumed run appends to its logs
-    if not _TIMESTAMP.fullmatch(timestamp):  # it names a directory: from a checkpoint, any other text is refused
+    # it names a directory: from a checkpoint, any other text is refused
+    if not _TIMESTAMP.fullmatch(timestamp):
         timestamp = _new_timestamp(work_dir)
     fresh_name = f"{experiment_name}_{timestamp}" if experiment_name else timestamp
     identity = Identity(
@@ -115,11 +142,17 @@ def agree_on_identity(
 
 
 def _new_timestamp(work_dir: str) -> str:
-    """Return the local time, with a number if an earlier run in the work dir started in the same second."""
+    """Return the local time, with a number if an earlier run in the work dir started in the same
+    second.
+    """
     timestamp = name = datetime.datetime.now().strftime("%Y%m%d_%H%M%S")
     number = 1
-    # Two runs in a second, in one process or several: the name is also that of the log file, which they would mix.
-    while (path := os.path.join(work_dir, name)) in _TAKEN or storage_path("work_dir", path).exists():
-        name, number = f"{timestamp}_{number}", number + 1
+    # Two runs in a second, in one process or several: the name is also that of the log file, which
+    # they would mix.
+    while (path := os.path.join(work_dir, name)) in _TAKEN or storage_path(
+        "work_dir", path
+    ).exists():
+        name = f"{timestamp}_{number}"
+        number = number + 1
     _TAKEN.add(path)
     return name

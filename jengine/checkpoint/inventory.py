@@ -25,9 +25,16 @@ from jengine.checkpoint.manifest import (
     validate_checkpoint,
     validate_objects,
 )
-from jengine.errors import closest, suggest_path
-from jengine.json_codec import decode
-from jengine.storage import FileInfo, is_url, list_files, read_many, remove_files, storage_path
+from jengine.config.errors import closest, suggest_path
+from jengine.config.json_codec import decode
+from jengine.config.storage import (
+    FileInfo,
+    is_url,
+    list_files,
+    read_many,
+    remove_files,
+    storage_path,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +59,8 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     """Return all checkpoints, including corrupt ones, sorted by iteration, then by name.
 
     Args:
-      work_dir: the run's directory; if it has no checkpoints, those next to the `last_checkpoint` target are listed.
+      work_dir: the run's directory; if it has no checkpoints, those next to the `last_checkpoint`
+        target are listed.
 
     Raises:
       FileNotFoundError: the directory does not exist.
@@ -61,18 +69,23 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     if not root.is_dir():
         raise FileNotFoundError(f"there is no work dir {root}{suggest_path(root)}")
     pointer = read_pointer(root)
-    directory, manifests = root, find_manifests(root)
+    directory = root
+    manifests = find_manifests(root)
     if not manifests and pointer is not None:
-        directory, manifests = pointer.parent, find_manifests(pointer.parent)
+        directory = pointer.parent
+        manifests = find_manifests(pointer.parent)
     files: dict[PurePath, dict[str, FileInfo]] = {path: {} for path in manifests}
     for name, info in list_files(directory).items() if manifests else ():  # one listing for all
         child, _, file = name.partition("/")
         files.get(directory / child, {})[file] = info
     problems = {
-        path: validate_objects(path, manifest, files[path]) if manifest and is_url(path) else validate_checkpoint(path)
+        path: validate_objects(path, manifest, files[path])
+        if manifest and is_url(path)
+        else validate_checkpoint(path)
         for path, manifest in manifests.items()
     }
-    stored = read_many(path / META for path, problem in problems.items() if problem is None)  # all at once
+    # all at once
+    stored = read_many(path / META for path, problem in problems.items() if problem is None)
     metadata = {}
     for path, manifest in manifests.items():
         if problems[path] is None and manifest is not None:
@@ -81,13 +94,16 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
             except DamagedFileError as error:
                 problems[path] = str(error)
     latest = os.path.basename(_find_latest(root) or "")
-    reasons, metrics = _collect_reasons(metadata), _collect_metrics(metadata)
+    reasons = _collect_reasons(metadata)
+    metrics = _collect_metrics(metadata)
     entries = []
     for path, manifest in manifests.items():
         meta = metadata.get(path, {}).get("meta", {})
         is_latest = path.name == latest
         is_published = manifest is not None and manifest.iteration is None
-        reason = reasons.get(path.name) or ("published" if is_published else "the latest" if is_latest else "")
+        reason = reasons.get(path.name) or (
+            "published" if is_published else "the latest" if is_latest else ""
+        )
         entries.append(
             CheckpointEntry(
                 path=str(path),
@@ -110,11 +126,12 @@ def remove_checkpoints(
     Args:
       work_dir: the run's directory.
       names: the checkpoint names.
-      force: whether to remove the latest too; `last_checkpoint` then points to the newest remaining one.
+      force: whether to remove the latest too; `last_checkpoint` then points to the newest remaining
+        one.
 
     Raises:
-      FileNotFoundError: there is no such checkpoint. ValueError: the latest, without `force`; or one that is being
-        saved. Nothing was removed.
+      FileNotFoundError: there is no such checkpoint. ValueError: the latest, without `force`; or
+        one that is being saved. Nothing was removed.
     """
     root = storage_path("work_dir", work_dir)
     by_name = {entry.name: entry for entry in list_checkpoint_entries(root)}
@@ -124,7 +141,10 @@ def remove_checkpoints(
             raise FileNotFoundError(f"{root} has no checkpoint {name!r}{closest(name, by_name)}")
         entry = by_name[name]
         if entry.latest and not force:
-            raise ValueError(f"{name} is the latest checkpoint, from which the run would resume; force removes it too")
+            raise ValueError(
+                f"{name} is the latest checkpoint, from which the run would resume; force removes "
+                "it too"
+            )
         if name.endswith(INCOMING) and is_locked(root):
             raise ValueError(f"{name} is being saved by the run that is training in {root}")
         removed.append(entry)
@@ -146,15 +166,23 @@ def _find_latest(root: PurePath) -> str | None:
 
 
 def _collect_reasons(metadata: Mapping[PurePath, Mapping[str, Any]]) -> dict[str, str]:
-    """Return reasons by name, from the newest checkpoint: each stores the reasons at the time of its save."""
-    candidates = {path: content for path, content in metadata.items() if _checkpoint_hook_states(content)}
+    """Return reasons by name, from the newest checkpoint: each stores the reasons at the time of
+    its save.
+    """
+    candidates = {
+        path: content for path, content in metadata.items() if _checkpoint_hook_states(content)
+    }
     if not candidates:
         return {}
 
     def age(path: PurePath) -> tuple[str, int, int]:
         # The text has whole seconds, and a copy of the directory may have new file times
         meta = candidates[path].get("meta", {})
-        return meta.get("time", ""), 0 if is_url(path) else os.stat(path / MANIFEST).st_mtime_ns, meta.get("iter", 0)
+        return (
+            meta.get("time", ""),
+            0 if is_url(path) else os.stat(path / MANIFEST).st_mtime_ns,
+            meta.get("iter", 0),
+        )
 
     newest = max(candidates, key=age)
     states = _checkpoint_hook_states(candidates[newest])
@@ -165,7 +193,8 @@ def _collect_metrics(metadata: Mapping[PurePath, Mapping[str, Any]]) -> dict[int
     """Return metrics by iteration, from the validations and best scores stored in checkpoints."""
     metrics: dict[int, dict[str, float]] = {}
     for path, content in metadata.items():
-        # Each has the validations before it too: those of iterations whose checkpoints were removed are in later ones.
+        # Each has the validations before it too: those of iterations whose checkpoints were removed
+        # are in later ones.
         for _, iteration, values in content.get("validations", []):
             metrics.setdefault(iteration, {}).update(values)
         iteration = content.get("meta", {}).get("iter")

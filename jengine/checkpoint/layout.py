@@ -5,14 +5,16 @@
       last_checkpoint       the newest regular checkpoint, as a path relative to the work dir
       epoch_5/
         state/              the arrays, in Orbax's format
-        meta.json           everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub
+        meta.json           everything else: `meta` (iter, epoch, seed, config), schedules, hook
+          states, message hub
         states.bin          large arrays in the states of hooks and of the data, if there are any
         manifest.json       completed last: the size and SHA-256 of every other file
         manifest.3.json     with several processes: the same for the files that process 3 wrote
 
-A directory with a checkpoint's name is complete whenever the process is killed, see `jengine.checkpoint.commit`, and
-the manifest reveals files that were lost or damaged later. On object storage there are also files `commit_success.txt`,
-by which Orbax recognizes complete checkpoints.
+A directory with a checkpoint's name is complete whenever the process is killed, see
+`jengine.checkpoint.commit`, and the manifest reveals files that were lost or damaged later. On
+object storage there are also files `commit_success.txt`, by which Orbax recognizes complete
+checkpoints.
 """
 
 import hashlib
@@ -42,10 +44,9 @@ from jengine.checkpoint.manifest import (
     validate_checkpoint,
 )
 from jengine.checkpoint.progress import wait_for_processes
-from jengine.distributed.processes import ProcessGroup, SingleProcess
-from jengine.errors import did_you_mean
-from jengine.json_codec import decode_object, encode, pack, unpack
-from jengine.storage import (
+from jengine.config.errors import did_you_mean
+from jengine.config.json_codec import decode_object, encode, pack, unpack
+from jengine.config.storage import (
     StorageError,
     exists,
     is_url,
@@ -56,6 +57,7 @@ from jengine.storage import (
     storage_path,
     write_bytes,
 )
+from jengine.parallel.processes import ProcessGroup, SingleProcess
 
 POINTER = "last_checkpoint"
 CURRENT_RUN = "current_run"
@@ -73,7 +75,9 @@ ALONE = SingleProcess()
 
 
 def read_pointer(work_dir: PurePath) -> PurePath | None:
-    """Return the path in `last_checkpoint`, whether it exists or not; None if the file is missing or no text."""
+    """Return the path in `last_checkpoint`, whether it exists or not; None if the file is
+    missing or no text.
+    """
     target, problem = _read_pointer(work_dir)
     if problem is not None:
         _LOGGER.warning("skipped %s: %s", work_dir / POINTER, problem)
@@ -81,7 +85,9 @@ def read_pointer(work_dir: PurePath) -> PurePath | None:
 
 
 def _read_pointer(work_dir: PurePath) -> tuple[PurePath | None, str | None]:
-    """Return the path in `last_checkpoint`, None if there is none, and what is wrong with the file."""
+    """Return the path in `last_checkpoint`, None if there is none, and what is wrong with the
+    file.
+    """
     try:
         text = read_bytes(work_dir / POINTER).decode().strip("\r\n")
         return (resolve_pointer(work_dir, text), None) if text else (None, "it is empty")
@@ -97,7 +103,9 @@ def write_pointer(work_dir: PurePath, path: PurePath) -> None:
 
 
 def read_current_run(work_dir: PurePath) -> str | None:
-    """Return the identifier of the run that trains in `work_dir`; None if no run has written it, or it is damaged."""
+    """Return the identifier of the run that trains in `work_dir`; None if no run has written it,
+    or it is damaged.
+    """
     path = work_dir / CURRENT_RUN
     for _ in range(2):  # one read of other bytes proves no damage
         try:
@@ -107,14 +115,18 @@ def read_current_run(work_dir: PurePath) -> str | None:
         except (OSError, ValueError):
             continue
         # Earlier versions wrote the identifier alone
-        if (checksum and checksum == _checksum(run)) or re.fullmatch("[0-9a-f]{32}", run + checksum):
+        if (checksum and checksum == _checksum(run)) or re.fullmatch(
+            "[0-9a-f]{32}", run + checksum
+        ):
             return run or None
     _LOGGER.warning("skipped %s: it is damaged", path)
     return None
 
 
 def write_current_run(work_dir: PurePath, run: str) -> None:
-    """Set the run that trains in `work_dir`, atomically: from now on, others are not resumed from."""
+    """Set the run that trains in `work_dir`, atomically: from now on, others are not resumed
+    from.
+    """
     _write_text(work_dir / CURRENT_RUN, f"{run} {_checksum(run)}")
 
 
@@ -139,28 +151,33 @@ def _write_text(path: PurePath, text: str) -> None:
 def find_latest(
     work_dir: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE
 ) -> str | None:
-    """Return the newest complete checkpoint in a work dir as an absolute path; None if there is none.
+    """Return the newest complete checkpoint in a work dir as an absolute path; None if there is
+    none.
 
-    This is the `last_checkpoint` target if it is complete. Otherwise it is the checkpoint with the most iterations in
-    the work dir or next to that target; regular ones come before best ones. A warning is logged for each that is
-    damaged, and skipped. Checkpoints count only if the run that trains in the work dir wrote them.
+    This is the `last_checkpoint` target if it is complete. Otherwise it is the checkpoint with the
+    most iterations in the work dir or next to that target; regular ones come before best ones. A
+    warning is logged for each that is damaged, and skipped. Checkpoints count only if the run that
+    trains in the work dir wrote them.
 
     Args:
       work_dir: the run's directory; it may be missing.
-      checksums: whether to skip checkpoints whose files do not match the checksums, and to have Orbax read the
-        structure of the arrays.
-      processes: those that look for it together: the first one finds it, and each verifies a share of the files.
+      checksums: whether to skip checkpoints whose files do not match the checksums, and to have
+        Orbax read the structure of the arrays.
+      processes: those that look for it together: the first one finds it, and each verifies a share
+        of the files.
 
     Raises:
-      CorruptCheckpointError: there are checkpoints, and all are damaged. StorageError: one cannot be read, whole or
-        not.
+      CorruptCheckpointError: there are checkpoints, and all are damaged. StorageError: one cannot
+        be read, whole or not.
     """
     root = storage_path("work_dir", work_dir)
     problems: dict[PurePath, str] = {}
     # One process lists: a network file system may show others an older state
     candidates = _iter_candidates(root) if processes.index == 0 else iter(())
     while True:
-        path, problem = processes.all_gather("the checkpoint to resume from", next(candidates, (None, None)))[0]
+        path, problem = processes.all_gather(
+            "the checkpoint to resume from", next(candidates, (None, None))
+        )[0]
         if path is None:
             break
         if problem is None and (problem := _verify(path, checksums, processes)) is None:
@@ -170,14 +187,16 @@ def find_latest(
     if problems:
         found = ", ".join(f"{path.name} ({problem})" for path, problem in problems.items())
         raise CorruptCheckpointError(
-            f"{root} has checkpoints, but none can be read: {found}; to start without them, move them to another "
+            f"{root} has checkpoints, but none can be read: {found}; to start without them, move "
+            "them to another "
             f"directory, with {POINTER}"
         )
     return None
 
 
 def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
-    """Yield the checkpoints that a run in `root` may resume from, the best first, and why some are damaged.
+    """Yield the checkpoints that a run in `root` may resume from, the best first, and why some are
+    damaged.
 
     They are judged by the manifests alone.
     """
@@ -195,7 +214,11 @@ def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
         if manifest is None or not manifest.is_complete:
             if path.suffix != INCOMING:  # an unfinished save is no news
                 yield path, validate_checkpoint(path) or f"{MANIFEST} has other bytes at each read"
-        elif manifest.iteration is not None and run in (None, manifest.run) and not (is_own and path == target):
+        elif (
+            manifest.iteration is not None
+            and run in (None, manifest.run)
+            and not (is_own and path == target)
+        ):
             age = 0 if is_url(path) else os.stat(path).st_mtime_ns
             candidates.append((manifest.is_latest, manifest.iteration, age, path))
     # A run has saved here: without its checkpoints it does not start from scratch in silence.
@@ -203,20 +226,29 @@ def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
         yield root / POINTER, pointer_problem
     if target is not None and pointed is None and target not in listed:
         is_missing = not is_url(target) and not exists(target.parent)
-        yield target, f"{target.parent} does not exist; is it mounted?" if is_missing else find_incomplete(target)
+        yield (
+            target,
+            f"{target.parent} does not exist; is it mounted?"
+            if is_missing
+            else find_incomplete(target),
+        )
     # Regular ones first, then by iteration
     yield from ((path, None) for *_, path in sorted(candidates, reverse=True))
 
 
 def _verify(path: PurePath, checksums: bool, processes: ProcessGroup) -> str | None:
-    """Return why a checkpoint is damaged, on all processes, whichever of them has found it; None if it is whole.
+    """Return why a checkpoint is damaged, on all processes, whichever of them has found it; None if
+    it is whole.
 
     Raises:
       StorageError: on all processes, if one cannot read it.
     """
-    problem, failure = None, None
+    problem = None
+    failure = None
     try:
-        problem = validate_checkpoint(path, checksums=checksums, share=(processes.index, processes.count))
+        problem = validate_checkpoint(
+            path, checksums=checksums, share=(processes.index, processes.count)
+        )
     except (OSError, ValueError) as error:  # not a path at all
         problem = str(error)
     except StorageError as error:
@@ -235,16 +267,21 @@ def _verify(path: PurePath, checksums: bool, processes: ProcessGroup) -> str | N
 
 
 def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
-    """Return the absolute paths of all checkpoints directly in `directory`, by name, including incomplete ones."""
+    """Return the absolute paths of all checkpoints directly in `directory`, by name, including
+    incomplete ones.
+    """
     return sorted(map(str, find_manifests(storage_path("directory", directory))))
 
 
 def find_manifests(directory: PurePath) -> dict[PurePath, Manifest | None]:
-    """Return all checkpoints directly in `directory`, each with the manifest; None if that is missing or unreadable.
+    """Return all checkpoints directly in `directory`, each with the manifest; None if that is
+    missing or unreadable.
 
     On object storage what has no manifest is no checkpoint.
     """
-    paths = [directory / name for name, is_directory in list_directory(directory).items() if is_directory]
+    paths = [
+        directory / name for name, is_directory in list_directory(directory).items() if is_directory
+    ]
     if is_url(directory):
         return read_manifests(paths)
     # A checkpoint on its way out was replaced or evicted
@@ -253,8 +290,11 @@ def find_manifests(directory: PurePath) -> dict[PurePath, Manifest | None]:
     return {**dict.fromkeys(paths), **read_manifests(paths)}
 
 
-def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE) -> str:
-    """Return the absolute path of a checkpoint, given the checkpoint or a work dir for its newest one.
+def find_checkpoint(
+    path: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE
+) -> str:
+    """Return the absolute path of a checkpoint, given the checkpoint or a work dir for its newest
+    one.
 
     Args:
       path: a checkpoint or a work dir.
@@ -262,14 +302,17 @@ def find_checkpoint(path: str | os.PathLike[str], *, checksums: bool = False, pr
       processes: those that verify it together, each a share of the files.
 
     Raises:
-      FileNotFoundError: the path does not exist, or the directory has no checkpoint; the message lists the contents.
+      FileNotFoundError: the path does not exist, or the directory has no checkpoint; the message
+        lists the contents.
       CorruptCheckpointError: the checkpoint is incomplete or damaged.
     """
     return _locate(path, lambda found: _verify(found, checksums, processes), checksums, processes)
 
 
 def locate_checkpoint(path: str | os.PathLike[str]) -> str:
-    """Return the path as `find_checkpoint`, by the manifest alone: the other files are not looked at."""
+    """Return the path as `find_checkpoint`, by the manifest alone: the other files are not
+    looked at.
+    """
     if is_url(path) and find_incomplete(root := storage_path("path", path)) is None:  # one request
         return str(root)
     return _locate(path, find_incomplete)
@@ -288,13 +331,19 @@ def _locate(
         entries = list_directory(root)
     if not entries and not root.is_dir():
         if root.exists():
-            raise FileNotFoundError(f"a checkpoint must be a directory with {STATE}/ and {META}, got the file {root}")
+            raise FileNotFoundError(
+                f"a checkpoint must be a directory with {STATE}/ and {META}, got the file {root}"
+            )
         replacement = root.with_name(root.name + INCOMING)
         if validate_checkpoint(replacement) is None:  # killed between the renames of a replacement
             return str(replacement)
         names = _checkpoint_names(root.parent)
         close = did_you_mean(root.name, names)
-        hint = f", which has {', '.join(names)}{close}" if names else f"; {_list_contents(root.parent, root.name)}"
+        hint = (
+            f", which has {', '.join(names)}{close}"
+            if names
+            else f"; {_list_contents(root.parent, root.name)}"
+        )
         raise FileNotFoundError(f"there is no checkpoint {root.name!r} in {root.parent}{hint}")
     if _is_checkpoint(entries):
         if (problem := verify(root)) is not None:
@@ -303,15 +352,18 @@ def _locate(
     if (latest := find_latest(root, checksums=checksums, processes=processes)) is not None:
         return latest
     raise FileNotFoundError(
-        f"{root} is neither a checkpoint ({STATE}/, {META}, {MANIFEST}) nor a work dir with complete checkpoints; "
+        f"{root} is neither a checkpoint ({STATE}/, {META}, {MANIFEST}) nor a work dir with "
+        "complete checkpoints; "
         f"{_list_contents(root)}"
     )
 
 
 def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, Any]:
-    """Read everything but the arrays from a checkpoint: `meta`, schedules, hook states, message hub.
+    """Read everything but the arrays from a checkpoint: `meta`, schedules, hook states, message
+    hub.
 
-    With `states` also the large arrays in the states of hooks and data, for which there are dicts otherwise.
+    With `states` also the large arrays in the states of hooks and data, for which there are dicts
+    otherwise.
 
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
@@ -331,15 +383,25 @@ def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, A
         meta = decode_object(contents[META])
         return meta | {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {META} is unreadable ({error})") from error
+        raise CorruptCheckpointError(
+            f"checkpoint {directory} is corrupt: {META} is unreadable ({error})"
+        ) from error
 
 
 def pack_states(meta: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Return `meta` with the states of hooks and data as JSON, and the bytes of large arrays in them."""
+    """Return `meta` with the states of hooks and data as JSON, and the bytes of large arrays in
+    them.
+    """
     blobs = bytearray()
-    packed = {key: pack(meta[key], f"checkpoint.{key}", blobs) for key in _STATES if key in meta and key != "hooks"}
+    packed = {
+        key: pack(meta[key], f"checkpoint.{key}", blobs)
+        for key in _STATES
+        if key in meta and key != "hooks"
+    }
     if "hooks" in meta:  # a hook of the user's may return anything
-        packed["hooks"] = {name: pack(x, f"{name}.state_dict()", blobs) for name, x in meta["hooks"].items()}
+        packed["hooks"] = {
+            name: pack(x, f"{name}.state_dict()", blobs) for name, x in meta["hooks"].items()
+        }
     return {**meta, **packed}, bytes(blobs)
 
 
@@ -368,7 +430,8 @@ def encode_meta(meta: Mapping[str, Any]) -> str:
 
 
 def _is_checkpoint(entries: Mapping[str, bool]) -> bool:
-    return MANIFEST in entries or (META in entries and STATE in entries)  # damaged ones count: they are reported
+    # damaged ones count: they are reported
+    return MANIFEST in entries or (META in entries and STATE in entries)
 
 
 def _checkpoint_names(directory: epath.Path) -> list[str]:
@@ -378,7 +441,9 @@ def _checkpoint_names(directory: epath.Path) -> list[str]:
 
 
 def _list_contents(directory: epath.Path, name: str = "") -> str:
-    """Return what is in `directory`, and what may be meant by `name`, for the end of an error message."""
+    """Return what is in `directory`, and what may be meant by `name`, for the end of an error
+    message.
+    """
     entries = list_directory(directory)
     if not entries and not directory.is_dir():
         return f"the directory {directory} does not exist either"

@@ -1,10 +1,11 @@
 """Lock that prevents two runs from training in the same work dir.
 
-The lock is `flock` on a file in the work dir. The kernel releases it however the process ends, so a killed run never
-blocks a resume, and network file systems support it across hosts. Unlike a POSIX record lock it belongs to the open
-file: code that opens and closes `run.lock`, such as a copy of the work dir, does not release it. Forked processes share
-the open file, so each closes it, or a worker that outlives the run would keep the lock. The file's contents are for
-messages only: which process holds the lock, and whether a run ended without releasing it.
+The lock is `flock` on a file in the work dir. The kernel releases it however the process ends, so a
+killed run never blocks a resume, and network file systems support it across hosts. Unlike a POSIX
+record lock it belongs to the open file: code that opens and closes `run.lock`, such as a copy of
+the work dir, does not release it. Forked processes share the open file, so each closes it, or a
+worker that outlives the run would keep the lock. The file's contents are for messages only: which
+process holds the lock, and whether a run ended without releasing it.
 """
 
 import atexit
@@ -16,10 +17,16 @@ from pathlib import Path
 
 import jax
 
-from jengine.checkpoint.lease import Lease, is_leased
-from jengine.checkpoint.lock_holder import LOCK, WorkDirLockedError, describe_holder, parse_holder, this_process
-from jengine.json_codec import encode
-from jengine.storage import is_url
+from jengine.checkpoint.lock_holder import (
+    LOCK,
+    WorkDirLockedError,
+    describe_holder,
+    parse_holder,
+    this_process,
+)
+from jengine.config.json_codec import encode
+from jengine.config.storage import is_url
+from jengine.extras.cloud.lease import Lease, is_leased
 
 _LOGGER = logging.getLogger("jengine")
 _HELD: set["WorkDirLock"] = set()  # by this process
@@ -30,8 +37,8 @@ _UNSUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 class WorkDirLock:
     """Exclusive access to a work dir, from `acquire` to `release` or to the end of the process.
 
-    With several processes, the first one holds the lock for all. On a file system that does not support locks,
-    `acquire` warns and does nothing.
+    With several processes, the first one holds the lock for all. On a file system that does not
+    support locks, `acquire` warns and does nothing.
 
     Args:
       work_dir: the directory; created if it does not exist.
@@ -51,7 +58,8 @@ class WorkDirLock:
         self._file: int | None = None
 
     def acquire(self) -> None:
-        """Acquire the lock if this object does not hold it; take over the lock of a killed run with a warning.
+        """Acquire the lock if this object does not hold it; take over the lock of a killed run with
+        a warning.
 
         Raises:
           WorkDirLockedError: another run holds it; the message names the process and host.
@@ -65,8 +73,9 @@ class WorkDirLock:
         if previous := parse_holder(os.pread(file, 4096, 0)):
             _LOGGER.warning(
                 "%s: the previous run (%s) ended without releasing its lock; taking over",
-                self._work_dir, describe_holder(previous),
-            )  # fmt: skip
+                self._work_dir,
+                describe_holder(previous),
+            )
         os.ftruncate(file, 0)  # the previous holder's text may be longer
         os.pwrite(file, encode(this_process()).encode(), 0)
         self._file = file
@@ -80,7 +89,8 @@ class WorkDirLock:
         """Release the lock and remove its file; do nothing if this object does not hold it."""
         if self._file is None:
             return
-        self._path.unlink(missing_ok=True)  # while locked, so nobody else can have created a new one
+        # while locked, so nobody else can have created a new one
+        self._path.unlink(missing_ok=True)
         os.close(self._file)
         self._file = None
         _HELD.discard(self)
@@ -100,9 +110,11 @@ class WorkDirLock:
                 if error.errno not in _UNSUPPORTED:
                     raise
                 _LOGGER.warning(
-                    "%s cannot be locked on this file system (%s): make sure that no other run uses it",
-                    self._work_dir, error.strerror,
-                )  # fmt: skip
+                    "%s cannot be locked on this file system (%s): make sure that no other run "
+                    "uses it",
+                    self._work_dir,
+                    error.strerror,
+                )
                 self._path.unlink(missing_ok=True)
                 return None
             # Between opening and locking, the run that held the lock may have removed this file.
@@ -112,11 +124,14 @@ class WorkDirLock:
 
 
 def is_locked(work_dir: str | os.PathLike[str]) -> bool:
-    """Return whether a run is training in `work_dir`, a directory or a URL, in this process or another."""
+    """Return whether a run is training in `work_dir`, a directory or a URL, in this process or
+    another.
+    """
     if is_url(work_dir):
         return is_leased(work_dir)
     try:
-        file = os.open(Path(os.path.realpath(work_dir), LOCK), os.O_RDWR)  # without O_CREAT: a look leaves no file
+        # without O_CREAT: a look leaves no file
+        file = os.open(Path(os.path.realpath(work_dir), LOCK), os.O_RDWR)
     except OSError:
         return False
     try:

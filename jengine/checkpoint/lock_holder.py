@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.errors import ConfigError
-from jengine.json_codec import decode
+from jengine.config.errors import ConfigError
+from jengine.config.json_codec import decode
 
 LOCK = "run.lock"
 
@@ -20,19 +20,28 @@ class WorkDirLockedError(ConfigError):
       pid, host: where that run is; None if unknown.
     """
 
-    def __init__(self, work_dir: str | os.PathLike[str], holder: Mapping[str, Any], problem: str = "") -> None:
+    def __init__(
+        self, work_dir: str | os.PathLike[str], holder: Mapping[str, Any], problem: str = ""
+    ) -> None:
         self.holder = dict(holder)
         self.pid: int | None = holder.get("pid")
         self.host: str | None = holder.get("host")
         advice = problem or (
-            "two runs would remove each other's checkpoints: wait for it to end, stop it, or use another work_dir"
+            "two runs would remove each other's checkpoints: wait for it to end, stop it, or use "
+            "another work_dir"
         )
-        super().__init__(f"another run is training in {work_dir}: {describe_holder(holder)}; {advice}")
+        super().__init__(
+            f"another run is training in {work_dir}: {describe_holder(holder)}; {advice}"
+        )
 
 
 def this_process() -> dict[str, Any]:
     """Return the entries of a lock that this process holds."""
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
 
 
 def parse_holder(content: bytes) -> dict[str, Any]:

@@ -1,14 +1,16 @@
 """Manifest that seals a checkpoint: the size and a checksum of each file, all of it synced to disk.
 
-With several processes, each hashes and syncs the files that it wrote, and lists them in one part of the manifest,
-`manifest.3.json`; the manifest itself lists the parts and all other files. Verification is shared in the same way.
-Object storage tells the size and the MD5 of each object in a listing: nothing is read to seal or to verify it.
+With several processes, each hashes and syncs the files that it wrote, and lists them in one part of
+the manifest, `manifest.3.json`; the manifest itself lists the parts and all other files.
+Verification is shared in the same way. Object storage tells the size and the MD5 of each object in
+a listing: nothing is read to seal or to verify it.
 
-A directory belongs to jengine only if it has a manifest. A save claims a directory with an incomplete manifest before
-anything else is written, so an interrupted save is recognized, and user directories are never touched.
+A directory belongs to jengine only if it has a manifest. A save claims a directory with an
+incomplete manifest before anything else is written, so an interrupted save is recognized, and user
+directories are never touched.
 
-Only damage that a second read confirms makes a checkpoint incomplete. A disk or a store that cannot be read is a
-StorageError: the checkpoint may be whole.
+Only damage that a second read confirms makes a checkpoint incomplete. A disk or a store that cannot
+be read is a StorageError: the checkpoint may be whole.
 """
 
 import functools
@@ -25,8 +27,8 @@ from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from jengine.checkpoint.progress import report_progress
-from jengine.json_codec import decode, encode
-from jengine.storage import (
+from jengine.config.json_codec import decode, encode
+from jengine.config.storage import (
     FileInfo,
     StorageError,
     exists,
@@ -60,11 +62,13 @@ class Manifest(NamedTuple):
     is_complete: bool = False  # whether all files were written
     is_latest: bool = False  # whether a resumed run prefers it to others
     iteration: int | None = None  # None keeps it out of the search for a checkpoint to resume from
-    files: Files = types.MappingProxyType({})  # size in bytes and checksum (None without checksums) by name
+    # size in bytes and checksum (None without checksums) by name
+    files: Files = types.MappingProxyType({})
 
 
 def claim(directory: PurePath, run: str) -> None:
-    """Create a local `directory` with an incomplete manifest; remove what an interrupted save left there.
+    """Create a local `directory` with an incomplete manifest; remove what an interrupted save left
+    there.
 
     Raises:
       FileExistsError: it has files and no manifest.
@@ -74,41 +78,58 @@ def claim(directory: PurePath, run: str) -> None:
     _write(directory, Manifest(run))
 
 
-def seal(directory: PurePath, *, run: str, is_latest: bool, iteration: int | None, checksums: bool = True) -> None:
-    """Sync all files in `directory` to disk, then complete the manifest; for the arguments, see `Manifest`."""
+def seal(
+    directory: PurePath, *, run: str, is_latest: bool, iteration: int | None, checksums: bool = True
+) -> None:
+    """Sync all files in `directory` to disk, then complete the manifest; for the arguments, see
+    `Manifest`.
+    """
     if is_url(directory):
         files = _commit_objects(directory)
     else:
         names = list_files(directory).keys() - {MANIFEST}
         parts = [_read_part(directory / name) for name in names if _PART.fullmatch(name)]
         files = _sync_files(directory, names.difference(*parts), checksums)
-        for path in [directory / STATE, *Path(directory / STATE).glob("*/")]:  # directories too, which hold the names
+        # directories too, which hold the names
+        for path in [directory / STATE, *Path(directory / STATE).glob("*/")]:
             sync(path)
     _write(directory, Manifest(run, True, is_latest, iteration, files))
     sync(directory)
 
 
 def seal_part(directory: PurePath, process: int, *, checksums: bool = True) -> None:
-    """Sync the files that a process wrote to disk, and write its part of the manifest; call it before `seal`."""
+    """Sync the files that a process wrote to disk, and write its part of the manifest; call it
+    before `seal`.
+    """
     if is_url(directory):  # `seal` lists the objects of all processes
         return
-    own = Path(directory / STATE / f"ocdbt.process_{process}")  # where Orbax writes the files of this process
-    files = _sync_files(directory, [str((own / name).relative_to(directory)) for name in list_files(own)], checksums)
+    # where Orbax writes the files of this process
+    own = Path(directory / STATE / f"ocdbt.process_{process}")
+    files = _sync_files(
+        directory, [str((own / name).relative_to(directory)) for name in list_files(own)], checksums
+    )
     for path in own.rglob("*/"):
         sync(path)
     write_bytes(directory / f"manifest.{process}.json", encode({"files": files}).encode())
 
 
 def _commit_objects(directory: PurePath) -> Files:
-    """Write the files by which Orbax recognizes a complete checkpoint, and return the sizes and MD5s of all files."""
-    content = uuid.uuid4().hex.encode()  # so that a listing with this one is not of an earlier save with the same name
+    """Write the files by which Orbax recognizes a complete checkpoint, and return the sizes and
+    MD5s of all files.
+    """
+    # so that a listing with this one is not of an earlier save with the same name
+    content = uuid.uuid4().hex.encode()
     digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
     for name in (f"{STATE}/{COMMIT}", COMMIT):
         write_bytes(directory / name, content)
     for _ in range(_LAG):
         files = list_files(directory)
         if META in files and files.get(COMMIT, FileInfo(0, "")).md5 in (digest, None):
-            return {name: (x.size, x.md5 and f"{_MD5}{x.md5}") for name, x in files.items() if name != MANIFEST}
+            return {
+                name: (x.size, x.md5 and f"{_MD5}{x.md5}")
+                for name, x in files.items()
+                if name != MANIFEST
+            }
         time.sleep(1)
     raise StorageError(f"{directory}: the listing has no new files after {_LAG} s")
 
@@ -122,10 +143,13 @@ def read_manifest(directory: PurePath) -> Manifest | None:
 
 
 def read_manifests(directories: Iterable[PurePath]) -> dict[PurePath, Manifest | None]:
-    """Return the manifests in those directories that have one, many at a time; None for a damaged one."""
+    """Return the manifests in those directories that have one, many at a time; None for a
+    damaged one.
+    """
     paths = {str(directory / MANIFEST): directory for directory in directories}
     manifests: dict[PurePath, Manifest | None] = {}
-    # All at once: a work dir at a URL may have a thousand checkpoints, and one request after the other takes a minute.
+    # All at once: a work dir at a URL may have a thousand checkpoints, and one request after the
+    # other takes a minute.
     for path, content in read_many(paths).items():
         try:
             manifests[paths[path]] = _parse(content)
@@ -135,18 +159,23 @@ def read_manifests(directories: Iterable[PurePath]) -> dict[PurePath, Manifest |
 
 
 def has_manifest(directory: PurePath) -> bool:
-    """Return whether a local `directory` was made by jengine: it has a manifest; False for a symbolic link."""
+    """Return whether a local `directory` was made by jengine: it has a manifest; False for a
+    symbolic link.
+    """
     return not os.path.islink(directory) and os.path.isfile(directory / MANIFEST)
 
 
-def validate_checkpoint(directory: PurePath, *, checksums: bool = False, share: tuple[int, int] = (0, 1)) -> str | None:
+def validate_checkpoint(
+    directory: PurePath, *, checksums: bool = False, share: tuple[int, int] = (0, 1)
+) -> str | None:
     """Return the reason why `directory` is not a complete checkpoint, or None if it is one.
 
     Args:
       directory: any path.
       checksums: whether to compare checksums, and the iterations in manifest and meta.
-      share: (index, count) for processes that verify the checkpoint together: each reads the manifest and a share of
-        the files, whichever number of processes wrote them; on object storage the first one has nothing to read.
+      share: (index, count) for processes that verify the checkpoint together: each reads the
+        manifest and a share of the files, whichever number of processes wrote them; on object
+        storage the first one has nothing to read.
     """
     # The sizes come from one listing of the store, which process 0 makes for all.
     if is_url(directory) and share[0] != 0:
@@ -164,7 +193,9 @@ def validate_checkpoint(directory: PurePath, *, checksums: bool = False, share: 
 
 
 def find_incomplete(directory: PurePath) -> str | None:
-    """Return the reason why `directory` is not a complete checkpoint by its manifest alone, or None if it is one."""
+    """Return the reason why `directory` is not a complete checkpoint by its manifest alone, or
+    None if it is one.
+    """
     return read_complete(directory)[1]
 
 
@@ -181,7 +212,9 @@ def read_complete(directory: PurePath) -> tuple[Manifest, str | None]:
 
 
 def _read(directory: PurePath) -> Manifest:
-    """Return the manifest; raise FileNotFoundError, or ValueError if it is damaged at a second read too."""
+    """Return the manifest; raise FileNotFoundError, or ValueError if it is damaged at a second
+    read too.
+    """
     try:
         return _parse(read_bytes(directory / MANIFEST))
     except ValueError:
@@ -189,18 +222,25 @@ def _read(directory: PurePath) -> Manifest:
 
 
 def confirm(find_problem: Callable[[], str | None]) -> str | None:
-    """Return the problem that a check finds twice; None if it does not: one read of other bytes proves no damage."""
+    """Return the problem that a check finds twice; None if it does not: one read of other bytes
+    proves no damage.
+    """
     return find_problem() and find_problem()
 
 
 def _list_share(directory: PurePath, files: Files, index: int, count: int) -> Iterator[Files]:
-    """Yield the files that one process verifies: a share of those in the manifest, then of those in some parts.
+    """Yield the files that one process verifies: a share of those in the manifest, then of those in
+    some parts.
 
-    With more processes than parts, several divide the files in each part, after they have all verified the part itself.
+    With more processes than parts, several divide the files in each part, after they have all
+    verified the part itself.
     """
-    # The file list of a save on many processes is itself divided, a part for each: hashing is shared in the same way.
+    # The file list of a save on many processes is itself divided, a part for each: hashing is
+    # shared in the same way.
     parts = sorted(name for name in files if _PART.fullmatch(name))
-    yield _select({name: record for name, record in files.items() if name not in parts}, index, count)
+    yield _select(
+        {name: record for name, record in files.items() if name not in parts}, index, count
+    )
     for name in parts[index % len(parts) :: count] if parts else ():
         yield {name: files[name]}
         members = range(index % len(parts), count, len(parts))
@@ -214,14 +254,17 @@ def _select(files: Files, index: int, count: int) -> Files:
 
 
 def is_bare(directory: PurePath) -> bool:
-    """Return whether a local directory has nothing but the manifest that a killed process was writing, or nothing."""
+    """Return whether a local directory has nothing but the manifest that a killed process was
+    writing, or nothing.
+    """
     if os.path.islink(directory) or not os.path.isdir(directory):
         return False
     return all(name == f"{MANIFEST}.new" for name in os.listdir(directory))
 
 
 def remove(directory: PurePath) -> None:
-    """Remove a local directory that has a manifest, the manifest last, so an interrupted removal is recognized.
+    """Remove a local directory that has a manifest, the manifest last, so an interrupted removal is
+    recognized.
 
     Raises:
       FileExistsError: it has files and no manifest.
@@ -232,7 +275,9 @@ def remove(directory: PurePath) -> None:
         shutil.rmtree(directory)
         return
     if not has_manifest(directory):
-        raise FileExistsError(f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})")
+        raise FileExistsError(
+            f"{directory} is not removed: it is not a checkpoint (it has no {MANIFEST})"
+        )
     for path in Path(directory).iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -245,7 +290,9 @@ def remove(directory: PurePath) -> None:
 def validate_objects(
     directory: PurePath, manifest: Manifest, found: Mapping[str, FileInfo], checksums: bool = False
 ) -> str | None:
-    """Return the reason why the objects of a listing are not those of the manifest, or None if they are."""
+    """Return the reason why the objects of a listing are not those of the manifest, or None if
+    they are.
+    """
     for name, (size, digest) in manifest.files.items():
         info = found.get(name)
         if info is None:  # the listing may be older than the object
@@ -267,7 +314,9 @@ def validate_objects(
 
 
 def find_damage(path: PurePath, name: str, size: int, digest: str | None) -> str | None:
-    """Return the reason why the bytes of a file are not those that the manifest names `name`, or None if they are."""
+    """Return the reason why the bytes of a file are not those that the manifest names `name`, or
+    None if they are.
+    """
     if is_url(path):
         return check_content(name, read_bytes(path), size, digest)
     try:
@@ -276,7 +325,8 @@ def find_damage(path: PurePath, name: str, size: int, digest: str | None) -> str
         if not stat.S_ISREG(status.st_mode):
             return f"{name} must be a file"
         root = os.path.realpath(str(path).removesuffix(name))
-        if os.path.realpath(path) != os.path.join(root, name):  # a checkpoint is data: it shows no files from elsewhere
+        # a checkpoint is data: it shows no files from elsewhere
+        if os.path.realpath(path) != os.path.join(root, name):
             return f"{name} must be a file in the checkpoint, got a link"
         if status.st_size != size:
             return f"{name} must have {size} bytes, got {status.st_size}"
@@ -288,7 +338,9 @@ def find_damage(path: PurePath, name: str, size: int, digest: str | None) -> str
 
 
 def check_content(name: str, content: bytes, size: int, digest: str | None) -> str | None:
-    """Return the reason why `content` is not what the manifest says of the file `name`, or None if it is."""
+    """Return the reason why `content` is not what the manifest says of the file `name`, or None
+    if it is.
+    """
     if len(content) != size:
         return f"{name} must have {size} bytes, got {len(content)}"
     if digest is None:
@@ -301,12 +353,16 @@ def check_content(name: str, content: bytes, size: int, digest: str | None) -> s
 def _validate_files(directory: PurePath, files: Files, checksums: bool) -> str | None:
     for name, (size, digest) in files.items():
         expected = digest if checksums or _PART.fullmatch(name) else None
-        if problem := confirm(functools.partial(find_damage, directory / name, name, size, expected)):
+        if problem := confirm(
+            functools.partial(find_damage, directory / name, name, size, expected)
+        ):
             return problem
     return None
 
 
-def _sync_files(directory: PurePath, names: Iterable[str], checksums: bool) -> dict[str, tuple[int, str | None]]:
+def _sync_files(
+    directory: PurePath, names: Iterable[str], checksums: bool
+) -> dict[str, tuple[int, str | None]]:
     """Sync files to disk and return sizes and SHA-256 by name."""
     files = {}
     for name in sorted(names):
@@ -337,7 +393,10 @@ class DamagedFileError(ValueError):
 
 
 def read_files(
-    directory: PurePath, manifest: Manifest, names: Sequence[str], contents: Mapping[str, bytes] | None = None
+    directory: PurePath,
+    manifest: Manifest,
+    names: Sequence[str],
+    contents: Mapping[str, bytes] | None = None,
 ) -> dict[str, bytes]:
     """Return the bytes of small files, those that the manifest lists, compared with its hashes.
 
@@ -361,7 +420,8 @@ def read_files(
         )
         return list(filter(None, problems))
 
-    # In one call: at a URL the files are fetched side by side, and each round trip costs more than the bytes.
+    # In one call: at a URL the files are fetched side by side, and each round trip costs more than
+    # the bytes.
     contents = read_many(paths.values()) if contents is None else contents
     if find_problems(contents):
         contents = read_many(paths.values())
@@ -404,7 +464,9 @@ def _parse_files(stored: Any) -> Files:
 
 def _write(directory: PurePath, manifest: Manifest) -> None:
     content = {"format": _FORMAT, **dict(zip(_FIELDS, manifest, strict=True))}
-    write_bytes(directory / MANIFEST, encode({**content, "sha256": _digest(content)}, indent=1).encode())
+    write_bytes(
+        directory / MANIFEST, encode({**content, "sha256": _digest(content)}, indent=1).encode()
+    )
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -412,7 +474,10 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def _describe_damage(name: str, digest: str) -> str:
-    return f"{name} is damaged (its {'MD5' if digest.startswith(_MD5) else 'SHA-256'} is not that of the manifest)"
+    return (
+        f"{name} is damaged (its {'MD5' if digest.startswith(_MD5) else 'SHA-256'} is not that of "
+        "the manifest)"
+    )
 
 
 def _new_hash(digest: str) -> Any:

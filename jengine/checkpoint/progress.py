@@ -1,9 +1,10 @@
 """Barrier between processes that lasts as long as one of them makes progress.
 
-A JAX barrier fails after a fixed time, but a process may hash or write for any time. So a wait is a series of barriers:
-where one has timed out, all processes enter the next, until all have arrived. A wait gives up when nothing has happened
-for a while: no process has reported that it read something, and the files that the missing ones write have not grown,
-which is all that can be known about Orbax's writes.
+A JAX barrier fails after a fixed time, but a process may hash or write for any time. So a wait is a
+series of barriers: where one has timed out, all processes enter the next, until all have arrived. A
+wait gives up when nothing has happened for a while: no process has reported that it read something,
+and the files that the missing ones write have not grown, which is all that can be known about
+Orbax's writes.
 """
 
 import itertools
@@ -14,8 +15,8 @@ from typing import Any
 
 import jax
 
-from jengine.errors import read_seconds
-from jengine.storage import is_url, list_files
+from jengine.config.errors import read_seconds
+from jengine.config.storage import is_url, list_files
 
 _VARIABLE = "JENGINE_STALL_TIMEOUT"
 _LIMIT = read_seconds(_VARIABLE, 600, least=1)
@@ -48,7 +49,9 @@ def wait_for_processes(name: str, directory: PurePath | None = None) -> None:
     """
     if jax.process_count() == 1:
         return
-    client, seen, since = _get_client(), None, time.monotonic()
+    client = _get_client()
+    seen = None
+    since = time.monotonic()
     for attempt in itertools.count():
         try:
             client.wait_at_barrier(f"jengine/{name}/{attempt}", int(500 * _LIMIT))
@@ -58,17 +61,22 @@ def wait_for_processes(name: str, directory: PurePath | None = None) -> None:
                 raise
             missing = re.findall(r"^(\d+)$", str(error), re.MULTILINE)
         progress = client.key_value_increment(_COUNTER, 0), _count_bytes(directory, missing)
-        if progress != seen:  # also where this process came late, and runs through attempts that have failed
-            seen, since = progress, time.monotonic()
+        # also where this process came late, and runs through attempts that have failed
+        if progress != seen:
+            seen = progress
+            since = time.monotonic()
         elif time.monotonic() - since >= 0.9 * _LIMIT:  # two more barriers have timed out
             raise StalledError(
-                f"process {', '.join(missing)} made no progress for {_LIMIT:g} s ({_VARIABLE}), and others wait for it "
+                f"process {', '.join(missing)} made no progress for {_LIMIT:g} s ({_VARIABLE}), "
+                "and others wait for it "
                 f"({name})"
             )
 
 
 def _count_bytes(directory: PurePath | None, processes: list[str]) -> int:
-    """Return the bytes that processes have written; Orbax renames the directory once it is complete."""
+    """Return the bytes that processes have written; Orbax renames the directory once it is
+    complete.
+    """
     if directory is None:
         return 0
     if is_url(directory):
@@ -76,7 +84,9 @@ def _count_bytes(directory: PurePath | None, processes: list[str]) -> int:
     patterns = [f"{directory.name}*/ocdbt.process_{process}/**/*" for process in processes]
     if "0" in processes:  # it also merges the indices of the others
         patterns.append(f"{directory.name}*/d/*")
-    return sum(path.stat().st_size for pattern in patterns for path in Path(directory.parent).glob(pattern))
+    return sum(
+        path.stat().st_size for pattern in patterns for path in Path(directory.parent).glob(pattern)
+    )
 
 
 def _get_client() -> Any:

@@ -11,20 +11,23 @@ from jengine.checkpoint import arrays, commit
 from jengine.checkpoint.layout import STATE, encode_meta, find_checkpoint, pack_states, write_meta
 from jengine.checkpoint.manifest import read_manifest, seal
 from jengine.checkpoint.restore import load
-from jengine.errors import UnknownNameError, closest
-from jengine.paths import flatten
-from jengine.storage import storage_path
+from jengine.config.errors import UnknownNameError, closest
+from jengine.config.paths import flatten
+from jengine.config.storage import storage_path
 
 
-def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None = None) -> tuple[str, list[str]]:
-    """Write a copy with only some keys next to a checkpoint, by default with a name that identifies the content.
+def publish(
+    path: str | os.PathLike[str], keys: Iterable[str], name: str | None = None
+) -> tuple[str, list[str]]:
+    """Write a copy with only some keys next to a checkpoint, by default with a name that identifies
+    the content.
 
     Args:
       path: the checkpoint.
-      keys: the keys to keep: state items (`params`, `model_state`, …), metadata (`meta`, `message_hub`, …), and
-        `state_dict` for `params` with `model_state`.
-      name: the copy's name; by default `<checkpoint>-<first 8 hex digits of the SHA-256 of its arrays>`. An existing
-        copy is replaced.
+      keys: the keys to keep: state items (`params`, `model_state`, …), metadata (`meta`,
+        `message_hub`, …), and `state_dict` for `params` with `model_state`.
+      name: the copy's name; by default `<checkpoint>-<first 8 hex digits of the SHA-256 of its
+        arrays>`. An existing copy is replaced.
 
     Returns:
       The new path, and the keys that were left out.
@@ -43,16 +46,21 @@ def publish(path: str | os.PathLike[str], keys: Iterable[str], name: str | None 
     state = {key: value for key, value in checkpoint.state.items() if key in selected}
     if not flatten(state):
         items = ", ".join(checkpoint.state)
-        raise ValueError(f"`keys` must include an item of the state ({items}) of {source}, got {sorted(selected)}")
+        raise ValueError(
+            f"`keys` must include an item of the state ({items}) of {source}, got "
+            f"{sorted(selected)}"
+        )
     copy = source.with_name(name or f"{source.name}-{_digest(state)}")
     manifest = read_manifest(source)
     assert manifest is not None  # `find_checkpoint` has read it
     commit.begin(copy, manifest.run)
     incoming = commit.find_incoming(copy)
-    arrays.write_from_process(incoming / STATE, state)  # no barriers of a save: only one process publishes
+    # no barriers of a save: only one process publishes
+    arrays.write_from_process(incoming / STATE, state)
     meta, blobs = pack_states({key: x for key, x in checkpoint.meta.items() if key in selected})
     write_meta(incoming, encode_meta(meta), blobs)
-    seal(incoming, run=manifest.run, is_latest=False, iteration=None)  # no iteration: never resumed from
+    # no iteration: never resumed from
+    seal(incoming, run=manifest.run, is_latest=False, iteration=None)
     commit.finish(copy)
     return str(copy), sorted({*checkpoint.state, *checkpoint.meta} - selected)
 

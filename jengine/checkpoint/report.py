@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from jengine.checkpoint.array_rules import NO_OPTIONS, apply_rules, parse_rules
-from jengine.errors import did_you_mean
-from jengine.logging import format_table
+from jengine.config.errors import did_you_mean
+from jengine.logging.tables import format_table
 
 _MAX_ROWS = 20
 _MAX_NAMES = 2  # in a row of the summary
@@ -29,7 +29,8 @@ class LoadReport:
       excluded: expected, but left as they are on request.
       ignored: stored, but not weights: optimizer state, counters.
       notes: what would help, or which rule is responsible, for some in `mismatched`.
-      ambiguous: those in `mismatched` whose axes may be in either order, so that loading them would be a guess.
+      ambiguous: those in `mismatched` whose axes may be in either order, so that loading them would
+        be a guess.
     """
 
     matched: dict[str, str]
@@ -54,13 +55,20 @@ class LoadReport:
         return not (self.missing or self.unexpected or self.mismatched)
 
     def table(self) -> str:
-        """Return one line for each path that does not match or is cast, at most twenty of each kind."""
+        """Return one line for each path that does not match or is cast, at most twenty of each
+        kind.
+        """
         kinds = {
             # A renamed array is missing under one name and unexpected under the other
-            "missing": [(path, did_you_mean(path, self.unexpected).removeprefix("; ")) for path in self.missing],
+            "missing": [
+                (path, did_you_mean(path, self.unexpected).removeprefix("; "))
+                for path in self.missing
+            ],
             "unexpected": [(path, "") for path in self.unexpected],
             "mismatch": [(path, self._describe_mismatch(path)) for path in self.mismatched],
-            "cast": [(path, f"{stored} to {expected}") for path, (stored, expected) in self.cast.items()],
+            "cast": [
+                (path, f"{stored} to {expected}") for path, (stored, expected) in self.cast.items()
+            ],
         }
         rows: list[tuple[str, str, str]] = []
         for kind, entries in kinds.items():
@@ -68,15 +76,22 @@ class LoadReport:
             if len(entries) > _MAX_ROWS:
                 rows.append((kind, f"… and {len(entries) - _MAX_ROWS} more", ""))
         width = max((len(path) for _, path, _ in rows), default=0)
-        return "\n".join(f"  {kind:<10}  {path:<{width}}  {note}".rstrip() for kind, path, note in rows)
+        return "\n".join(
+            f"  {kind:<10}  {path:<{width}}  {note}".rstrip() for kind, path, note in rows
+        )
 
     def summary(self) -> str:
         """Return a table with the number of arrays of each kind, and the first few names."""
         kinds: dict[str, list[str]] = {
             "loaded": list(self.matched),
             "renamed": [f"{stored} -> {path}" for path, stored in self.renamed.items()],
-            "reshaped": [f"{path}: {stored} -> {expected}" for path, (stored, expected) in self.reshaped.items()],
-            "cast": [f"{path}: {stored} -> {expected}" for path, (stored, expected) in self.cast.items()],
+            "reshaped": [
+                f"{path}: {stored} -> {expected}"
+                for path, (stored, expected) in self.reshaped.items()
+            ],
+            "cast": [
+                f"{path}: {stored} -> {expected}" for path, (stored, expected) in self.cast.items()
+            ],
             "missing": list(self.missing),
             "unexpected": list(self.unexpected),
             "mismatched": [f"{path}: {self._describe_mismatch(path)}" for path in self.mismatched],
@@ -92,11 +107,14 @@ class LoadReport:
 
     def _describe_mismatch(self, path: str) -> str:
         stored, expected = self.mismatched[path]
-        return "; ".join(filter(None, (f"stored {stored}, expected {expected}", self.notes.get(path))))
+        return "; ".join(
+            filter(None, (f"stored {stored}, expected {expected}", self.notes.get(path)))
+        )
 
     def __str__(self) -> str:
         counts = (
-            f"{len(self.matched)} match, {len(self.missing)} missing, {len(self.unexpected)} unexpected, "
+            f"{len(self.matched)} match, {len(self.missing)} missing, {len(self.unexpected)} "
+            "unexpected, "
             f"{len(self.mismatched)} mismatched"
         )
         return "\n".join(filter(None, (counts, self.table())))
@@ -113,9 +131,15 @@ class CheckpointMismatchError(ValueError):
       cause: what made the arrays different, and what to do.
     """
 
-    def __init__(self, path: str, report: LoadReport, advice: str, new_run: str = "", cause: str = "") -> None:
-        lines = (cause, str(report), new_run) if cause else (str(report), f"{advice} {new_run}".strip())
-        super().__init__("\n".join(filter(None, (f"checkpoint {path} does not fit: {lines[0]}", *lines[1:]))))
+    def __init__(
+        self, path: str, report: LoadReport, advice: str, new_run: str = "", cause: str = ""
+    ) -> None:
+        lines = (
+            (cause, str(report), new_run) if cause else (str(report), f"{advice} {new_run}".strip())
+        )
+        super().__init__(
+            "\n".join(filter(None, (f"checkpoint {path} does not fit: {lines[0]}", *lines[1:])))
+        )
         self.path = path
         self.report = report
         self.new_run = new_run
@@ -143,18 +167,29 @@ def compare(
     1 match, 0 missing, 0 unexpected, 0 mismatched
     """
     rules = parse_rules(rename)
-    if special := [rule.shown for rule in rules if rule.options != NO_OPTIONS or len(rule.old + rule.new) != 2]:
-        raise ValueError(f"a rule of `rename` must be (old, new) here, got {special[0]}; `load_pretrained` has options")
+    if special := [
+        rule.shown for rule in rules if rule.options != NO_OPTIONS or len(rule.old + rule.new) != 2
+    ]:
+        raise ValueError(
+            f"a rule of `rename` must be (old, new) here, got {special[0]}; `load_pretrained` has "
+            "options"
+        )
     pieces, _ = apply_rules({name: (None, name) for name in stored}, stored, rules)
     renamed = {path: piece.label for (_, path), piece in pieces.items()}
-    matched, mismatched, casts = {}, {}, {}
+    matched = {}
+    mismatched = {}
+    casts = {}
     for path, target in expected.items():
         if path not in renamed:
             continue
         source = stored[renamed[path]]
         types = (describe(source), describe(target))
         # Floats only: an integer in the place of a float is another array
-        castable = cast and jnp.issubdtype(source.dtype, jnp.floating) and jnp.issubdtype(target.dtype, jnp.floating)
+        castable = (
+            cast
+            and jnp.issubdtype(source.dtype, jnp.floating)
+            and jnp.issubdtype(target.dtype, jnp.floating)
+        )
         if source.shape != target.shape or (source.dtype != target.dtype and not castable):
             mismatched[path] = types
             continue

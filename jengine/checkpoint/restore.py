@@ -1,4 +1,6 @@
-"""Checkpoint reading: a full state to resume a run, parameters for another model, or everything as NumPy arrays."""
+"""Checkpoint reading: a full state to resume a run, parameters for another model, or everything
+as NumPy arrays.
+"""
 
 import dataclasses
 import os
@@ -8,14 +10,20 @@ from typing import Any
 
 import jax
 
-from jengine.annotations import checked
 from jengine.checkpoint import arrays
-from jengine.checkpoint.layout import STATE, CorruptCheckpointError, find_checkpoint, locate_checkpoint, read_meta
+from jengine.checkpoint.layout import (
+    STATE,
+    CorruptCheckpointError,
+    find_checkpoint,
+    locate_checkpoint,
+    read_meta,
+)
 from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare
 from jengine.checkpoint.rules import list_prefixes
-from jengine.errors import UnknownNameError, closest
-from jengine.paths import flatten
-from jengine.storage import list_files, storage_path
+from jengine.config.annotations import checked
+from jengine.config.errors import UnknownNameError, closest
+from jengine.config.paths import flatten
+from jengine.config.storage import list_files, storage_path
 
 _MAX_RATIO = 1000  # bytes of arrays for each byte of their files
 
@@ -26,9 +34,10 @@ class Checkpoint:
 
     Attributes:
       path: the directory that it was read from.
-      state: nested dicts and lists with NumPy arrays: `step`, `params`, `model_state`, `opt_state`, `hook_state`, `rng`
-        (the PRNG key's data, uint32).
-      meta: everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message hub.
+      state: nested dicts and lists with NumPy arrays: `step`, `params`, `model_state`, `opt_state`,
+        `hook_state`, `rng` (the PRNG key's data, uint32).
+      meta: everything else: `meta` (iter, epoch, seed, config), schedules, hook states, message
+        hub.
     """
 
     path: str
@@ -49,14 +58,18 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
       checksums: whether to verify the file checksums first.
 
     Raises:
-      FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or damaged.
+      FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or
+        damaged.
     """
     directory = storage_path("path", find_checkpoint(path, checksums=checksums))
     structs = flatten(arrays.read_structs(directory / STATE))
     claimed = sum(leaf.size * leaf.dtype.itemsize for leaf in structs.values())
     actual = sum(info.size for info in list_files(directory / STATE).values())
-    if claimed > _MAX_RATIO * actual:  # before memory is allocated: files may be compressed, but not that much
-        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {actual} bytes claim to be {claimed}")
+    # before memory is allocated: files may be compressed, but not that much
+    if claimed > _MAX_RATIO * actual:
+        raise CorruptCheckpointError(
+            f"checkpoint {directory} is corrupt: {actual} bytes claim to be {claimed}"
+        )
     state = arrays.read(directory / STATE, structs)
     return Checkpoint(path=str(directory), state=state, meta=read_meta(directory, states=True))
 
@@ -74,7 +87,9 @@ def list_item_arrays(path: str | os.PathLike[str], item: str) -> dict[str, jax.S
     """
     stored = list_arrays(path)
     prefix = f"{item}."
-    structs = {name.removeprefix(prefix): leaf for name, leaf in stored.items() if name.startswith(prefix)}
+    structs = {
+        name.removeprefix(prefix): leaf for name, leaf in stored.items() if name.startswith(prefix)
+    }
     if not structs:
         known = list_prefixes(stored) if "." in item else {name.split(".")[0] for name in stored}
         raise UnknownNameError(f"checkpoint {path} has no {item!r}{closest(item, known)}")
@@ -94,9 +109,10 @@ def restore(
 
     Args:
       path: a checkpoint, or a work dir for its newest one.
-      target: a dict with the items to restore (`params`, `opt_state`, …) as arrays or ShapeDtypeStructs. A JAX array
-        or a struct with a sharding gives a JAX array with that sharding, on any number of devices; others give NumPy
-        arrays. Other items in the checkpoint are ignored.
+      target: a dict with the items to restore (`params`, `opt_state`, …) as arrays or
+        ShapeDtypeStructs. A JAX array or a struct with a sharding gives a JAX array with that
+        sharding, on any number of devices; others give NumPy arrays. Other items in the checkpoint
+        are ignored.
       rename: (stored, target) path prefixes in whole segments; the first match is applied.
       ignore: stored path prefixes to ignore, matched before `rename`.
       cast: whether a float array may be cast to another float dtype.
@@ -109,7 +125,9 @@ def restore(
       CheckpointMismatchError: paths, shapes or dtypes differ; nothing was read.
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
     """
-    return restore_verified(find_checkpoint(path, checksums=checksums), target, rename, ignore, cast)
+    return restore_verified(
+        find_checkpoint(path, checksums=checksums), target, rename, ignore, cast
+    )
 
 
 def restore_verified(
@@ -122,7 +140,8 @@ def restore_verified(
     """Restore a checkpoint that `find_checkpoint` has already verified; see `restore`."""
     directory = storage_path("path", path)
     expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
-    items, ignored = set(map(str, target)), tuple(f"{prefix}." for prefix in ignore)  # whole segments
+    items = set(map(str, target))  # whole segments
+    ignored = tuple(f"{prefix}." for prefix in ignore)
     stored = {
         name: leaf
         for name, leaf in list_arrays(directory).items()
@@ -133,16 +152,21 @@ def restore_verified(
         some_fit = any(name.startswith("params.") for name in report.matched)
         new_run = (
             "For a new run with the parameters that fit, write "
-            f"load_from=dict(path={str(directory)!r}, strict=False) in place of resume, and another work_dir."
+            f"load_from=dict(path={str(directory)!r}, strict=False) in place of resume, and "
+            "another work_dir."
             if some_fit
-            else "For a new run with the settings of the config, choose another `--work-dir DIR`, without resume."
+            else "For a new run with the settings of the config, choose another `--work-dir DIR`, "
+            "without resume."
         )
         raise CheckpointMismatchError(
             str(directory),
             report,
-            "It was saved with another model, optimizer or set of hooks, and a resumed run must have the same: use the "
-            f"config of that run, {directory.parent / 'config.py'}. With the same config, a step of that run has "
-            "changed an array of the initial state, as older versions allowed: create it in `init` as it is stored.",
+            "It was saved with another model, optimizer or set of hooks, and a resumed run must "
+            "have the same: use the "
+            f"config of that run, {directory.parent / 'config.py'}. With the same config, a step "
+            "of that run has "
+            "changed an array of the initial state, as older versions allowed: create it in "
+            "`init` as it is stored.",
             new_run,
         )
     return _read_matched(directory, target, expected, report), read_meta(directory, states=True)
@@ -163,11 +187,11 @@ def load_params(
     Args:
       path: a checkpoint, or a work dir for its newest one.
       target: the model parameters as a pytree of arrays; stored ones may be ShapeDtypeStructs.
-      strict: False keeps the target's value if the checkpoint has none or one with another shape, and ignores stored
-        parameters that the target does not have; the report lists them.
+      strict: False keeps the target's value if the checkpoint has none or one with another shape,
+        and ignores stored parameters that the target does not have; the report lists them.
       rename: (old, new) prefixes, as for `load_pretrained`.
-      item: the dotted path to the parameters: `params`, `model_state`, or `hook_state.EMAHook.params`, the raw
-        parameters if averages were saved as `params`.
+      item: the dotted path to the parameters: `params`, `model_state`, or
+        `hook_state.EMAHook.params`, the raw parameters if averages were saved as `params`.
       checksums: whether to verify the file checksums first.
 
     Returns:
@@ -175,8 +199,8 @@ def load_params(
 
     Raises:
       CheckpointMismatchError: `strict`, and something does not match; nothing was read.
-      KeyError: the checkpoint does not have the item. ValueError: a rename rule without a match. TypeError: a struct
-        in the target for which no array is stored.
+      KeyError: the checkpoint does not have the item. ValueError: a rename rule without a match.
+        TypeError: a struct in the target for which no array is stored.
     """
     directory = storage_path("path", find_checkpoint(path, checksums=checksums))
     stored = list_item_arrays(directory, item)
@@ -187,13 +211,18 @@ def load_params(
         raise CheckpointMismatchError(
             str(directory),
             report,
-            "rename=[(old, new)] replaces path prefixes; strict=False keeps the model's own values where nothing fits.",
+            "rename=[(old, new)] replaces path prefixes; strict=False keeps the model's own "
+            "values where nothing fits.",
         )
     return _read_matched(directory, target, expected, report, f"{item}."), report
 
 
 def _read_matched(
-    directory: PurePath, target: Any, expected: Mapping[str, jax.ShapeDtypeStruct], report: LoadReport, prefix: str = ""
+    directory: PurePath,
+    target: Any,
+    expected: Mapping[str, jax.ShapeDtypeStruct],
+    report: LoadReport,
+    prefix: str = "",
 ) -> Any:
     """Return `target` with the matched arrays from disk."""
     # The target's dtypes and shardings: Orbax casts, and reads onto the devices
@@ -204,5 +233,9 @@ def _read_matched(
         if name in report.matched:
             leaves[name] = arrays.decode_leaf(loaded[prefix + report.matched[name]], leaf)
         elif isinstance(leaf, jax.ShapeDtypeStruct):
-            raise TypeError(f"`{name}` must be an array, got a ShapeDtypeStruct: the checkpoint has no value for it")
-    return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))  # in the order of `flatten`
+            raise TypeError(
+                f"`{name}` must be an array, got a ShapeDtypeStruct: the checkpoint has no value "
+                "for it"
+            )
+    # in the order of `flatten`
+    return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 
-def keep_regular(numbers: Sequence[int], *, latest: int, every: int = -1, unit: str = "epochs") -> dict[int, str]:
+def keep_regular(
+    numbers: Sequence[int], *, latest: int, every: int = -1, unit: str = "epochs"
+) -> dict[int, str]:
     """Select the regular checkpoints to keep.
 
     Args:
@@ -23,7 +25,9 @@ def keep_regular(numbers: Sequence[int], *, latest: int, every: int = -1, unit: 
     reasons = {}
     for age, number in zip(range(len(numbers) - 1, -1, -1), numbers, strict=True):
         # Both rules may hold for a checkpoint, and the list of them tells which setting keeps it.
-        texts = ["the latest" if age == 0 else f"one of the latest {latest}"] if age < latest else []
+        texts = (
+            ["the latest" if age == 0 else f"one of the latest {latest}"] if age < latest else []
+        )
         if every != -1 and number % every == 0:
             texts.append(f"every {every} {unit}")
         if texts:

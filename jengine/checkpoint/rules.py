@@ -1,25 +1,33 @@
-"""Patterns for dotted paths: a prefix in whole segments, or a regular expression that matches one."""
+"""Patterns for dotted paths: a prefix in whole segments, or a regular expression that matches
+one.
+"""
 
 import functools
 import re
 from collections.abc import Iterable, Sequence
 
-from jengine.errors import did_you_mean
+from jengine.config.errors import did_you_mean
 
-_SYNTAX = re.compile(r"[\\^$*+?{}\[\]|()]")  # characters that make a pattern a regular expression; a dot does not
+# characters that make a pattern a regular expression; a dot does not
+_SYNTAX = re.compile(r"[\\^$*+?{}\[\]|()]")
 
 
 def matches(path: str, *patterns: str) -> bool:
     """Return whether `path` starts with the segments that one of the patterns describes.
 
-    >>> matches("head.fc.bias", "head"), matches("header.bias", "head"), matches("layers.3.bias", r"layers\\.\\d+")
+    >>> (
+    ...     matches("head.fc.bias", "head"),
+    ...     matches("header.bias", "head"),
+    ...     matches("layers.3.bias", r"layers\\.\\d+"),
+    ... )
     (True, False, True)
     """
     return any(compile_pattern(pattern).match(path) for pattern in patterns)
 
 
 def replace_prefix(path: str, old: str, new: str, match: re.Match[str] | None) -> str:
-    """Return the path with `new` in the place of what `match` found; in front of it without a match.
+    """Return the path with `new` in the place of what `match` found; in front of it without a
+    match.
 
     Raises:
       ValueError: `new` has a group that `old` does not have.
@@ -27,10 +35,13 @@ def replace_prefix(path: str, old: str, new: str, match: re.Match[str] | None) -
     if match is None:
         return ".".join(filter(None, (new, path)))
     try:
-        # A plain old name leaves backslashes in the new one as they are; only a pattern has groups to fill in.
+        # A plain old name leaves backslashes in the new one as they are; only a pattern has groups
+        # to fill in.
         replacement = match.expand(new) if _SYNTAX.search(old) else new
     except (re.error, IndexError) as error:
-        raise ValueError(f"`rename` must use the groups of the old ones in new names, got {new!r}: {error}") from None
+        raise ValueError(
+            f"`rename` must use the groups of the old ones in new names, got {new!r}: {error}"
+        ) from None
     return ".".join(filter(None, (replacement, path[match.end() :].removeprefix("."))))
 
 
@@ -40,7 +51,10 @@ def check_patterns(name: str, patterns: Sequence[str], paths: Iterable[str]) -> 
     for pattern in patterns:
         if not any(matches(path, pattern) for path in known):
             hint = did_you_mean(pattern, {*known, *list_prefixes(known)})
-            raise ValueError(f"`{name}` must match parameters of the model, got {pattern!r}, which matches none{hint}")
+            raise ValueError(
+                f"`{name}` must match parameters of the model, got {pattern!r}, which matches "
+                f"none{hint}"
+            )
 
 
 def list_prefixes(paths: Iterable[str]) -> set[str]:
@@ -59,4 +73,6 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(f"(?:{text})(?=\\.|$)")  # grouped, for `a|b`; ends with a segment
     except re.error as error:
-        raise ValueError(f"a pattern must be a path or a regular expression, got {pattern!r}: {error}") from None
+        raise ValueError(
+            f"a pattern must be a path or a regular expression, got {pattern!r}: {error}"
+        ) from None

@@ -9,35 +9,36 @@ from typing import Any, Literal
 import numpy as np
 
 from jengine.checkpoint.array_rules import RuleLike, parse_rules
-from jengine.checkpoint.huggingface import ModelType
 from jengine.checkpoint.layout import find_checkpoint, find_latest
-from jengine.checkpoint.local_copies import find_newer_copy
 from jengine.checkpoint.manifest import read_manifest
-from jengine.checkpoint.sources import FORMATS, is_pytree_of_arrays, locate_weights
-from jengine.distributed.processes import ProcessGroup
-from jengine.errors import ConfigError, config_path
-from jengine.registry import check_arguments
-from jengine.storage import storage_path
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import check_arguments
+from jengine.config.storage import storage_path
+from jengine.extras.cloud.local_copies import find_newer_copy
+from jengine.extras.weights.huggingface import ModelType
+from jengine.extras.weights.sources import FORMATS, is_pytree_of_arrays, locate_weights
+from jengine.parallel.processes import ProcessGroup
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadFrom:
-    """Weights that a run starts from; see `jengine.checkpoint.load_pretrained`.
+    """Weights that a run starts from; see `jengine.extras.weights.load_pretrained`.
 
     Attributes:
-      path: where the weights are, or an object in memory: a pytree of arrays, an `nnx.State` or an `nnx.Module`.
-      rename: `(old, new)` prefixes of parameter paths, for a model with other names; or `(old, new, options)` with
-        functions on the arrays.
+      path: where the weights are, or an object in memory: a pytree of arrays, an `nnx.State` or an
+        `nnx.Module`.
+      rename: `(old, new)` prefixes of parameter paths, for a model with other names; or `(old, new,
+        options)` with functions on the arrays.
       strict: False keeps the model's own values where there are no matching ones.
       raw: True loads the raw parameters from a run that saved averages.
       exclude: paths of parameters that keep the initial values.
       interpolate: paths of position embeddings that are resized to the model's grid.
       interpolation: how they are resized.
       item: dotted path to the weights in a tree, if it is not that of the parameters.
-      optimizer: True continues another loop's training: also loads the optimizer state and the step that are stored
-        next to the weights.
-      structure: for an `.eqx` file that has more than the parameters: a function without arguments, or an import path,
-        that returns a pytree like the one that was saved.
+      optimizer: True continues another loop's training: also loads the optimizer state and the step
+        that are stored next to the weights.
+      structure: for an `.eqx` file that has more than the parameters: a function without arguments,
+        or an import path, that returns a pytree like the one that was saved.
     """
 
     path: Any
@@ -55,7 +56,9 @@ class LoadFrom:
         """Return the pytree that an `.eqx` file was written from, with any values."""
         from jengine.config.modules import import_attribute
 
-        make = import_attribute(self.structure) if isinstance(self.structure, str) else self.structure
+        make = (
+            import_attribute(self.structure) if isinstance(self.structure, str) else self.structure
+        )
         return params if make is None else make()
 
     @property
@@ -69,8 +72,9 @@ def parse_load_from(load_from: Any, processes: ProcessGroup) -> LoadFrom | None:
     """Return the weights to start from; all processes verify that they exist.
 
     Raises:
-      FileNotFoundError: nothing is at the path. CorruptCheckpointError: a checkpoint is damaged. ValueError: a file in
-        another format. TypeError: neither a path nor a pytree of arrays, or an unknown field.
+      FileNotFoundError: nothing is at the path. CorruptCheckpointError: a checkpoint is damaged.
+        ValueError: a file in another format. TypeError: neither a path nor a pytree of arrays, or
+        an unknown field.
     """
     if load_from is None:
         return None
@@ -93,12 +97,15 @@ def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
     """Return the config without `load_from` if that is an object in memory, and warn about it."""
     load_from: Any = cfg.get("load_from")
     weights = load_from["path"] if _is_options(load_from) and "path" in load_from else load_from
-    # Paths can be written into config.py; arrays in memory cannot, and a file of megabytes would help nobody.
+    # Paths can be written into config.py; arrays in memory cannot, and a file of megabytes would
+    # help nobody.
     if weights is None or isinstance(weights, str | os.PathLike) or _is_options(weights):
         return cfg
     warnings.warn(
-        "`load_from` must be a path to be written to a config file, got an object in memory: config.py is written "
-        "without it. A resumed run does not need it, but a new run from that file starts from random weights",
+        "`load_from` must be a path to be written to a config file, got an object in memory: "
+        "config.py is written "
+        "without it. A resumed run does not need it, but a new run from that file starts from "
+        "random weights",
         stacklevel=2,
     )
     return {name: value for name, value in cfg.items() if name != "load_from"}
@@ -106,7 +113,9 @@ def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
 
 def _is_options(load_from: Any) -> bool:
     """Return whether `load_from` is a dict with options, not a pytree of arrays."""
-    return hasattr(load_from, "items") and ("path" in load_from or not is_pytree_of_arrays(load_from))
+    return hasattr(load_from, "items") and (
+        "path" in load_from or not is_pytree_of_arrays(load_from)
+    )
 
 
 def find_checkpoint_to_resume(
@@ -114,8 +123,9 @@ def find_checkpoint_to_resume(
 ) -> tuple[str | None, str]:
     """Return the checkpoint to continue from, if there is one, and a line for the log.
 
-    As in MMEngine, `resume=True` continues from `load_from` if that is the path of a checkpoint, and otherwise from the
-    newest one in the work dir. Other weights (a file, objects, a dict with options) cannot be continued.
+    As in MMEngine, `resume=True` continues from `load_from` if that is the path of a checkpoint,
+    and otherwise from the newest one in the work dir. Other weights (a file, objects, a dict with
+    options) cannot be continued.
     """
     verification: Any = dict(checksums=True, processes=processes)
     if not resume:
@@ -129,17 +139,25 @@ def find_checkpoint_to_resume(
         manifest = read_manifest(storage_path("load_from", path))
         if manifest is not None and manifest.iteration is not None:  # published weights have none
             return path, (
-                f"resume={resume!r} continues the run of load_from={os.fspath(load_from)!r}, as in MMEngine, and does "
-                f"so again at each start. resume={os.fspath(load_from)!r} does the same. load_from=dict(path=...) "
-                f"loads only its weights, and continues from the newest checkpoint of {work_dir} when started again."
+                f"resume={resume!r} continues the run of load_from={os.fspath(load_from)!r}, as "
+                "in MMEngine, and does "
+                f"so again at each start. resume={os.fspath(load_from)!r} does the same. "
+                "load_from=dict(path=...) "
+                f"loads only its weights, and continues from the newest checkpoint of {work_dir} "
+                "when started again."
             )
     newest = find_latest(work_dir, **verification)
     if (copy := find_newer_copy(work_dir, newest, processes)) is not None:
         return copy, f"The copies on local disks are newer than {newest or 'any checkpoint'}."
     if newest is None and resume == "must":
-        raise ConfigError(f"`resume` must find a checkpoint in {work_dir} with resume='must', got none")
+        raise ConfigError(
+            f"`resume` must find a checkpoint in {work_dir} with resume='must', got none"
+        )
     start = "from scratch" if load_from is None else "from the weights of load_from"
-    return newest, "" if newest else f"There is nothing to resume in {work_dir}: the run starts {start}."
+    return (
+        newest,
+        "" if newest else f"There is nothing to resume in {work_dir}: the run starts {start}.",
+    )
 
 
 def default_resume_command(load_from: object, path: str | None, *, guard: bool = False) -> str:
@@ -153,7 +171,10 @@ def default_resume_command(load_from: object, path: str | None, *, guard: bool =
       path: a checkpoint; None for the newest one in the work dir, '' to start from scratch.
       guard: whether to add a numerics guard.
     """
-    without = ["load_from=None"] if path is None and isinstance(load_from, str | os.PathLike) else []  # it would hold
+    # it would hold
+    without = (
+        ["load_from=None"] if path is None and isinstance(load_from, str | os.PathLike) else []
+    )
     resume = [] if path == "" else [f"resume={path or True!r}"]
     hooks = ["default_hooks=dict(guard=dict(type='NumericsGuardHook'))"] if guard else []
     return f"Runner({', '.join(['...', *without, *resume, *hooks])})"

@@ -1,3 +1,3 @@
-"""Command line of the engine."""
+"""The command `jengine`; extras add further commands."""
 
 from jengine.cli.main import main as main

@@ -5,19 +5,20 @@ import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jengine.annotations import is_mapping
-from jengine.checkpoint import export_hub, export_params, find_checkpoint, list_arrays, read_meta
-from jengine.checkpoint.huggingface import read_config
-from jengine.checkpoint.inventory import CheckpointEntry, list_checkpoint_entries, remove_checkpoints
+from jengine.checkpoint.inventory import (
+    CheckpointEntry,
+    list_checkpoint_entries,
+    remove_checkpoints,
+)
+from jengine.checkpoint.layout import find_checkpoint, read_meta
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.report import describe
+from jengine.checkpoint.restore import list_arrays
 from jengine.cli.commands import format_bytes
-from jengine.config import parse_config
-from jengine.errors import ConfigError
-from jengine.logging import format_table
-from jengine.runs.remote import TIMESTAMP, fetch_runs
-from jengine.runs.run_files import read_run
-from jengine.storage import storage_path
+from jengine.config.storage import storage_path
+from jengine.extras.report.remote import TIMESTAMP, fetch_runs
+from jengine.extras.report.run_files import read_run
+from jengine.logging.tables import format_table
 
 
 def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -25,17 +26,44 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     entries = list_checkpoint_entries(args.work_dir)
     training = is_locked(args.work_dir)
     if entries:
-        columns = ["checkpoint", "epoch", "iter", "saved", "size", "validation", "kept because", "state"]
+        columns = [
+            "checkpoint",
+            "epoch",
+            "iter",
+            "saved",
+            "size",
+            "validation",
+            "kept because",
+            "state",
+        ]
         logged = _read_last_validation(args.work_dir, entries)
-        rows = [_make_row(entry, training, logged.get(entry.meta.get("iter", -1), {})) for entry in entries]
-        print(format_table(columns, rows, align=["left", "right", "right", "left", "right", "left", "left", "left"]))
-        print(f"{len(entries)} checkpoints, {format_bytes(sum(entry.size for entry in entries), digits=1)}", end="")
+        rows = [
+            _make_row(entry, training, logged.get(entry.meta.get("iter", -1), {}))
+            for entry in entries
+        ]
+        print(
+            format_table(
+                columns,
+                rows,
+                align=["left", "right", "right", "left", "right", "left", "left", "left"],
+            )
+        )
+        print(
+            f"{len(entries)} checkpoints, "
+            f"{format_bytes(sum(entry.size for entry in entries), digits=1)}",
+            end="",
+        )
     else:
         print("no checkpoints", end="")
-    print(f" in {storage_path('WORK_DIR', args.work_dir)}" + ("; a run is training there" if training else ""))
+    print(
+        f" in {storage_path('WORK_DIR', args.work_dir)}"
+        + ("; a run is training there" if training else "")
+    )
 
 
-def _read_last_validation(work_dir: str, entries: Sequence[CheckpointEntry]) -> dict[int, dict[str, float]]:
+def _read_last_validation(
+    work_dir: str, entries: Sequence[CheckpointEntry]
+) -> dict[int, dict[str, float]]:
     """Return the metrics at the last iteration, by iteration, from the run's log.
 
     Checkpoints have the validations before them, but the last one is saved before its own.
@@ -44,8 +72,16 @@ def _read_last_validation(work_dir: str, entries: Sequence[CheckpointEntry]) -> 
     if "iter" not in last or not TIMESTAMP.fullmatch(str(last.get("timestamp", ""))):
         return {}
     run = read_run(fetch_runs(f"{storage_path('work_dir', work_dir)}/{last['timestamp']}", ()))
-    points = {name: dict(zip(*curve, strict=True)) for (mode, name), curve in run.curves[0].items() if mode == "val"}
-    return {last["iter"]: {name: found[last["iter"]] for name, found in points.items() if last["iter"] in found}}
+    points = {
+        name: dict(zip(*curve, strict=True))
+        for (mode, name), curve in run.curves[0].items()
+        if mode == "val"
+    }
+    return {
+        last["iter"]: {
+            name: found[last["iter"]] for name, found in points.items() if last["iter"] in found
+        }
+    }
 
 
 def _make_row(entry: CheckpointEntry, training: bool, logged: Mapping[str, float]) -> list[Any]:
@@ -53,7 +89,9 @@ def _make_row(entry: CheckpointEntry, training: bool, logged: Mapping[str, float
     if entry.name.endswith(".incoming") and training:
         state = "being saved"
     progress = [entry.meta.get(name) for name in ("epoch", "iter", "time")]
-    metrics = ", ".join(f"{name} {value:.4g}" for name, value in {**logged, **entry.metrics}.items())
+    metrics = ", ".join(
+        f"{name} {value:.4g}" for name, value in {**logged, **entry.metrics}.items()
+    )
     return [entry.name, *progress, format_bytes(entry.size, digits=1), metrics, entry.reason, state]
 
 
@@ -61,7 +99,8 @@ def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Show what a checkpoint contains."""
     path = find_checkpoint(args.checkpoint)
     # Metadata and shapes only: a checkpoint of any size is shown without reading an array.
-    metadata, stored = read_meta(path), list_arrays(path)
+    metadata = read_meta(path)
+    stored = list_arrays(path)
     meta = metadata.pop("meta", {})
     print(path)
     for name, value in meta.items():
@@ -73,7 +112,9 @@ def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     for item, trained_path in metadata.get("exchanged", {}).items():
         print(f"  {item} contains averages; the trained values are in {trained_path}")
     sizes = {name: leaf.size * leaf.dtype.itemsize for name, leaf in stored.items()}
-    rows = [[name, describe(leaf), format_bytes(sizes[name], digits=1)] for name, leaf in stored.items()]
+    rows = [
+        [name, describe(leaf), format_bytes(sizes[name], digits=1)] for name, leaf in stored.items()
+    ]
     print(format_table(["array", "type", "size"], rows, align=["left", "left", "right"]))
     items: collections.Counter[str] = collections.Counter()
     for name, size in sizes.items():
@@ -99,48 +140,3 @@ def rm(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     for entry in removed:
         print(f"removed {entry.path}")
     print(f"freed {format_bytes(sum(entry.size for entry in removed), digits=1)}")
-
-
-def export(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Export parameters, or predictions as a jax.export artifact."""
-    if (args.file is None) == (args.jax_export is None):
-        raise ConfigError("`jengine ckpt export` must have either FILE or --jax-export FILE")
-    if args.jax_export is not None:
-        from jengine.cli import jax_export
-
-        jax_export.run(args)
-        return
-    for name in ("input", "batch_size", "platforms", "trust"):
-        if getattr(args, name) not in (None, False):
-            raise ConfigError(f"`--{name.replace('_', '-')}` must be given with --jax-export")
-    path = find_checkpoint(args.checkpoint)
-    exchanged = read_meta(path).get("exchanged", {})  # items with averages -> paths of the trained values
-    if args.ema and "params" not in exchanged:
-        raise ValueError(f"checkpoint {path} has no averaged parameters: the run had no EMAHook; leave out --ema")
-    item = exchanged.get("params", "params") if args.raw else "params"
-    statistics = exchanged.get("model_state", "model_state") if args.raw else "model_state"
-    if args.like is not None and args.to is None:
-        raise ConfigError("`--like` must be given with --to safetensors")
-    if args.to is not None and args.batch_stats:
-        raise ConfigError("`--batch-stats` must be left out with --to: a TransformerLM has none")
-    tensors: Mapping[str, Any]
-    if args.to is not None:
-        tensors = export_hub(path, args.file, args.like or _find_origin(path), item=item)
-    else:
-        tensors = export_params(path, args.file, item=item, batch_stats=statistics if args.batch_stats else False)
-    kind = "averaged parameters" if "params" in exchanged and not args.raw else "parameters"
-    size = format_bytes(sum(x.size * x.dtype.itemsize for x in tensors.values()), digits=1)
-    print(f"{kind} of {path}: {len(tensors)} tensors, {size}, written to {args.file}")
-
-
-def _find_origin(path: str) -> str:
-    """Return the directory of the weights that a checkpoint's run has started from."""
-    text = read_meta(path)["meta"].get("cfg")
-    load_from: Any = parse_config(text).get("load_from") if text else None
-    # A run that was fine-tuned from a Hub directory knows it: the same architecture has the same config.json.
-    origin = load_from.get("path") if is_mapping(load_from) else load_from
-    if not isinstance(origin, str) or not read_config(origin):
-        raise ConfigError(
-            f"`--like` must be a directory with the config.json to write: the run of {path} has not started from one"
-        )
-    return origin

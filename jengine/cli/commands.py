@@ -1,25 +1,28 @@
-"""Commands that only call the engine, and what all commands with a config share: loading it, and building a Runner."""
+"""Commands that only call the engine, and what all commands with a config share: loading it, and
+building a Runner.
+"""
 
 import argparse
 import collections
 import contextlib
-import json
 import os
 import pathlib
 import platform
-import shlex
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jengine.config import apply_overrides, diff_configs, dump_config, load_config, parse_config, resolve
-from jengine.config.diff import ABSENT
-from jengine.errors import ConfigError, require_extra
-from jengine.storage import read_text, storage_path
+from jengine.config.containers import resolve
+from jengine.config.diff import ABSENT, diff_configs
+from jengine.config.dump import dump_config, parse_config
+from jengine.config.errors import ConfigError, require_extra
+from jengine.config.load import load_config
+from jengine.config.overrides import apply_overrides
+from jengine.config.storage import read_text
 
 if TYPE_CHECKING:
-    from jengine.runner import Runner  # imported when a command needs one, since it takes a second
+    # imported when a command needs one, since it takes a second
+    from jengine.runner.runner import Runner
 
 
 def load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -43,17 +46,19 @@ def config_name(args: argparse.Namespace) -> str:
 
 
 _PLACE = "in the config at `{}`"
-_ARGUMENTS = {"load_from": "CHECKPOINT", "resume": "--resume"}  # of the command line, by key of the config
+# of the command line, by key of the config
+_ARGUMENTS = {"load_from": "CHECKPOINT", "resume": "--resume"}
 
 
 def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings: Any) -> Any:
     """Build the Runner for a config, with arguments that override it unless they are None."""
-    from jengine.runner import Runner
+    from jengine.runner.runner import Runner
 
     cfg = load(args, overrides)
     cfg.update({name: value for name, value in settings.items() if value is not None})
     if settings.get("resume") in (True, "must", "exact") and isinstance(cfg.get("load_from"), str):
-        cfg["load_from"] = {"path": cfg["load_from"]}  # `--resume` means the work dir, as that of MMEngine
+        # `--resume` means the work dir, as that of MMEngine
+        cfg["load_from"] = {"path": cfg["load_from"]}
     try:
         return Runner.from_cfg(cfg)
     except Exception as error:
@@ -68,16 +73,21 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
 
 @contextlib.contextmanager
 def temporary_runner(cfg: Mapping[str, Any]) -> "Iterator[Runner]":
-    """Build a Runner in a temporary directory, so that the command leaves no files behind, and logs only warnings."""
-    from jengine.runner import Runner
+    """Build a Runner in a temporary directory, so that the command leaves no files behind, and
+    logs only warnings.
+    """
+    from jengine.runner.runner import Runner
 
     with tempfile.TemporaryDirectory() as work_dir:
-        yield Runner.from_cfg({**cfg, "work_dir": work_dir, "log_level": "WARNING", "resume": False})
+        yield Runner.from_cfg(
+            {**cfg, "work_dir": work_dir, "log_level": "WARNING", "resume": False}
+        )
 
 
 @contextlib.contextmanager
 def save_figure(path: str, rows: int = 1, **options: Any) -> Iterator[Any]:
-    """Draw with matplotlib: yield the axes in `rows`, one below the other, and write them to an image file.
+    """Draw with matplotlib: yield the axes in `rows`, one below the other, and write them to an
+    image file.
 
     `options` are those of `pyplot.subplots`.
     """
@@ -130,69 +140,53 @@ def groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def diff(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Print a table of the values that differ; overrides apply to the second config."""
-    from jengine.logging import format_table
+    from jengine.logging.tables import format_table
 
     differences = diff_configs(_load_any(args.config), _load_any(args.other, overrides))
     if not differences:
         print("the configs are equal")
         return
-    rows = [[path, *("" if value is ABSENT else repr(value) for value in pair)] for path, pair in differences.items()]
+    rows = [
+        [path, *("" if value is ABSENT else repr(value) for value in pair)]
+        for path, pair in differences.items()
+    ]
     print(format_table(["key", args.config, args.other], rows))
 
 
 def _load_any(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the config in a file, or that of the run in a work dir, or in a checkpoint, without running it."""
+    """Return the config in a file, or that of the run in a work dir, or in a checkpoint, without
+    running it.
+    """
     if not os.path.isdir(path):
         return resolve(load_config(path, overrides))
-    from jengine.checkpoint import find_checkpoint, read_meta
+    from jengine.checkpoint.layout import find_checkpoint, read_meta
 
     file = pathlib.Path(path, "config.py")
-    text = read_text(file) if file.is_file() else read_meta(find_checkpoint(path))["meta"].get("cfg")
+    text = (
+        read_text(file) if file.is_file() else read_meta(find_checkpoint(path))["meta"].get("cfg")
+    )
     return resolve(apply_overrides(parse_config(text), overrides))
 
 
-def profile(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Request a profile, which the run starts at one of its next iterations."""
-    from jengine.hooks.run_watch import PERIOD, PROFILE_REQUEST
-
-    work_dir = storage_path("WORK_DIR", args.work_dir)
-    if not work_dir.is_dir():
-        raise FileNotFoundError(f"WORK_DIR must be the directory of a run, got {args.work_dir}")
-    if args.steps < 1:
-        raise ConfigError(f"--steps must be at least 1, got {args.steps}")
-    # A file, and not a signal: the run may be on another machine, in a container or in a bucket.
-    (work_dir / PROFILE_REQUEST).write_text(json.dumps({"steps": args.steps}))
-    log, seconds = shlex.quote(f"{args.work_dir}/*/*.log"), round(2 * PERIOD)
-    print(f"A run in {args.work_dir} starts the profile within about {seconds} s, and names its directory in {log}.")
-
-
-def table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Print runs with the hyperparameters that differ and their metrics."""
-    from jengine.logging import escape_control
-    from jengine.runs.run_table import read_table
-    from jengine.runs.table_format import format_cells, sort_cells
-
-    found = read_table(args.work_dirs)
-    headings, rows = found.cells(args.group)
-    if args.sort:
-        sort_cells(headings, rows, args.sort, args.reverse)
-    elif args.reverse:
-        rows.reverse()
-    print(format_cells(headings, rows, args.style))
-    for note in found.notes:
-        print(escape_control(note), file=sys.stderr)
-
-
 def describe_versions() -> str:
-    """Return the versions of jengine, Python and the libraries, and the devices, a line each, for bug reports."""
+    """Return the versions of jengine, Python and the libraries, and the devices, a line each,
+    for bug reports.
+    """
     import jax
 
     from jengine.versions import __version__, describe_device, package_versions
 
-    versions = [("jengine", __version__), ("python", f"{platform.python_version()} on {platform.platform()}")]
+    versions = [
+        ("jengine", __version__),
+        ("python", f"{platform.python_version()} on {platform.platform()}"),
+    ]
     try:
         counts = collections.Counter(map(describe_device, jax.local_devices()))
         devices = ", ".join(f"{count} x {kind}" for kind, count in counts.items())
-    except RuntimeError as error:  # JAX_PLATFORMS names a platform that is not here, or a driver is missing
+    except RuntimeError as error:
+        # JAX_PLATFORMS names a platform that is not here, or a driver is missing
         devices = f"none ({error})"
-    return "\n".join(f"{name} {text}" for name, text in [*versions, *package_versions().items(), ("devices:", devices)])
+    return "\n".join(
+        f"{name} {text}"
+        for name, text in [*versions, *package_versions().items(), ("devices:", devices)]
+    )

@@ -1,4 +1,6 @@
-"""Entry point of the command `jengine`: arguments, processes, and errors as messages with exit codes."""
+"""Entry point of the command `jengine`: arguments, processes, and errors as messages with exit
+codes.
+"""
 
 import argparse
 import contextlib
@@ -11,9 +13,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from jengine.cli.parser import build_parser
-from jengine.errors import ConfigError, closest, did_you_mean
+from jengine.config.errors import ConfigError, closest, did_you_mean
 
-# `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a misspelled option
+# `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a
+# misspelled option
 _OVERRIDE = re.compile(r"(?:--(?=\w+[.\[]))?(\w+(?:\.\w+|\[\d+\])*=.*)", re.DOTALL)
 
 _DISK_ADVICE = """\
@@ -22,12 +25,19 @@ _KEEP_FEWER = """
   To keep fewer checkpoints: --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':%d}"."""
 _PLACE = "in the config at "
 _LOADER = re.compile(r"in (\w+_dataloader[\w.]*) \(")
-# Errors whose traceback shows only a comparison, a wait for another process, or how samples are stacked
+# Errors whose traceback shows only a comparison, a wait for another process, or how samples are
+# stacked
 _WITHOUT_CODE = (
-    "CheckpointMismatchError", "CorruptCheckpointError", "PlanError", "ProcessError", "StorageError",
+    "CheckpointMismatchError",
+    "CorruptCheckpointError",
+    "ProcessError",
+    "StorageError",
     "UnequalSamplesError",
-)  # fmt: skip
-_FIRST_ADVICE = "  Free space, or write to another disk with --work-dir DIR, and start again: nothing is saved yet."
+)
+_FIRST_ADVICE = (
+    "  Free space, or write to another disk with --work-dir DIR, and start again: nothing is "
+    "saved yet."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,12 +50,14 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: the arguments; those of the process by default.
 
     Returns:
-      The exit code: 0; 1 for an error in code and for a plan that does not fit; 2 for a mistake in the config or on the
+      The exit code: 0; 1 for an error in code and for a plan that does not fit; 2 for a mistake in
+        the config or on the
       command line; 130 after an interrupt. If one of several processes fails, its exit code is 1.
     """
     parser = build_parser()
     argv = sys.argv[1:] if argv is None else argv
-    args, rest = parser.parse_known_args(argv)  # the paths of a config are no options that a parser could know
+    # the paths of a config are no options that a parser could know
+    args, rest = parser.parse_known_args(argv)
     args.argv = argv
     overrides = [arg for arg in rest if arg.startswith("--config.")]
     unknown = [arg for arg in rest if arg not in overrides]
@@ -54,13 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if overrides and "config" not in args:
         parser.error(f"{args.command} has no config to override, got {overrides[0]}")
     # A command imports JAX and the engine only when it runs, so that `jengine --help` is fast.
-    module, _, function = args.run.rpartition(".")
+    module, _, function = args.run.partition(":")
     try:
         with _launch_processes(args):
-            code: int | None = getattr(importlib.import_module(f"jengine.cli.{module}"), function)(args, overrides)
+            code: int | None = getattr(importlib.import_module(module), function)(args, overrides)
         sys.stdout.flush()  # here an error is still a message
-    except BrokenPipeError:  # the reader of our output has seen enough: `jengine table work_dirs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again when it flushes
+    except BrokenPipeError:
+        # the reader of our output has seen enough: `jengine table work_dirs | head`
+        # or Python fails again when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
         if args.traceback:
@@ -68,10 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if _is_disk_full(error):
             print(f"jengine: the disk is full: {error}\n{_advise_on_disk(error)}", file=sys.stderr)
             return 1
-        is_mistake = _is_user_error(error, args.command)
+        is_mistake = _is_user_error(error, args.runs_code)
         if not is_mistake and not _says_enough(error):
             from jengine.cli.tracebacks import format_error
-            from jengine.logging import log_error
+            from jengine.logging.console import log_error
 
             print(format_error(error, log_error(error)), end="", file=sys.stderr)
             return 1
@@ -85,12 +99,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
-    """Connect to the other processes of a run, if there are any; an error in one of them then stops all."""
-    settings = {"coordinator": args.coordinator, "num_processes": args.num_processes, "process_id": args.process_id}
+    """Connect to the other processes of a run, if there are any; an error in one of them then
+    stops all.
+    """
+    settings = {
+        "coordinator": args.coordinator,
+        "num_processes": args.num_processes,
+        "process_id": args.process_id,
+    }
     if args.launcher == "none" and all(setting is None for setting in settings.values()):
         yield
         return
-    from jengine.distributed import get_processes, launch
+    from jengine.parallel.launch import launch
+    from jengine.parallel.processes import get_processes
 
     launch(args.launcher, **settings)
     try:
@@ -106,9 +127,16 @@ def _print_error(error: Exception, overrides: Sequence[str]) -> None:
 
     print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(JAX_NOTES)]
-    by_path = {override.removeprefix("--config.").partition("=")[0]: override for override in overrides}
-    lines = [", ".join(filter(None, (note, _find_override(error, note, by_path)))) for note in notes or [""]]
-    named = [override for path, override in by_path.items() if any(f"`{path}`" in note for note in notes)]
+    by_path = {
+        override.removeprefix("--config.").partition("=")[0]: override for override in overrides
+    }
+    lines = [
+        ", ".join(filter(None, (note, _find_override(error, note, by_path))))
+        for note in notes or [""]
+    ]
+    named = [
+        override for path, override in by_path.items() if any(f"`{path}`" in note for note in notes)
+    ]
     if named and lines == notes:
         lines.append(f"from the command line: {' '.join(named)}")
     for line in filter(None, lines):
@@ -118,7 +146,8 @@ def _print_error(error: Exception, overrides: Sequence[str]) -> None:
 def _find_override(error: Exception, note: str, by_path: Mapping[str, str]) -> str:
     """Return which arguments of the command line, by path, set what an error is about, or "".
 
-    It is at the place in the config that a note names, or, without notes, at a key that the message quotes.
+    It is at the place in the config that a note names, or, without notes, at a key that the message
+    quotes.
     """
     quoted = set(re.findall(r"['`.]([\w-]+)['`]", str(error)))
     found = [path for path in by_path if not quoted.isdisjoint(re.split(r"[.\[\]]+", path))]
@@ -132,11 +161,13 @@ def _find_override(error: Exception, note: str, by_path: Mapping[str, str]) -> s
     return f"from the command line: {' '.join(by_path[path] for path in found)}" if found else ""
 
 
-def _is_user_error(error: Exception, command: str) -> bool:
-    """Return whether the message alone is enough, because the error is about the config or a file, not about code."""
+def _is_user_error(error: Exception, runs_code: bool) -> bool:
+    """Return whether the message alone is enough, because the error is about the config or a
+    file, not about code.
+    """
     if type(error).__name__ in _WITHOUT_CODE:
         return True
-    if command in ("ckpt", "profile", "report", "table"):  # run no user code
+    if not runs_code:
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
     notes = getattr(error, "__notes__", ())
     in_config = any(note.startswith((_PLACE, "in the argument ")) for note in notes)
@@ -147,11 +178,15 @@ def _says_enough(error: Exception) -> bool:
     """Return whether the message about a run that failed on the device needs no traceback."""
     # A program other than the step is in code: that of a hook
     memory = re.compile("the device ran out of memory.*, in (?!a program other)")
-    return type(error).__name__ == "NonFiniteLossError" or any(map(memory.match, getattr(error, "__notes__", ())))
+    return type(error).__name__ == "NonFiniteLossError" or any(
+        map(memory.match, getattr(error, "__notes__", ()))
+    )
 
 
 def _is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or its cause, is about a full disk or quota; TensorStore has a type of its own."""
+    """Return whether an error, or its cause, is about a full disk or quota; TensorStore has a
+    type of its own.
+    """
     while error is not None:
         is_own = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if is_own or "No space left on device" in str(error):
@@ -166,18 +201,29 @@ def _advise_on_disk(error: Exception) -> str:
         return _FIRST_ADVICE
     earlier = earlier or ["CHECKPOINT"]
     # The new checkpoint is written before an old one is removed, so only fewer than now make room
-    return _DISK_ADVICE.format(earlier[-1]) + (_KEEP_FEWER % (len(earlier) - 1) if len(earlier) > 1 else "")
+    return _DISK_ADVICE.format(earlier[-1]) + (
+        _KEEP_FEWER % (len(earlier) - 1) if len(earlier) > 1 else ""
+    )
 
 
-def _suggest(unknown: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace) -> str:
-    """Return a hint: overrides if all unknown arguments look like config paths, else the closest option."""
-    matches = [_OVERRIDE.fullmatch(arg) for arg in unknown if arg != "--cfg-options"]  # MMEngine's option
+def _suggest(
+    unknown: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace
+) -> str:
+    """Return a hint: overrides if all unknown arguments look like config paths, else the closest
+    option.
+    """
+    # MMEngine's option
+    matches = [_OVERRIDE.fullmatch(arg) for arg in unknown if arg != "--cfg-options"]
     if matches and all(matches) and "config" in args:
         return f"; did you mean {' '.join(f'--config.{match[1]}' for match in matches if match)}?"
     name, _, value = unknown[0].partition("=")
     options = _list_options(parser, args)
     paths = [] if did_you_mean(name, options) else _find_settings(args, name.lstrip("-"))
-    return f"; did you mean --config.{paths[0]}={value}?" if len(paths) == 1 else closest(name, options)
+    return (
+        f"; did you mean --config.{paths[0]}={value}?"
+        if len(paths) == 1
+        else closest(name, options)
+    )
 
 
 def _find_settings(args: argparse.Namespace, key: str) -> list[str]:
@@ -185,10 +231,14 @@ def _find_settings(args: argparse.Namespace, key: str) -> list[str]:
     if "config" not in args:
         return []
     with contextlib.suppress(Exception):  # of the config, which is not what the message is about
-        from jengine.config import load_config
         from jengine.config.containers import iter_nodes
+        from jengine.config.load import load_config
 
-        return [path for path, _ in iter_nodes(load_config(args.config)) if path.rpartition(".")[2] == key]
+        return [
+            path
+            for path, _ in iter_nodes(load_config(args.config))
+            if path.rpartition(".")[2] == key
+        ]
     return []
 
 

@@ -5,22 +5,29 @@ import functools
 import shlex
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from jengine.cli.commands import build_runner, load
-from jengine.cli.debug import describe_overfit, overfit, train_debug
-from jengine.hooks import ProgressHook
-from jengine.sweeps.launchers import end_with_sweep
+from jengine.cli.commands import build_runner
+from jengine.hooks.progress import ProgressHook
+
+if TYPE_CHECKING:
+    from jengine.runner import Runner
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     """Train the model in a config, with a progress line in a terminal."""
-    end_with_sweep()
-    if args.debug:
-        return train_debug(args, overrides)
-    changes = {} if args.overfit is None else overfit(load(args, overrides), args.overfit)
-    runner = build_runner(args, overrides, resume=args.resume, **changes)
+    return train(build_runner(args, overrides, resume=args.resume), args.argv)
+
+
+def train(runner: "Runner", argv: Sequence[str]) -> int:
+    """Train, with a progress line in a terminal, and return the exit code.
+
+    Args:
+      runner: has not trained yet.
+      argv: the arguments of the command line, for the command that continues the run.
+    """
     # A message of the engine about how to continue should be a command that the user can paste.
-    runner.resume_command = functools.partial(_resume_command, args.argv)
+    runner.resume_command = functools.partial(_resume_command, argv)
     progress = ProgressHook()
     if sys.stdout.isatty():
         runner.register_hook(progress)
@@ -32,21 +39,22 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         return 128 + runner.interrupts.signum  # as shells report a process that a signal ended
     finally:
         progress.close()
-    if args.overfit is not None and runner.is_main_process:
-        print(describe_overfit(runner, args.overfit))
     return 0
 
 
 def _resume_command(argv: Sequence[str], path: str | None, *, guard: bool = False) -> str:
-    """Return the command that continues the run with the arguments `argv`; see `default_resume_command`.
+    """Return the command that continues the run with the arguments `argv`; see
+    `default_resume_command`.
 
     >>> _resume_command(["train", "config.py", "--resume"], None)
     'jengine train config.py --resume'
     """
     kept = [
-        arg for i, arg in enumerate(argv)
-        if not arg.startswith("--resume") and not (i and argv[i - 1] == "--resume" and not arg.startswith("-"))
-    ]  # fmt: skip
+        arg
+        for i, arg in enumerate(argv)
+        if not arg.startswith("--resume")
+        and not (i and argv[i - 1] == "--resume" and not arg.startswith("-"))
+    ]
     resume = [] if path == "" else ["--resume", *([path] if path else [])]
     hooks = ["--config.default_hooks.guard.type=NumericsGuardHook"] if guard else []
     return shlex.join(["jengine", *kept, *hooks, *resume])

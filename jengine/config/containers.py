@@ -1,7 +1,7 @@
 """Configs in memory: ConfigDicts and plain dicts, lists, tuples and references between values.
 
-These functions make up for limits in ml_collections: ConfigDicts lose `allow_dotted_keys` when they are copied, sort
-the keys, and do not convert dicts in lists.
+These functions make up for limits in ml_collections: ConfigDicts lose `allow_dotted_keys` when they
+are copied, sort the keys, and do not convert dicts in lists.
 """
 
 import copy
@@ -10,7 +10,14 @@ from typing import Any, TypeAlias, TypeGuard, TypeVar, overload
 
 from ml_collections import ConfigDict, FieldReference
 
-from jengine.errors import ConfigError, closest, config_path, current_config_path, did_you_mean, list_unknown
+from jengine.config.errors import (
+    ConfigError,
+    closest,
+    config_path,
+    current_config_path,
+    did_you_mean,
+    list_unknown,
+)
 
 ConfigLike: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
 Key = str | int  # an int in a config that is not for jengine
@@ -34,7 +41,9 @@ class AttributeDict(dict[str, Any]):
 
 
 def is_mapping(value: Any) -> TypeGuard[ConfigLike]:
-    """Return whether `value` is a config level. Other mappings (a parameter FrozenDict, say) are values."""
+    """Return whether `value` is a config level. Other mappings (a parameter FrozenDict, say) are
+    values.
+    """
     return isinstance(value, dict | ConfigDict)
 
 
@@ -46,7 +55,8 @@ def iter_items(mapping: ConfigLike) -> Iterable[tuple[Key, Any]]:
 
 
 def iter_nodes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of each part of a config: the whole, then each dict, list and leaf in it.
+    """Yield the path and value of each part of a config: the whole, then each dict, list and leaf
+    in it.
 
     >>> list(iter_nodes({"hooks": [{"interval": 5}]}))[-1]
     ('hooks[0].interval', 5)
@@ -64,19 +74,23 @@ def iter_nodes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def resolve(cfg: ConfigLike) -> dict[str, Any]:
     """Convert a config to one plain nested dict.
 
-    References become values and ConfigDicts become dicts, in lists and tuples too. Classes, functions and other objects
-    are not copied. The order is kept (a ConfigDict sorts keys by default).
+    References become values and ConfigDicts become dicts, in lists and tuples too. Classes,
+    functions and other objects are not copied. The order is kept (a ConfigDict sorts keys by
+    default).
 
     Raises:
       TypeError: `cfg` is neither a dict nor a ConfigDict.
-      ml_collections.config_dict.RequiredValueError: a required placeholder is empty; a note has the path.
+      ml_collections.config_dict.RequiredValueError: a required placeholder is empty; a note has the
+        path.
 
     >>> from ml_collections import ConfigDict
     >>> resolve({"train_cfg": ConfigDict({"max_epochs": 3})})
     {'train_cfg': {'max_epochs': 3}}
     """
     if not is_mapping(cfg):
-        raise TypeError(f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}")
+        raise TypeError(
+            f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}"
+        )
     return _resolve_value(cfg)
 
 
@@ -103,20 +117,26 @@ def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None) -> C
 
 
 @overload
-def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: type[Level]) -> Level: ...
+def to_config_dict(
+    mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: type[Level]
+) -> Level: ...
 
 
-def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: Any = ConfigDict) -> Any:
+def to_config_dict(
+    mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: Any = ConfigDict
+) -> Any:
     """Convert a dict or a ConfigDict to a ConfigDict, or another `kind` of it, at every level.
 
-    Keys stay in order and may have dots, and a value may be replaced by one with another type. References keep
-    referring to each other. Containers are copied; all other values are shared. `memo` is as in `copy.deepcopy`.
+    Keys stay in order and may have dots, and a value may be replaced by one with another type.
+    References keep referring to each other. Containers are copied; all other values are shared.
+    `memo` is as in `copy.deepcopy`.
     """
     memo = {} if memo is None else memo
     if id(mapping) in memo:
         return memo[id(mapping)]
     result = kind(type_safe=False, allow_dotted_keys=True, sort_keys=False)
-    if isinstance(mapping, ConfigDict):  # a ConfigDict that is used twice stays one object; a plain dict becomes two
+    # a ConfigDict that is used twice stays one object; a plain dict becomes two
+    if isinstance(mapping, ConfigDict):
         memo[id(mapping)] = result
     for key, value in iter_items(mapping):
         result[key] = (
@@ -143,13 +163,16 @@ def copy_containers(value: Any, memo: dict[int, Any] | None = None) -> Any:
         return to_config_dict(value, memo)
     if isinstance(value, dict):
         return {key: copy_containers(item, memo) for key, item in value.items()}
-    if type(value) in (list, tuple):  # subclasses (a NamedTuple such as an optax transformation) are values
+    # subclasses (a NamedTuple such as an optax transformation) are values
+    if type(value) in (list, tuple):
         return type(value)(copy_containers(item, memo) for item in value)
     return value
 
 
 def get_value(mapping: ConfigLike, key: Key) -> Any:
-    """Return the value at `mapping[key]`, references resolved; None for a missing key and an empty placeholder."""
+    """Return the value at `mapping[key]`, references resolved; None for a missing key and an
+    empty placeholder.
+    """
     if key not in mapping:
         return None
     value = dict(iter_items(mapping))[key]
@@ -159,7 +182,9 @@ def get_value(mapping: ConfigLike, key: Key) -> Any:
 
 
 def assign(mapping: ConfigLike, key: Key, value: Any) -> None:
-    """Set `mapping[key]`, or the reference stored there; dicts in a ConfigDict become ConfigDicts."""
+    """Set `mapping[key]`, or the reference stored there; dicts in a ConfigDict become
+    ConfigDicts.
+    """
     if isinstance(mapping, ConfigDict):
         mapping[key] = to_config_dict(value) if isinstance(value, dict) else value
     elif isinstance(mapping.get(key), FieldReference):
@@ -169,9 +194,11 @@ def assign(mapping: ConfigLike, key: Key, value: Any) -> None:
 
 
 def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None:
-    """Raise ConfigError for keys in `cfg` that are not `known`; the message names the closest legal one for each.
+    """Raise ConfigError for keys in `cfg` that are not `known`; the message names the closest legal
+    one for each.
 
-    `hint` adds a few words to the message if no legal key is close, such as where the user's values belong.
+    `hint` adds a few words to the message if no legal key is close, such as where the user's values
+    belong.
     """
     names = set(known)
     unknown = [key for key in cfg if key not in names]

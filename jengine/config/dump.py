@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from jengine.annotations import parameters_of, takes_functions
-from jengine.closures import find_factory
+from jengine.config.annotations import parameters_of, takes_functions
+from jengine.config.closures import find_factory
+from jengine.config.construction import Unwritable, is_small_array
 from jengine.config.containers import ConfigLike, iter_nodes, resolve
-from jengine.config.flat import DATA_SUFFIXES
+from jengine.config.errors import ConfigError
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory, find_script_directory, name_script
-from jengine.config.remote import find_origin
-from jengine.construction import Unwritable, is_small_array
-from jengine.errors import ConfigError
-from jengine.registry import find_registered, is_built_in
-from jengine.storage import is_url
+from jengine.config.registry import find_registered, is_built_in
+from jengine.config.storage import is_url
+from jengine.extras.cloud.remote import find_origin
+from jengine.extras.mmengine.flat import DATA_SUFFIXES
 
 _WIDTH = 100
 _MAX_PATHS = 4  # in one message
@@ -40,17 +40,20 @@ _NO_PATH = (MODULE_PREFIX, *_SCRIPTS)  # beginnings of module names that cannot 
 
 
 def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> str:
-    """Return the text of a Python file whose `get_config()` returns the config; or of a JSON or YAML file.
+    """Return the text of a Python file whose `get_config()` returns the config; or of a JSON or
+    YAML file.
 
-    `load_config` reads an equal config from it, and imports the modules that define the user's classes. Classes and
-    functions are written as dotted import paths, which every registry resolves, a closure as the function that returns
-    it with the arguments, and arrays of at most 1,000 numbers as they are. A value that cannot be written (a larger
-    array, an object, another function in a function) becomes a note of what it was, with a warning.
+    `load_config` reads an equal config from it, and imports the modules that define the user's
+    classes. Classes and functions are written as dotted import paths, which every registry
+    resolves, a closure as the function that returns it with the arguments, and arrays of at most
+    1,000 numbers as they are. A value that cannot be written (a larger array, an object, another
+    function in a function) becomes a note of what it was, with a warning.
 
     Args:
       cfg: a dict or a ConfigDict.
-      path: the file that will have the text, to which module directories are relative; absolute by default. The
-        suffix chooses JSON (`.json`) or YAML (`.yaml`, `.yml`), in which tuples and arrays are lists.
+      path: the file that will have the text, to which module directories are relative; absolute by
+        default. The suffix chooses JSON (`.json`) or YAML (`.yaml`, `.yml`), in which tuples and
+        arrays are lists.
 
     >>> print(dump_config({"train_cfg": {"max_epochs": 3}}))
     \"\"\"The resolved config of a run.\"\"\"
@@ -76,21 +79,30 @@ def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> 
     return yaml.safe_dump(plain, sort_keys=False)
 
 
-def format_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> tuple[str, list[str]]:
-    """Return the text for `dump_config`, and a sentence for each value that the file cannot reproduce."""
+def format_config(
+    cfg: ConfigLike, path: str | os.PathLike[str] | None = None
+) -> tuple[str, list[str]]:
+    """Return the text for `dump_config`, and a sentence for each value that the file cannot
+    reproduce.
+    """
     writer = _Writer()
     literal = writer.literal(resolve(cfg), indent=4, path="")
     modules = {}
     for directory, names in sorted(writer.modules.items()):
         key = find_origin(directory) or directory  # a URL or an absolute path
         if directory and key == directory and path is not None and not is_url(path):
-            key = pathlib.Path(os.path.relpath(directory, os.path.realpath(pathlib.Path(path).parent))).as_posix()
+            key = pathlib.Path(
+                os.path.relpath(directory, os.path.realpath(pathlib.Path(path).parent))
+            ).as_posix()
         modules[key] = sorted(names)
     listed = _MODULES.format(_Writer().literal(modules, indent=0, path="")) if modules else ""
-    imports = "".join(f"\nimport {module} as {name}" for name, module in _NUMPY.items() if name in writer.arrays)
+    imports = "".join(
+        f"\nimport {module} as {name}" for name, module in _NUMPY.items() if name in writer.arrays
+    )
     imports += "\n" if imports else ""
     text = (
-        f'"""The resolved config of a run."""\n{imports}{listed}\n\ndef get_config() -> dict:\n    return {literal}\n'
+        f'"""The resolved config of a run."""\n{imports}{listed}\n\ndef get_config() -> dict:\n   '
+        f" return {literal}\n"
     )
     return text, [f"{_list_first(paths)} {problem}" for problem, paths in writer.problems.items()]
 
@@ -112,8 +124,10 @@ def check_written(cfg: Any, path: str = "") -> None:
     if found:
         missing = _list_first([f"`{path}` ({what})" for path, what in found])
         raise ConfigError(
-            f"the config must have {missing}, which the run that wrote it had in memory only: write it in the "
-            "file as `dict(type='my_module.make', ...)`, or pass it in Python (`load_model(..., model=...)`)"
+            f"the config must have {missing}, which the run that wrote it had in memory only: "
+            "write it in the "
+            "file as `dict(type='my_module.make', ...)`, or pass it in Python (`load_model(..., "
+            "model=...)`)"
         )
 
 
@@ -123,7 +137,8 @@ def _list_first(items: Sequence[str]) -> str:
 
 
 def format_literal(cfg: ConfigLike, comments: Mapping[str, Sequence[str]], indent: int = 4) -> str:
-    """Return a config as a dict literal, with comment lines above keys, which are given by dotted path.
+    """Return a config as a dict literal, with comment lines above keys, which are given by dotted
+    path.
 
     `indent` is the number of columns before the closing brace.
     """
@@ -146,8 +161,11 @@ def parse_config(text: str, *, arrays: bool = True) -> dict[str, Any]:
     try:
         (returned,) = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Return))
         cfg = ast.literal_eval(_ReplaceNames(arrays).visit(returned).value)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:  # the text may be anything
-        raise ConfigError(f"the text of a config must be one that `dump_config` wrote: {error}") from error
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
+        # the text may be anything
+        raise ConfigError(
+            f"the text of a config must be one that `dump_config` wrote: {error}"
+        ) from error
     if not isinstance(cfg, dict):
         raise ConfigError(f"the text of a config must return a dict, got {type(cfg).__name__}")
     return cfg
@@ -174,7 +192,9 @@ class _ReplaceNames(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         match node:
-            case ast.Call(func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]):
+            case ast.Call(
+                func=ast.Name(id="float"), args=[ast.Constant(value=str(text))], keywords=[]
+            ):
                 return ast.Constant(float(text))
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id="np" | "jnp" as name), attr="array"),
@@ -182,7 +202,9 @@ class _ReplaceNames(ast.NodeTransformer):
             ) if np.dtype(dtype).kind in "biuf":
                 values = ast.literal_eval(self.visit(items))
                 return ast.Constant(
-                    importlib.import_module(_NUMPY[name]).array(values, dtype) if self._arrays else values
+                    importlib.import_module(_NUMPY[name]).array(values, dtype)
+                    if self._arrays
+                    else values
                 )
         return node
 
@@ -191,7 +213,8 @@ class _ReplaceNames(ast.NodeTransformer):
 
 
 def write_config(cfg: ConfigLike | str, path: str | os.PathLike[str]) -> None:
-    """Write a config file, atomically: an existing file is either replaced or, if writing fails, left unchanged.
+    """Write a config file, atomically: an existing file is either replaced or, if writing fails,
+    left unchanged.
 
     Args:
       cfg: a dict, a ConfigDict, or the text that `dump_config` returns.
@@ -219,26 +242,36 @@ class _Writer:
 
     def __init__(self, comments: Mapping[str, Sequence[str]] | None = None) -> None:
         self._comments = comments or {}
-        self.modules: dict[str, set[str]] = {}  # with the classes, by directory; "" for those on `sys.path`
+        # with the classes, by directory; "" for those on `sys.path`
+        self.modules: dict[str, set[str]] = {}
         self.arrays: set[str] = set()  # the keys of `_NUMPY` that the text uses
         self.problems: dict[str, list[str]] = {}  # why values cannot be written, with their paths
 
     def literal(self, value: Any, indent: int, path: str) -> str:
         """Return `value` as source: on one line if it fits, else one item per line."""
-        if (jax := sys.modules.get("jax")) is not None and isinstance(value, jax.sharding.PartitionSpec):
+        if (jax := sys.modules.get("jax")) is not None and isinstance(
+            value, jax.sharding.PartitionSpec
+        ):
             value = tuple(value)  # which the rules of a strategy accept too
         if type(value) in (list, tuple):
             brackets = "[]" if isinstance(value, list) else "()"
-            items = [self.literal(simplify(item), indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]
+            items = [
+                self.literal(simplify(item), indent + 4, f"{path}[{i}]")
+                for i, item in enumerate(value)
+            ]
             comma = "," if brackets == "()" and len(items) == 1 else ""
         elif isinstance(value, dict):
-            brackets, comma, items = "{}", "", []
+            brackets = "{}"
+            comma = ""
+            items = []
             for key, item in value.items():
                 item_path = f"{path}.{key}" if path else str(key)
                 item = simplify(item)
                 self._check_argument(value.get("type"), key, item, item_path)
                 source = self.literal(item, indent + 4, item_path)
-                comment = "".join(self._comment(text, indent + 4) for text in self._comments.get(item_path, ()))
+                comment = "".join(
+                    self._comment(text, indent + 4) for text in self._comments.get(item_path, ())
+                )
                 items.append(f"{comment}{self.literal(key, indent + 4, path)}: {source}")
         elif is_small_array(value):
             return self._array(value, indent, path)
@@ -255,12 +288,18 @@ class _Writer:
         """Return comment lines, the last of which ends with the margin for the next line."""
         margin = " " * indent
         first, *others = textwrap.wrap(text, _WIDTH - indent)
-        return "".join(f"{line}\n{margin}" for line in [f"# TODO: {first}", *(f"#   {other}" for other in others)])
+        return "".join(
+            f"{line}\n{margin}"
+            for line in [f"# TODO: {first}", *(f"#   {other}" for other in others)]
+        )
 
     def _array(self, value: Any, indent: int, path: str) -> str:
         name = "np" if isinstance(value, np.ndarray) else "jnp"
         self.arrays.add(name)
-        return f"{name}.array({self.literal(np.asarray(value).tolist(), indent, path)}, {value.dtype.name!r})"
+        return (
+            f"{name}.array({self.literal(np.asarray(value).tolist(), indent, path)}, "
+            f"{value.dtype.name!r})"
+        )
 
     def _scalar(self, value: Any, path: str) -> str:
         if isinstance(value, np.generic):
@@ -277,7 +316,9 @@ class _Writer:
         import_path = _find_import_path(value)
         if import_path is None or import_path.startswith(_SCRIPTS):
             what = _describe_value(value)
-            self._add_problem(path, f"must be a literal or importable to be written to a config file, got {what}")
+            self._add_problem(
+                path, f"must be a literal or importable to be written to a config file, got {what}"
+            )
             return repr(import_path or f"{_UNWRITTEN}{re.split('[,:] ', what)[0]}>")
         self._add_modules_of(import_path, path)
         return repr(import_path)
@@ -286,25 +327,43 @@ class _Writer:
         self.problems.setdefault(problem, []).append(f"`{path}`")
 
     def _check_argument(self, kind: Any, name: str, value: Any, path: str) -> None:
-        """Note a function that the class of a config would read back as text, because its argument takes anything."""
-        entry = kind if callable(kind) else next(iter(find_registered(kind)), None) if isinstance(kind, str) else None
+        """Note a function that the class of a config would read back as text, because its
+        argument takes anything.
+        """
+        entry = (
+            kind
+            if callable(kind)
+            else next(iter(find_registered(kind)), None)
+            if isinstance(kind, str)
+            else None
+        )
         if name == "type" or entry is None or not callable(value):
             return
         with contextlib.suppress(TypeError, ValueError):  # no signature
             parameter = parameters_of(entry).get(name)
-            if parameter is not None and not takes_functions(parameter) and _find_import_path(value) is not None:
+            if (
+                parameter is not None
+                and not takes_functions(parameter)
+                and _find_import_path(value) is not None
+            ):
                 self._add_problem(
                     path,
-                    f"must be an argument that is annotated as a function to be read again, got {value.__name__} for "
+                    "must be an argument that is annotated as a function to be read again, got "
+                    f"{value.__name__} for "
                     f"`{parameter}`: annotate it in {getattr(entry, '__name__', entry)} as "
                     f"{'`type`' if isinstance(value, type) else '`Callable`'}",
                 )
 
     def _add_modules_of(self, name: str, path: str) -> None:
-        """Add the modules that define a name in the config: an import path, or a name that the user registered."""
-        if re.fullmatch(r"[\w-]+(\.\w+)+", name) and (directory := find_directory(name) or find_script_directory(name)):
+        """Add the modules that define a name in the config: an import path, or a name that the
+        user registered.
+        """
+        if re.fullmatch(r"[\w-]+(\.\w+)+", name) and (
+            directory := find_directory(name) or find_script_directory(name)
+        ):
             self.modules.setdefault(directory, set()).add(name.partition(".")[0])
-        # A registered name alone tells nobody where its class is: the module, to be imported first, is written too.
+        # A registered name alone tells nobody where its class is: the module, to be imported first,
+        # is written too.
         for entry in find_registered(name):
             if is_built_in(entry):
                 continue
@@ -314,7 +373,8 @@ class _Writer:
             if module.startswith(_NO_PATH):
                 self._add_problem(
                     path,
-                    f"must be registered in a module that can be imported, got {name!r}, which is registered "
+                    f"must be registered in a module that can be imported, got {name!r}, which is "
+                    "registered "
                     f"in {'a script' if module.startswith('__') else 'a config file with the name of another module'}",
                 )
                 continue
@@ -323,7 +383,8 @@ class _Writer:
 
 
 def simplify(value: Any) -> Any:
-    """Return the config of a `functools.partial` with keywords or a closure, a dtype's name; anything else unchanged.
+    """Return the config of a `functools.partial` with keywords or a closure, a dtype's name;
+    anything else unchanged.
 
     >>> simplify(functools.partial(sorted, reverse=True)), simplify(np.float32)
     ({'type': <built-in function sorted>, 'reverse': True}, 'float32')
@@ -332,15 +393,19 @@ def simplify(value: Any) -> Any:
         return {"type": value.func, **value.keywords}
     if isinstance(value, types.FunctionType) and "<locals>" in value.__qualname__:
         return find_factory(value) or value
-    is_dtype = isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic))
-    if is_dtype or (callable(value) and isinstance(getattr(value, "dtype", None), np.dtype)):  # `jnp.bfloat16`
+    is_dtype = isinstance(value, np.dtype) or (
+        isinstance(value, type) and issubclass(value, np.generic)
+    )
+    # `jnp.bfloat16`
+    if is_dtype or (callable(value) and isinstance(getattr(value, "dtype", None), np.dtype)):
         return np.dtype(value).name
     return value
 
 
 def _find_import_path(value: Any) -> str | None:
     """Return the shortest dotted path from which `value` can be imported, if there is one."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None)
     if not module or not name or module.startswith(MODULE_PREFIX):
         return None
     found = vars(sys.modules.get(module, types))
@@ -350,7 +415,8 @@ def _find_import_path(value: Any) -> str | None:
         return None
     if module in _SCRIPTS and (script := name_script(name)):
         return f"{script}.{name}"
-    # Prefer re-exports: `optax.adamw` to `optax._src.alias.adamw`, and `jax.nn.gelu` to `jax._src.nn.functions.gelu`
+    # Prefer re-exports: `optax.adamw` to `optax._src.alias.adamw`, and `jax.nn.gelu` to
+    # `jax._src.nn.functions.gelu`
     public = [part for part in module.split(".") if not part.startswith("_")]
     for parts in (public, module.split(".")):
         for count in range(1, len(parts) + 1):
@@ -362,9 +428,13 @@ def _find_import_path(value: Any) -> str | None:
 
 
 def _is_jitted(value: Any) -> bool:
-    """Return whether a value is a function of `jax.jit`, in whose place the step can call the function itself."""
+    """Return whether a value is a function of `jax.jit`, in whose place the step can call the
+    function itself.
+    """
     jax = sys.modules.get("jax")
-    return jax is not None and isinstance(value, jax.stages.Wrapped) and hasattr(value, "__wrapped__")
+    return (
+        jax is not None and isinstance(value, jax.stages.Wrapped) and hasattr(value, "__wrapped__")
+    )
 
 
 _INSTEAD = "`dict(type=..., **arguments)` with the class or function that returns it"
@@ -374,22 +444,34 @@ def _describe_value(value: Any) -> str:
     """Return what a value is that cannot be written, and what to write instead."""
     if isinstance(value, Unwritable):
         return f"{value.kind}: write {value.instead or _INSTEAD}"
-    kind, name = type(value).__name__, getattr(value, "__qualname__", "")
+    kind = type(value).__name__
+    name = getattr(value, "__qualname__", "")
     if getattr(value, "__module__", "") in _SCRIPTS and "<" not in name:
-        guard = " (a script can be imported if it runs nothing outside of `if __name__ == '__main__':`)"
+        guard = (
+            " (a script can be imported if it runs nothing outside of `if __name__ == '__main__':`)"
+        )
         return (
-            f"{kind} {name} of a script or notebook: move it into a module next to it, and import it from there"
+            f"{kind} {name} of a script or notebook: move it into a module next to it, and import "
+            "it from there"
             f"{guard if hasattr(sys.modules['__main__'], '__file__') else ''}"
         )
     if "<locals>" in name:
         return (
-            f"{kind} {name}, which another function defines: move it to the top level of a module with `def`, or write "
+            f"{kind} {name}, which another function defines: move it to the top level of a module "
+            "with `def`, or write "
             "`dict(type=..., **arguments)` with the function that returns it"
         )
     if name.endswith("<lambda>"):
         return f"{kind} <lambda>: write it with `def` at the top level of a module"
-    if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):  # of `jax.vmap` and its like
-        return f"{kind} {name}, made of {wrapped.__module__}.{name}: give it a name at the top level of a module"
+    # of `jax.vmap` and its like
+    if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
+        return (
+            f"{kind} {name}, made of {wrapped.__module__}.{name}: give it a name at the top level "
+            "of a module"
+        )
     if isinstance(value, type | types.FunctionType):
-        return f"{kind} {name}, which `import {value.__module__}` does not find, perhaps as another file has this name"
+        return (
+            f"{kind} {name}, which `import {value.__module__}` does not find, perhaps as another "
+            "file has this name"
+        )
     return f"{kind}: write {_INSTEAD}"

@@ -5,17 +5,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jengine.config.containers import iter_nodes
-from jengine.errors import MissingPackageError
-from jengine.registry import find_registered, is_built_in
-from jengine.storage import file_name
+from jengine.config.errors import MissingPackageError
+from jengine.config.registry import find_registered, is_built_in
+from jengine.config.storage import file_name
 
 # Modules of the extras that have another name
-_MODULES = {"draw": "PIL", "examples": "sklearn", "bleu": "sacrebleu", "sweep": "optuna", "comet": "comet_ml"}
+_MODULES = {
+    "draw": "PIL",
+    "examples": "sklearn",
+    "bleu": "sacrebleu",
+    "sweep": "optuna",
+    "comet": "comet_ml",
+}
 _SAFETENSORS = (".safetensors", ".safetensors.index.json")
 
 
 def check_extras(cfg: Mapping[str, Any]) -> None:
-    """Raise MissingPackageError, with the command to install them, if types or weights in a config lack packages.
+    """Raise MissingPackageError, with the command to install them, if types or weights in a config
+    lack packages.
 
     A class names the extra that installs what it imports: `extra = "wandb"`.
     """
@@ -38,9 +45,11 @@ def _list_extras(cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if path in ("load_from", "load_from.path"):
             if file_name(str(value)).endswith(_SAFETENSORS):
                 yield path, "safetensors"
-        elif path == "visualizer" or "." in path or "[" in path:  # other values at the top level are no types
+        elif path == "visualizer" or "." in path or "[" in path:
+            # other values at the top level are no types
             entries: list[Any] = [value] if isinstance(value, type) else []
-            if isinstance(value, str) and (name := value.rpartition(".")[2])[:1].isupper():  # may be a class
+            # may be a class
+            if isinstance(value, str) and (name := value.rpartition(".")[2])[:1].isupper():
                 entries = find_registered(name, import_all=True)
             for entry in entries:
                 if is_built_in(entry) and hasattr(entry, "extra"):

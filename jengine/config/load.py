@@ -16,28 +16,36 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jengine.config.containers import is_mapping
-from jengine.config.flat import DATA_SUFFIXES, import_custom, load_flat
-from jengine.config.modules import add_config_module, find_config_module, import_listed, importable, is_free
+from jengine.config.errors import ConfigError, closest
+from jengine.config.modules import (
+    add_config_module,
+    find_config_module,
+    import_listed,
+    importable,
+    is_free,
+)
 from jengine.config.overrides import apply_overrides
-from jengine.config.remote import fetch_config
-from jengine.errors import ConfigError, closest
-from jengine.storage import is_url
+from jengine.config.storage import is_url
+from jengine.extras.cloud.remote import fetch_config
+from jengine.extras.mmengine.flat import DATA_SUFFIXES, import_custom, load_flat
 
 logger = logging.getLogger("jengine")
 _PACKAGE = pathlib.Path(__file__).parent.parent
-MODULE_PREFIX = "_jengine_config_"  # for config files that share a name with another module: not importable
+# for config files that share a name with another module: not importable
+MODULE_PREFIX = "_jengine_config_"
 
 
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
     """Run a config file and apply overrides to the config that `get_config()` returns.
 
-    A file without this function is a flat MMEngine config: each top-level assignment is a key; see `load_flat`. So are
-    `.json` and `.yaml` files. The file can import modules from the same directory, and name them in types:
-    'my_net.MyCNN'.
+    A file without this function is a flat MMEngine config: each top-level assignment is a key; see
+    `load_flat`. So are `.json` and `.yaml` files. The file can import modules from the same
+    directory, and name them in types: 'my_net.MyCNN'.
 
     Args:
-      path: the file, or a URL such as `gs://bucket/config.py`. `path.py:argument` passes the string `argument` to
-        `get_config`. `configs/NAME.py` is also found among the configs that jengine ships if it does not exist.
+      path: the file, or a URL such as `gs://bucket/config.py`. `path.py:argument` passes the string
+        `argument` to `get_config`. `configs/NAME.py` is also found among the configs that jengine
+        ships if it does not exist.
       overrides: such as `optim_wrapper.optimizer.lr=0.1`; see `apply_overrides`.
 
     Returns:
@@ -45,15 +53,17 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
     Raises:
       FileNotFoundError: it does not exist; the message names similar ones.
-      ConfigError: another kind of file, no `get_config`, a `get_config` that does not return a config or does not take
-        the argument, an invalid override, or a ConfigDict with a dot in a key, which ml_collections does not support.
-        Other errors in the file keep the same type and get a note.
+      ConfigError: another kind of file, no `get_config`, a `get_config` that does not return a
+        config or does not take the argument, an invalid override, or a ConfigDict with a dot in a
+        key, which ml_collections does not support. Other errors in the file keep the same type and
+        get a note.
 
     >>> load_config("configs/digits_cnn.py", ["train_cfg.max_epochs=2"]).train_cfg.max_epochs
     2
     """
     file, argument = _find_file(path)
-    # Modules beside the config can be imported while it runs, and by its classes later, without PYTHONPATH.
+    # Modules beside the config can be imported while it runs, and by its classes later, without
+    # PYTHONPATH.
     with importable(file.parent):
         try:
             with _explain_dotted_keys():
@@ -62,8 +72,10 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
             error.add_note(f"while loading the config file {str(file)!r}")
             if isinstance(error, ModuleNotFoundError):
                 error.add_note(
-                    f"{error.name!r} must be installed for this Python, {sys.executable}, or, if it is a file of your "
-                    "own, be next to the config file or in a directory of PYTHONPATH; or correct the name"
+                    f"{error.name!r} must be installed for this Python, {sys.executable}, or, if "
+                    "it is a file of your "
+                    "own, be next to the config file or in a directory of PYTHONPATH; or correct "
+                    "the name"
                 )
             raise
         if not is_mapping(cfg):
@@ -75,7 +87,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
 
 
 def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
-    """Return the settings that `get_sweep()` of a loaded config file yields; None without this function.
+    """Return the settings that `get_sweep()` of a loaded config file yields; None without this
+    function.
 
     Raises:
       ConfigError: something else than dicts of values by config path.
@@ -85,11 +98,13 @@ def load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
     if get_sweep is None:
         return None
     settings = list(get_sweep())
-    # All at once, before the first run: the last of a hundred settings should not fail after a week.
+    # All at once, before the first run: the last of a hundred settings should not fail after a
+    # week.
     for index, setting in enumerate(settings):
         if not is_mapping(setting) or not all(isinstance(key, str) for key in setting):
             raise ConfigError(
-                f"get_sweep() of {str(file)!r} must yield dicts such as {{'optim_wrapper.optimizer.lr': 0.1}}, got "
+                f"get_sweep() of {str(file)!r} must yield dicts such as "
+                f"{{'optim_wrapper.optimizer.lr': 0.1}}, got "
                 f"{setting!r} as number {index}"
             )
     return [dict(setting) for setting in settings]
@@ -101,17 +116,25 @@ def _find_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | None]:
     name = f"{name}.py" if colon else name
     file = fetch_config(name) if is_url(name) else pathlib.Path(name).expanduser()
     if not file.exists() and (shipped := list_shipped().get(file)) is not None:
-        logger.warning("%s does not exist in this directory; using the config of this name that jengine ships.", file)
+        logger.warning(
+            "%s does not exist in this directory; using the config of this name that jengine ships.",
+            file,
+        )
         file = shipped
     if not file.is_file():
         raise FileNotFoundError(f"the config file {str(file)!r} does not exist{_files_like(file)}")
     if file.suffix not in (".py", *DATA_SUFFIXES):
         raise ConfigError(f"a config must be a Python file, or JSON or YAML, got {str(file)!r}")
-    return file.resolve(), argument if colon else None  # the same file through a link has the same modules
+    # the same file through a link has the same modules
+    return file.resolve(), argument if colon else None
 
 
 def _run(file: pathlib.Path, argument: str | None) -> Any:
-    name = file.stem if is_free(file.stem, file) else MODULE_PREFIX + re.sub(r"\W", "_", str(file.with_suffix("")))
+    name = (
+        file.stem
+        if is_free(file.stem, file)
+        else MODULE_PREFIX + re.sub(r"\W", "_", str(file.with_suffix("")))
+    )
     module = types.ModuleType(name)
     module.__file__ = str(file)
     add_config_module(file, module)  # dataclasses and pickle look up their module
@@ -126,18 +149,28 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
         if flat is None:
             raise ConfigError(f"{str(file)!r} has no function `get_config()`")
         if argument is not None:
-            raise ConfigError(f"a flat config must have no argument, got {argument!r} for {str(file)!r}")
+            raise ConfigError(
+                f"a flat config must have no argument, got {argument!r} for {str(file)!r}"
+            )
         import_custom(flat.values)
         if not flat.has_sections():
-            raise ConfigError(f"{str(file)!r} has no function `get_config()`, and no variable such as `train_cfg`")
+            raise ConfigError(
+                f"{str(file)!r} has no function `get_config()`, and no variable such as `train_cfg`"
+            )
         return flat.to_config(file.name)
     arguments = () if argument is None else (argument,)
     # Binding first tells a wrong call from a TypeError in the function itself.
     try:
         inspect.signature(get_config).bind(*arguments)
     except TypeError:
-        problem = "takes no argument" if arguments else f"requires an argument; write {file.name}:argument"
-        raise ConfigError(f"get_config{inspect.signature(get_config)} of {str(file)!r} {problem}") from None
+        problem = (
+            "takes no argument"
+            if arguments
+            else f"requires an argument; write {file.name}:argument"
+        )
+        raise ConfigError(
+            f"get_config{inspect.signature(get_config)} of {str(file)!r} {problem}"
+        ) from None
     return get_config(*arguments)
 
 
@@ -147,21 +180,30 @@ def _explain_dotted_keys() -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        match = re.search(r"does not accept dots in field names.*the key (.*) contains one", str(error))
+        match = re.search(
+            r"does not accept dots in field names.*the key (.*) contains one", str(error)
+        )
         if match is None:
             raise
         key = match[1]
         raise ConfigError(
-            f"a key of a ConfigDict must have no dot, got {key!r}; write custom_keys=[({key!r}, dict(...))], a list of "
+            f"a key of a ConfigDict must have no dot, got {key!r}; write custom_keys=[({key!r}, "
+            "dict(...))], a list of "
             "pairs, or return a plain dict from get_config()"
         ) from None
 
 
 def list_shipped() -> dict[pathlib.Path, pathlib.Path]:
-    """Return the config files that jengine ships by the path that works in every directory, `configs/NAME.py`."""
+    """Return the config files that jengine ships by the path that works in every directory,
+    `configs/NAME.py`.
+    """
     directories = _PACKAGE / "configs", _PACKAGE.parent / "configs"  # of a wheel and of a clone
     directory = next(filter(pathlib.Path.is_dir, directories), None)
-    return {pathlib.Path("configs", file.name): file for file in sorted(directory.glob("*.py"))} if directory else {}
+    return (
+        {pathlib.Path("configs", file.name): file for file in sorted(directory.glob("*.py"))}
+        if directory
+        else {}
+    )
 
 
 def _files_like(file: pathlib.Path) -> str:
@@ -169,7 +211,8 @@ def _files_like(file: pathlib.Path) -> str:
     missing = 0
     folder = file if file.is_dir() else file.parent
     while not folder.is_dir():
-        folder, missing = folder.parent, missing + 1
+        folder = folder.parent
+        missing = missing + 1
     candidates = folder.glob("*/" * missing + "*.py") if missing <= 2 else iter(())
     names = [str(f) for f in itertools.islice(candidates, 500) if f.name != "__init__.py"]
     names += [str(f) for f in list_shipped() if str(f) not in names]

@@ -18,27 +18,30 @@ C = TypeVar("C")
 def merge(base: C, override: ConfigLike) -> C:
     """Return a config that inherits from `base`.
 
-    Dicts merge key by key at every level. A dict with `_delete_=True` replaces the dict of `base` instead of merging
-    with it. Lists, tuples and all other values of `override` replace the old ones.
+    Dicts merge key by key at every level. A dict with `_delete_=True` replaces the dict of `base`
+    instead of merging with it. Lists, tuples and all other values of `override` replace the old
+    ones.
 
     Args:
-      base: a dict or a ConfigDict; it is not modified. References are kept, so a later override of a value will also
-        change the values that refer to it.
+      base: a dict or a ConfigDict; it is not modified. References are kept, so a later override of
+        a value will also change the values that refer to it.
       override: a dict or a ConfigDict with the differences; references are resolved.
 
     Returns:
       A new config of the same type as `base`.
 
     Raises:
-      TypeError: an argument is not a config, a dict would merge with a value that is not a dict, or `_delete_` is not
-        a bool.
+      TypeError: an argument is not a config, a dict would merge with a value that is not a dict, or
+        `_delete_` is not a bool.
 
     >>> merge({"optimizer": {"type": "SGD", "lr": 0.1}}, {"optimizer": {"lr": 0.2}})
     {'optimizer': {'type': 'SGD', 'lr': 0.2}}
     """
     changes = resolve(override)  # references of the other config would point out of this one
     if not is_mapping(base):
-        raise TypeError(f"a config must be a ConfigDict or a dict, got {type(base).__name__}: {base!r}")
+        raise TypeError(
+            f"a config must be a ConfigDict or a dict, got {type(base).__name__}: {base!r}"
+        )
     if replaces(changes):
         replacement = remove_delete_keys(changes)
         return replacement if isinstance(base, dict) else to_config_dict(replacement)
@@ -65,7 +68,8 @@ def merge_into(base: ConfigLike, changes: dict[str, Any]) -> None:
                 else "add `_delete_=True` to the new dict to replace the value"
             )
             raise TypeError(
-                f"{key!r} must be a dict in the base config to merge with a dict, got {type(old).__name__}; {hint}"
+                f"{key!r} must be a dict in the base config to merge with a dict, got "
+                f"{type(old).__name__}; {hint}"
             )
 
 

@@ -1,8 +1,10 @@
-"""Modules next to config files: imported while a config is loaded, and when a config names a class in them.
+"""Modules next to config files: imported while a config is loaded, and when a config names a class
+in them.
 
-While a config file is loaded, the directory comes first on `sys.path`, as for a Python script. Afterwards it comes
-last: worker processes and imports inside functions find the modules, and no other import is shadowed by a file with the
-same name. A name in a config, `dict(type='my_net.MyCNN')`, is looked up next to the configs first.
+While a config file is loaded, the directory comes first on `sys.path`, as for a Python script.
+Afterwards it comes last: worker processes and imports inside functions find the modules, and no
+other import is shadowed by a file with the same name. A name in a config,
+`dict(type='my_net.MyCNN')`, is looked up next to the configs first.
 """
 
 import ast
@@ -19,19 +21,20 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jengine.config import foreign
-from jengine.config.remote import fetch_modules
-from jengine.errors import ConfigError, UnknownNameError, did_you_mean
-from jengine.storage import is_url
+from jengine.config.errors import ConfigError, UnknownNameError, did_you_mean
+from jengine.config.storage import is_url
+from jengine.extras.cloud.remote import fetch_modules
+from jengine.extras.mmengine import foreign
 
-# The modules imported from each directory with configs, the directory used last at the end: two directories may each
-# have a `base.py`, and a module that registers classes must not run twice.
+# The modules imported from each directory with configs, the directory used last at the end: two
+# directories may each have a `base.py`, and a module that registers classes must not run twice.
 _DIRECTORIES: dict[str, dict[str, types.ModuleType]] = {}
 
 
 @contextlib.contextmanager
 def importable(directory: pathlib.Path) -> Iterator[None]:
-    """Put `directory` first on `sys.path`, also if another config directory has modules with the same names.
+    """Put `directory` first on `sys.path`, also if another config directory has modules with the
+    same names.
 
     From now on config names are looked up there before other config directories.
     """
@@ -50,15 +53,21 @@ def add_config_module(file: pathlib.Path, module: types.ModuleType) -> None:
 
 def find_config_module(file: pathlib.Path) -> types.ModuleType:
     """Return the module of a config file that was loaded."""
-    return next(module for module in _DIRECTORIES[str(file.parent)].values() if module.__file__ == str(file))
+    return next(
+        module for module in _DIRECTORIES[str(file.parent)].values() if module.__file__ == str(file)
+    )
 
 
 def is_free(name: str, file: pathlib.Path) -> bool:
-    """Return whether the module in `file` can have this name: no module outside config directories has it."""
+    """Return whether the module in `file` can have this name: no module outside config
+    directories has it.
+    """
     if "." in name or name in sys.stdlib_module_names:
         return False
     loaded = sys.modules.get(name)
-    if loaded is not None and not any(siblings.get(name) is loaded for siblings in _DIRECTORIES.values()):
+    if loaded is not None and not any(
+        siblings.get(name) is loaded for siblings in _DIRECTORIES.values()
+    ):
         return False
     others = [path for path in sys.path if path not in _DIRECTORIES]
     spec = importlib.machinery.PathFinder.find_spec(name, others)
@@ -66,14 +75,21 @@ def is_free(name: str, file: pathlib.Path) -> bool:
 
 
 def find_directory(module: str) -> str | None:
-    """Return the config directory that has the top level of the dotted name `module`; the one used last counts."""
+    """Return the config directory that has the top level of the dotted name `module`; the one
+    used last counts.
+    """
     top = module.partition(".")[0]
-    return next((path for path in reversed(_DIRECTORIES) if _contains(pathlib.Path(path), top)), None)
+    return next(
+        (path for path in reversed(_DIRECTORIES) if _contains(pathlib.Path(path), top)), None
+    )
 
 
 def find_unregistered(name: str) -> str | None:
-    """Return the import path of a class or function in a module next to the configs, or in the script."""
-    for siblings in (*reversed(_DIRECTORIES.values()), {"__main__": sys.modules["__main__"]}):  # the newest first
+    """Return the import path of a class or function in a module next to the configs, or in the
+    script.
+    """
+    # the newest first
+    for siblings in (*reversed(_DIRECTORIES.values()), {"__main__": sys.modules["__main__"]}):
         for key, module in siblings.items():
             if callable(vars(module).get(name)):
                 return f"{key}.{name}"
@@ -81,7 +97,9 @@ def find_unregistered(name: str) -> str | None:
 
 
 def find_known_function(path: str) -> Any:
-    """Return the class or function that a foreign config names, see `foreign.find_known_function`."""
+    """Return the class or function that a foreign config names, see
+    `foreign.find_known_function`.
+    """
     return foreign.find_known_function(path, _imported())
 
 
@@ -90,36 +108,52 @@ def _imported() -> Mapping[str, types.ModuleType]:
 
 
 def find_script_directory(module: str) -> str | None:
-    """Return the script's directory if it has the top level of the imported `module`: commands search other ones."""
-    top, directory = module.partition(".")[0], os.path.realpath(sys.path[0] or os.getcwd())
-    is_own = top in sys.modules and top not in ("jengine", "__main__") and _contains(pathlib.Path(directory), top)
+    """Return the script's directory if it has the top level of the imported `module`: commands
+    search other ones.
+    """
+    top = module.partition(".")[0]
+    directory = os.path.realpath(sys.path[0] or os.getcwd())
+    is_own = (
+        top in sys.modules
+        and top not in ("jengine", "__main__")
+        and _contains(pathlib.Path(directory), top)
+    )
     return directory if is_own else None
 
 
 def name_script(name: str) -> str | None:
-    """Return the name by which the script that runs now can be imported for `name`, a class or function in it.
+    """Return the name by which the script that runs now can be imported for `name`, a class or
+    function in it.
 
-    From then on an import of that name returns the script's own module, so that nothing is registered twice. None in a
-    notebook, for a name that the script does not define at the top level, and for a script that would run again if it
-    was imported, as it has no `if __name__ == '__main__':`.
+    From then on an import of that name returns the script's own module, so that nothing is
+    registered twice. None in a notebook, for a name that the script does not define at the top
+    level, and for a script that would run again if it was imported, as it has no `if __name__ ==
+    '__main__':`.
     """
     script = sys.modules["__main__"]
-    file, spec = getattr(script, "__file__", None), getattr(script, "__spec__", None)
+    file = getattr(script, "__file__", None)
+    spec = getattr(script, "__spec__", None)
     if file is None or not os.path.isfile(file):
         return None
     module = pathlib.Path(file).stem if spec is None else spec.name
-    if not module.rpartition(".")[2].isidentifier() or sys.modules.get(module, script) is not script:
+    if (
+        not module.rpartition(".")[2].isidentifier()
+        or sys.modules.get(module, script) is not script
+    ):
         return None
     if name.partition(".")[0] not in _list_importable(file):
         return None
-    # Under its own name too: importing it again would run the script a second time, inside of itself.
+    # Under its own name too: importing it again would run the script a second time, inside of
+    # itself.
     sys.modules[module] = script
     return module
 
 
 @functools.cache
 def _list_importable(file: str) -> frozenset[str]:
-    """Return the names that a script defines outside of `if __name__ == '__main__':`; none if it lacks that line."""
+    """Return the names that a script defines outside of `if __name__ == '__main__':`; none if it
+    lacks that line.
+    """
     body = ast.parse(pathlib.Path(file).read_text(encoding="utf-8")).body
     if not any(isinstance(node, ast.If) and "__name__" in ast.dump(node.test) for node in body):
         return frozenset()
@@ -130,32 +164,41 @@ def _list_importable(file: str) -> frozenset[str]:
 
 
 def import_attribute(path: str) -> Any:
-    """Import a class or function by dotted path, `package.module.Class` or `package.module.Class.method`.
+    """Import a class or function by dotted path, `package.module.Class` or
+    `package.module.Class.method`.
 
     Raises:
       ConfigError: the config is from elsewhere, see `only_known_classes`, and may not name it.
       UnknownNameError: there is no such module, or it does not have the attribute.
-      Exception: an error of the module itself, ImportError or any other, with a note of the user's line.
+      Exception: an error of the module itself, ImportError or any other, with a note of the user's
+        line.
     """
     if foreign.is_restricted():
         return foreign.find_known_class(path, _imported())
     parts = path.split(".")
     directory = find_directory(parts[0])
     with contextlib.nullcontext() if directory is None else _first_on_path(directory):
-        # The longest prefix first: `pkg.mod.Class.method` may have any number of parts that are modules.
+        # The longest prefix first: `pkg.mod.Class.method` may have any number of parts that are
+        # modules.
         for count in range(len(parts) - 1, 0, -1):
             module = _import_module(".".join(parts[:count]))
             if module is not None:
                 return _get_attribute(module, parts[count:])
-    stems = {file.stem for file in pathlib.Path(next(reversed(_DIRECTORIES), os.devnull)).glob("*.py")}
+    stems = {
+        file.stem for file in pathlib.Path(next(reversed(_DIRECTORIES), os.devnull)).glob("*.py")
+    }
     searched = " on sys.path" + (f" or in {', '.join(_DIRECTORIES)}" if _DIRECTORIES else "")
-    raise UnknownNameError(f"there is no module {parts[0]!r}{searched}{did_you_mean(parts[0], stems)}")
+    raise UnknownNameError(
+        f"there is no module {parts[0]!r}{searched}{did_you_mean(parts[0], stems)}"
+    )
 
 
 def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> None:
-    """Import the modules that the config file lists by directory as `CONFIG_MODULES`; '' for those on `sys.path`.
+    """Import the modules that the config file lists by directory as `CONFIG_MODULES`; '' for those
+    on `sys.path`.
 
-    A directory is relative to the file or to a directory above it, so a copy in a subdirectory works too; or a URL.
+    A directory is relative to the file or to a directory above it, so a copy in a subdirectory
+    works too; or a URL.
 
     Raises:
       ConfigError: not in that form, or there is no such directory with these modules.
@@ -164,7 +207,9 @@ def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> No
         isinstance(key, str) and isinstance(names, Sequence) and not isinstance(names, str)
         for key, names in listed.items()
     ):
-        raise ConfigError(f"`CONFIG_MODULES` must be a dict of lists of modules by directory, got {listed!r}")
+        raise ConfigError(
+            f"`CONFIG_MODULES` must be a dict of lists of modules by directory, got {listed!r}"
+        )
     for key, names in listed.items():
         with importable(_find_listed(key, names, file)) if key else contextlib.nullcontext():
             for name in names:
@@ -179,7 +224,8 @@ def _find_listed(key: str, names: Sequence[str], file: pathlib.Path) -> pathlib.
         if all(_contains(directory, name.partition(".")[0]) for name in names):
             return directory
     raise ConfigError(
-        f"`CONFIG_MODULES` must have the directory of {', '.join(names)}, got {key!r}, where these modules are not: "
+        f"`CONFIG_MODULES` must have the directory of {', '.join(names)}, got {key!r}, where "
+        "these modules are not: "
         "correct it in the file if one of them was moved"
     )
 
@@ -206,7 +252,9 @@ def _first_on_path(directory: str) -> Iterator[None]:
         with contextlib.suppress(ValueError):
             sys.path.remove(directory)
         for name in set(sys.modules) - before:
-            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(f"{directory}{os.sep}"):
+            if str(getattr(sys.modules[name], "__file__", None) or "").startswith(
+                f"{directory}{os.sep}"
+            ):
                 siblings[name] = sys.modules[name]
 
 
@@ -219,7 +267,8 @@ def _import_module(name: str) -> types.ModuleType | None:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        # Missing is this module or a parent of it; if it is one that the module itself imports, the user must see that.
+        # Missing is this module or a parent of it; if it is one that the module itself imports, the
+        # user must see that.
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             return None
         if line := _find_line(error):
@@ -234,12 +283,16 @@ def _get_attribute(module: types.ModuleType, names: Sequence[str]) -> Any:
         if not hasattr(value, name):
             if module.__name__ == "__main__":
                 raise UnknownNameError(
-                    f"the script that runs now has no {name!r}, which the config names as a part of the script or "
-                    f"notebook that wrote it: move it into a module of its own, and name it 'module.{name}'"
+                    f"the script that runs now has no {name!r}, which the config names as a part "
+                    "of the script or "
+                    "notebook that wrote it: move it into a module of its own, and name it "
+                    f"'module.{name}'"
                 )
             public = [known for known in vars(module) if not known.startswith("_")]
             file = f" ({module.__file__})" if getattr(module, "__file__", None) else ""
-            raise UnknownNameError(f"the module {module.__name__!r}{file} has no {name!r}{did_you_mean(name, public)}")
+            raise UnknownNameError(
+                f"the module {module.__name__!r}{file} has no {name!r}{did_you_mean(name, public)}"
+            )
         value = getattr(value, name)
     return value
 
@@ -249,7 +302,8 @@ def _find_line(error: Exception) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen ") and frame.filename not in (__file__, importlib.__file__)
+        if not frame.filename.startswith("<frozen ")
+        and frame.filename not in (__file__, importlib.__file__)
     ]
     if not frames:  # a SyntaxError, whose message has the line
         return ""

@@ -1,6 +1,7 @@
 """Overrides from the command line: `optim_wrapper.optimizer.lr=0.1`.
 
-ml_collections' flags cannot replace a list, set None, change a type or add a key; these overrides can.
+ml_collections' flags cannot replace a list, set None, change a type or add a key; these overrides
+can.
 """
 
 import ast
@@ -12,46 +13,62 @@ from typing import Any
 from ml_collections import ConfigDict, FieldReference
 
 from jengine.config.containers import ConfigLike, assign, get_value, is_mapping, to_config_dict
+from jengine.config.errors import ConfigError, closest
 from jengine.config.merge import merge_into, remove_delete_keys, replaces
-from jengine.errors import ConfigError, closest
 
 _PART = re.compile(
-    r"""(?:^|\.)(?P<name>[^.\[\]]+) | \[(?P<index>-?\d+)\] | \[(?P<quote>['"])(?P<key>.+?)(?P=quote)\]""", re.X
+    r"""(?:^|\.)(?P<name>[^.\[\]]+) | \[(?P<index>-?\d+)\] | \[(?P<quote>['"])(?P<key>.+?)(?P=quote)\]""",
+    re.X,
 )
-_WORDS = {"true": True, "false": False, "inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
+_WORDS = {
+    "true": True,
+    "false": False,
+    "inf": float("inf"),
+    "-inf": float("-inf"),
+    "nan": float("nan"),
+}
 
 
 def apply_overrides(cfg: ConfigLike, overrides: Iterable[str]) -> ConfigDict:
     """Return a config with single values changed, as a new ConfigDict.
 
-    An override is `path=value`. A path has dots between keys, and brackets around list indices and around keys that
-    contain dots: `custom_hooks[0].interval`, `custom_keys['backbone.layer0'].lr_mult`. A leading `--config.`
-    or `config.` is dropped. The value is a Python literal or a bare word, which is a string (except `true`, `false`,
-    `inf` and `nan`). A dict merges with an existing dict, `_delete_=True` included; any other value replaces the old
-    one, whatever type it has. Missing keys are added: they are checked when objects are built from the config.
+    An override is `path=value`. A path has dots between keys, and brackets around list indices and
+    around keys that contain dots: `custom_hooks[0].interval`,
+    `custom_keys['backbone.layer0'].lr_mult`. A leading `--config.` or `config.` is dropped. The
+    value is a Python literal or a bare word, which is a string (except `true`, `false`, `inf` and
+    `nan`). A dict merges with an existing dict, `_delete_=True` included; any other value replaces
+    the old one, whatever type it has. Missing keys are added: they are checked when objects are
+    built from the config.
 
     Args:
       cfg: a dict or a ConfigDict; it is not modified.
       overrides: applied in order.
 
     Raises:
-      ConfigError: an override that cannot be parsed, a path through a value that is not a dict or a list, or an index
-        out of range.
+      ConfigError: an override that cannot be parsed, a path through a value that is not a dict or a
+        list, or an index out of range.
 
     >>> apply_overrides({"optimizer": {"lr": 0.1}}, ["optimizer.lr=0.2", "work_dir=runs"]).to_dict()
     {'optimizer': {'lr': 0.2}, 'work_dir': 'runs'}
     """
     if isinstance(overrides, str):
         raise TypeError(f"`overrides` must be a list of strings, got one string: {overrides!r}")
-    result = to_config_dict(cfg)  # a copy, in which references stay connected: an override reaches all that refer to it
+    # a copy, in which references stay connected: an override reaches all that refer to it
+    result = to_config_dict(cfg)
     for override in overrides:
         path, equals, text = override.partition("=")
         path = path.strip()
-        path = path.removeprefix("--config.") if "config" in result else re.sub(r"^(--)?config\.", "", path)
+        path = (
+            path.removeprefix("--config.")
+            if "config" in result
+            else re.sub(r"^(--)?config\.", "", path)
+        )
         if not equals or not path:
             raise ConfigError(f"an override must have the form key.key=value, got {override!r}")
         if not text.strip():
-            raise ConfigError(f"override {override!r} has no value; write {path}='' for an empty string")
+            raise ConfigError(
+                f"override {override!r} has no value; write {path}='' for an empty string"
+            )
         try:
             set_path(result, path, parse_value(text.strip()))
         except (ConfigError, TypeError) as error:
@@ -77,7 +94,8 @@ def _split_path(path: str) -> list[str | int]:
         match = _PART.match(path, position)
         if match is None:
             raise ConfigError(
-                f"cannot parse {path[position:]!r} in the key; write it like hooks[0].interval or a['b.c'].d"
+                f"cannot parse {path[position:]!r} in the key; write it like hooks[0].interval or "
+                "a['b.c'].d"
             )
         index = match["index"]
         parts.append(int(index) if index is not None else match["name"] or match["key"])
@@ -95,7 +113,8 @@ def parse_value(text: str) -> Any:
     except (ValueError, SyntaxError):
         if text[0] in "[({'\"":
             raise ConfigError(
-                f"a value that begins with a bracket or a quote must be a Python literal, got {text}; "
+                "a value that begins with a bracket or a quote must be a Python literal, got "
+                f"{text}; "
                 "quote strings inside brackets, or the whole string"
             ) from None
         return text
@@ -121,13 +140,19 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
     if is_mapping(node):
         key, rest = _match_key(node, parts)
         if isinstance(key, int) and key not in node:
-            raise ConfigError(f"{_quote(path)} must be a list, got a dict{closest(str(key), map(str, node))}")
+            raise ConfigError(
+                f"{_quote(path)} must be a list, got a dict{closest(str(key), map(str, node))}"
+            )
         old = get_value(node, key)
         if rest and isinstance(rest[0], int) and old is None:
-            raise ConfigError(f"there is no list `{_join(path, key)}`{closest(str(key), map(str, node))}")
+            raise ConfigError(
+                f"there is no list `{_join(path, key)}`{closest(str(key), map(str, node))}"
+            )
         if rest and not (old is None or is_mapping(old) or type(old) in (list, tuple)):
             siblings = closest(str(rest[0]), map(str, node))
-            raise ConfigError(f"`{_join(path, key)}` must be a dict or a list, got {old!r}{siblings}")
+            raise ConfigError(
+                f"`{_join(path, key)}` must be a dict or a list, got {old!r}{siblings}"
+            )
         new = _set_value(old, rest, value, _join(path, key))
         if new is not old or not is_mapping(old):
             assign(node, key, new)
@@ -141,7 +166,9 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
 
 
 def _match_key(node: ConfigLike, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
-    """Split `parts` into a key in `node` and the remaining parts; existing keys with dots take precedence."""
+    """Split `parts` into a key in `node` and the remaining parts; existing keys with dots take
+    precedence.
+    """
     names = list(itertools.takewhile(lambda part: isinstance(part, str), parts))
     # Keys of plain dicts may have dots (custom_keys): the longest that exists is meant.
     for count in range(len(names), 1, -1):
@@ -153,11 +180,15 @@ def _match_key(node: ConfigLike, parts: list[str | int]) -> tuple[str | int, lis
 def _parse_index(node: Sequence[Any], part: str | int, path: str) -> int:
     if isinstance(part, str) and not re.fullmatch(r"-?\d+", part):
         raise ConfigError(
-            f"an index of {_quote(path)} must be an integer, got {part!r}; write {path}[0].{part} for its first item"
+            f"an index of {_quote(path)} must be an integer, got {part!r}; write {path}[0].{part} "
+            "for its first item"
         )
     index = int(part)
     if not -len(node) <= index < len(node):
-        raise ConfigError(f"index {index} is out of range: {_quote(path)} has {len(node)} item{'s' * (len(node) != 1)}")
+        raise ConfigError(
+            f"index {index} is out of range: {_quote(path)} has {len(node)} "
+            f"item{'s' * (len(node) != 1)}"
+        )
     return index
 
 

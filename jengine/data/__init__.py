@@ -1,11 +1,9 @@
-"""Datasets, samplers and loaders, adapters for foreign data, and the path to the device."""
+"""Datasets, samplers, loaders, adapters for foreign data, and the path to the device.
 
-from jengine.data.augments import CutMix as CutMix
-from jengine.data.augments import MixUp as MixUp
-from jengine.data.augments import RandomErasing as RandomErasing
-from jengine.data.augments import SoftLabels as SoftLabels
-from jengine.data.base_dataset import BaseDataset as BaseDataset
-from jengine.data.base_dataset import force_full_init as force_full_init
+A `DataLoader` yields batches with a position that a checkpoint can store; `BatchStream` puts them
+on the devices ahead of the step. Imports `config` and `logging`.
+"""
+
 from jengine.data.batch_check import BatchCheck as BatchCheck
 from jengine.data.batch_stream import BatchStream as BatchStream
 from jengine.data.batch_stream import prefetch_to_device as prefetch_to_device
@@ -13,10 +11,6 @@ from jengine.data.build import build_dataloader as build_dataloader
 from jengine.data.build import check_dataloader as check_dataloader
 from jengine.data.collate import default_collate as default_collate
 from jengine.data.collate import stack_batches as stack_batches
-from jengine.data.dataset_wrappers import ClassBalancedDataset as ClassBalancedDataset
-from jengine.data.dataset_wrappers import ConcatDataset as ConcatDataset
-from jengine.data.dataset_wrappers import MixedDataset as MixedDataset
-from jengine.data.dataset_wrappers import RepeatDataset as RepeatDataset
 from jengine.data.datasets import ArrayDataset as ArrayDataset
 from jengine.data.datasets import Digits as Digits
 from jengine.data.datasets import Sentences as Sentences
@@ -24,12 +18,6 @@ from jengine.data.datasets import TokenWindows as TokenWindows
 from jengine.data.host_entries import list_host_entries as list_host_entries
 from jengine.data.host_entries import put_arrays as put_arrays
 from jengine.data.host_entries import select_arrays as select_arrays
-from jengine.data.image_files import ImageFolder as ImageFolder
-from jengine.data.image_files import LoadImage as LoadImage
-from jengine.data.image_files import read_image as read_image
-from jengine.data.image_steps import BatchNormalize as BatchNormalize
-from jengine.data.image_steps import Normalize as Normalize
-from jengine.data.image_steps import Pad as Pad
 from jengine.data.iterables import IterableLoader as IterableLoader
 from jengine.data.loader import DataLoader as DataLoader
 from jengine.data.masking import MaskedTuple as MaskedTuple

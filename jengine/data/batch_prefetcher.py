@@ -21,8 +21,9 @@ _WORKER = "grain-process-prefetch"  # start of the names of grain's processes
 class BatchPrefetcher:
     """Iterator over batches from any index on, which threads and worker processes build ahead.
 
-    Worker w of n builds the batches w, w + n, w + 2n and so on, until `stop`. Threads and workers start at the first
-    `seek`. With workers, `num_threads` and `prefetch_factor` count in each; without, in this process.
+    Worker w of n builds the batches w, w + n, w + 2n and so on, until `stop`. Threads and workers
+    start at the first `seek`. With workers, `num_threads` and `prefetch_factor` count in each;
+    without, in this process.
 
     Attributes:
       next: index of the next batch.
@@ -30,18 +31,30 @@ class BatchPrefetcher:
     """
 
     def __init__(
-        self, source: BatchSource, stop: int, num_workers: int, num_threads: int, prefetch_factor: int
+        self,
+        source: BatchSource,
+        stop: int,
+        num_workers: int,
+        num_threads: int,
+        prefetch_factor: int,
     ) -> None:
         parts = [slice(worker, stop, num_workers) for worker in range(num_workers)]
-        self._readers: list[Any] = [_Worker(source, part, num_threads, prefetch_factor) for part in parts]
+        self._readers: list[Any] = [
+            _Worker(source, part, num_threads, prefetch_factor) for part in parts
+        ]
         self._readers = self._readers or [_Threads(source, stop, num_threads, prefetch_factor)]
-        self.source, self.next, self.stop = source, 0, stop
+        self.source = source
+        self.next = 0
+        self.stop = stop
         self._close = weakref.finalize(self, _close, self._readers)
-        # At exit before multiprocessing ends its queues, as it is imported by now: functions run in reverse order.
+        # At exit before multiprocessing ends its queues, as it is imported by now: functions run in
+        # reverse order.
         atexit.register(self._close)
 
     def seek(self, index: int) -> None:
-        """Continue at `index`; threads and workers keep running, and drop what they have built ahead."""
+        """Continue at `index`; threads and workers keep running, and drop what they have built
+        ahead.
+        """
         for worker, reader in enumerate(self._readers):
             reader.seek(-((worker - index) // len(self._readers)))
         self.next = index
@@ -72,12 +85,17 @@ def _close(readers: list[Any]) -> None:
 class _Threads:
     """Daemon threads that build batches ahead; they start at the first `seek`.
 
-    At exit Python waits for a pool's threads, such as grain's, so a read that hangs would keep the process.
+    At exit Python waits for a pool's threads, such as grain's, so a read that hangs would keep the
+    process.
     """
 
-    def __init__(self, source: BatchSource, stop: int, num_threads: int, prefetch_factor: int) -> None:
-        self._source, self._stop = source, stop
-        self._num_threads, self._ahead = num_threads, num_threads * prefetch_factor
+    def __init__(
+        self, source: BatchSource, stop: int, num_threads: int, prefetch_factor: int
+    ) -> None:
+        self._source = source
+        self._stop = stop
+        self._num_threads = num_threads
+        self._ahead = num_threads * prefetch_factor
         self._tasks: queue.SimpleQueue[tuple[Future[Batch], int] | None] = queue.SimpleQueue()
         self._futures: collections.deque[Future[Batch]] = collections.deque()
         self._submitted: int | None = None  # index after the last batch in `_futures`
@@ -86,7 +104,9 @@ class _Threads:
         """Continue at `index`."""
         if self._submitted is None:
             for _ in range(self._num_threads):
-                threading.Thread(target=_build, args=(self._source, self._tasks), name=THREAD, daemon=True).start()
+                threading.Thread(
+                    target=_build, args=(self._source, self._tasks), name=THREAD, daemon=True
+                ).start()
         self._cancel()
         self._submitted = index
         self._fill()
@@ -107,7 +127,8 @@ class _Threads:
         while len(self._futures) < self._ahead and self._submitted < self._stop:
             future: Future[Batch] = Future()
             self._futures.append(future)
-            # The future is queued with its task, so that batches come out in order whichever thread is faster.
+            # The future is queued with its task, so that batches come out in order whichever thread
+            # is faster.
             self._tasks.put((future, self._submitted))
             self._submitted += 1
 
@@ -116,7 +137,9 @@ class _Threads:
             self._futures.pop().cancel()
 
 
-def _build(source: BatchSource, tasks: "queue.SimpleQueue[tuple[Future[Batch], int] | None]") -> None:
+def _build(
+    source: BatchSource, tasks: "queue.SimpleQueue[tuple[Future[Batch], int] | None]"
+) -> None:
     """Build the batches in `tasks` until None arrives."""
     while (task := tasks.get()) is not None:
         future, index = task
@@ -131,7 +154,9 @@ def _build(source: BatchSource, tasks: "queue.SimpleQueue[tuple[Future[Batch], i
 class _Worker:
     """Grain process that builds the batches `part` ahead, and ends with this process."""
 
-    def __init__(self, source: BatchSource, part: slice, num_threads: int, prefetch_factor: int) -> None:
+    def __init__(
+        self, source: BatchSource, part: slice, num_threads: int, prefetch_factor: int
+    ) -> None:
         import grain
 
         parse_flags()
@@ -157,7 +182,9 @@ class _Worker:
 
 
 def parse_flags() -> None:
-    """Mark absl's flags as parsed: grain reads them, and a script without absl never parses them."""
+    """Mark absl's flags as parsed: grain reads them, and a script without absl never parses
+    them.
+    """
     from absl import flags
 
     if not flags.FLAGS.is_parsed():
@@ -165,12 +192,15 @@ def parse_flags() -> None:
 
 
 def _end_with_parent(*_: int) -> None:
-    """End this worker process with the parent, also after a kill, which runs no cleanup in the parent."""
+    """End this worker process with the parent, also after a kill, which runs no cleanup in the
+    parent.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def wait() -> None:
-        # A parent that was killed cannot end its workers, which would wait for tasks and hold their memory for ever.
+        # A parent that was killed cannot end its workers, which would wait for tasks and hold their
+        # memory for ever.
         parent.join()
         os._exit(1)
 
@@ -178,7 +208,9 @@ def _end_with_parent(*_: int) -> None:
 
 
 def kill_workers() -> None:
-    """Kill grain's worker processes; otherwise it waits up to 25 seconds for one that hangs in a read."""
+    """Kill grain's worker processes; otherwise it waits up to 25 seconds for one that hangs in a
+    read.
+    """
     for process in multiprocessing.active_children():
         if process.name.startswith(_WORKER):
             process.kill()

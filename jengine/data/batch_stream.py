@@ -24,13 +24,15 @@ class BatchStream:
     Args:
       source: yields batches. `close` closes its iterator as well, if that has the method.
       check: batch -> form, called once for each batch; raises for one that cannot be used.
-      put: batch -> batch on the device, called as soon as a batch is read; it must not block. None keeps it as it is.
+      put: batch -> batch on the device, called as soon as a batch is read; it must not block. None
+        keeps it as it is.
       depth: number of batches that are read, and sent to the device, ahead of those taken.
-      position: returns the data position after the last batch that was read; by default the source's `state_dict`, if
-        it has one.
+      position: returns the data position after the last batch that was read; by default the
+        source's `state_dict`, if it has one.
 
     Attributes:
-      position: the position after the last batch that was taken; None before the first, and without positions.
+      position: the position after the last batch that was taken; None before the first, and without
+        positions.
       positions: the position after each batch in the last call to `take`.
     """
 
@@ -44,7 +46,8 @@ class BatchStream:
     ) -> None:
         self.position: Position = None
         self.positions: list[Position] = []
-        own: Callable[[], Position] = getattr(source, "state_dict", lambda: None)  # a foreign iterable has none
+        # a foreign iterable has none
+        own: Callable[[], Position] = getattr(source, "state_dict", lambda: None)
         self._get_position = position or own
         self._source = iter(source)
         self._check = check
@@ -62,30 +65,36 @@ class BatchStream:
           count: the number of batches, at least 1.
 
         Returns:
-          Up to `count` batches whose arrays have the same structure, shapes and dtypes. There are fewer before a batch
-          that differs, before an error and at the end, and none after the end.
+          Up to `count` batches whose arrays have the same structure, shapes and dtypes. There are
+          fewer before a batch that differs, before an error and at the end, and none after the end.
 
         Raises:
           Exception: raised by the source, once all batches before it have been taken.
         """
         buffer = self._buffer
-        wanted = count + self._depth  # those ahead are on their way to the device while this one is used
+        # those ahead are on their way to the device while this one is used
+        wanted = count + self._depth
         while len(buffer) < wanted and not self._is_done:
             try:
                 batch = next(self._source)
-                form = self._check(batch)  # once, and before the transfer: chunks are compared by it
-                buffer.append((batch if self._put is None else self._put(batch), form, self._get_position()))
+                # once, and before the transfer: chunks are compared by it
+                form = self._check(batch)
+                buffer.append(
+                    (batch if self._put is None else self._put(batch), form, self._get_position())
+                )
             except StopIteration:
                 self._is_done, self._end = True, self._get_position()
             except Exception as error:
-                self._is_done, self._error = True, error  # raised after the batches before it
+                self._is_done = True  # raised after the batches before it
+                self._error = error
         if not buffer:
             if self._error is not None:
                 raise self._error
             self.position = self._end
             return []
         batch, form, self.position = buffer.popleft()
-        taken, self.positions = [batch], [self.position]
+        taken = [batch]
+        self.positions = [self.position]
         while buffer and len(taken) < count and buffer[0][1] == form:
             batch, _, self.position = buffer.popleft()
             taken.append(batch)
@@ -106,7 +115,8 @@ def prefetch_to_device(
 ) -> Generator[Batch, None, None]:
     """Yield batches as device arrays, with `depth` of them sent ahead of the consumer.
 
-    Transfers are asynchronous, so no thread is needed: while the device computes on a batch, the next ones travel.
+    Transfers are asynchronous, so no thread is needed: while the device computes on a batch, the
+    next ones travel.
 
     >>> import numpy as np
     >>> [int(batch["x"]) for batch in prefetch_to_device({"x": np.int32(i)} for i in range(3))]
@@ -114,12 +124,14 @@ def prefetch_to_device(
 
     Args:
       batches: numpy pytrees.
-      put: numpy pytree -> device pytree; it must not block. One call for the whole pytree is the fastest.
+      put: numpy pytree -> device pytree; it must not block. One call for the whole pytree is the
+        fastest.
       depth: number of batches sent ahead; 0 for none.
       check: see `BatchStream`.
 
     Raises:
-      ValueError: a negative depth. A source's exception is raised after the batches before it, with the traceback.
+      ValueError: a negative depth. A source's exception is raised after the batches before it, with
+        the traceback.
     """
     # Here and not in the generator, whose body runs only when the first batch is asked for.
     if depth < 0:

@@ -4,15 +4,22 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jengine.annotations import Count, check_values, is_mapping, parameters_of
+from jengine.config.annotations import Count, check_values, is_mapping, parameters_of
+from jengine.config.errors import ConfigError, config_path, current_config_path
+from jengine.config.registry import (
+    DATA_SAMPLERS,
+    DATASETS,
+    FUNCTIONS,
+    as_config,
+    check_arguments,
+    resolve_functions,
+)
 from jengine.data.batches import Samples
 from jengine.data.find_source import is_map_style, is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.step_values import StepValues, is_step_values, parse_step_values
-from jengine.errors import ConfigError, config_path, current_config_path
-from jengine.registry import DATA_SAMPLERS, DATASETS, FUNCTIONS, as_config, check_arguments, resolve_functions
 
 # Settings of MMEngine's configs that do not exist here, and why.
 _UNSUPPORTED = {
@@ -23,28 +30,37 @@ _UNSUPPORTED = {
 
 
 def build_dataloader(
-    cfg_or_loader: Any, *, train: bool, seed: int = 0, process_index: int = 0, process_count: int = 1
+    cfg_or_loader: Any,
+    *,
+    train: bool,
+    seed: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
 ) -> DataLoader | IterableLoader:
     """Build a loader from a config, or adapt an existing one.
 
-    >>> loader = build_dataloader(dict(dataset=[{"x": 1.0}, {"x": 2.0}, {"x": 3.0}], batch_size=2), train=False)
+    >>> loader = build_dataloader(
+    ...     dict(dataset=[{"x": 1.0}, {"x": 2.0}, {"x": 3.0}], batch_size=2), train=False
+    ... )
     >>> [batch["mask"].tolist() for batch in loader]
     [[True, True], [True, False]]
 
     Args:
-      cfg_or_loader: a dict with `DataLoader`'s arguments, in which `dataset` and `sampler` may be dicts with a `type`,
-        and `dataset` may also be a stream of examples (see `IterableLoader`); `global_batch_size` may replace
-        `batch_size`, for the examples of all processes together, and both may be `StepValues`, as may
-        `example_length`, which transforms read as `ctx.length`; or a loader; or an iterable of batches; or a function
-        that returns an iterator over batches, or such a function's import path; or `dict(type=..., **arguments)` with
-        a class or function that returns one of these. It is not modified.
-      train: whether the data are for training. By default the order is then shuffled and `drop_last` is True; otherwise
-        the data are in order and the last batch is padded.
+      cfg_or_loader: a dict with `DataLoader`'s arguments, in which `dataset` and `sampler` may be
+        dicts with a `type`, and `dataset` may also be a stream of examples (see `IterableLoader`);
+        `global_batch_size` may replace `batch_size`, for the examples of all processes together,
+        and both may be `StepValues`, as may `example_length`, which transforms read as
+        `ctx.length`; or a loader; or an iterable of batches; or a function that returns an iterator
+        over batches, or such a function's import path; or `dict(type=..., **arguments)` with a
+        class or function that returns one of these. It is not modified.
+      train: whether the data are for training. By default the order is then shuffled and
+        `drop_last` is True; otherwise the data are in order and the last batch is padded.
       seed: sampler seed, unless the config has one.
       process_index, process_count: this process, and the number of processes that share the data.
 
     Raises:
-      TypeError: an unknown or missing argument. ValueError: a number out of range, or data that cannot be iterated.
+      TypeError: an unknown or missing argument. ValueError: a number out of range, or data that
+        cannot be iterated.
     """
     cfg_or_loader = name_to_function(cfg_or_loader)
     if is_mapping(cfg_or_loader) and "type" in cfg_or_loader:
@@ -53,7 +69,9 @@ def build_dataloader(
     if get_batch_axis(cfg_or_loader) is None:  # each process has the whole batch
         shard = (0, 1)
     if isinstance(cfg_or_loader, DataLoader | IterableLoader):
-        divided = cfg_or_loader if isinstance(cfg_or_loader, IterableLoader) else cfg_or_loader.sampler
+        divided = (
+            cfg_or_loader if isinstance(cfg_or_loader, IterableLoader) else cfg_or_loader.sampler
+        )
         _check_shard(divided, *shard)
         return cfg_or_loader
     if not is_mapping(cfg_or_loader):
@@ -61,13 +79,15 @@ def build_dataloader(
     arguments: dict[str, Any] = {"drop_last": train, "sampler": None, **dict(cfg_or_loader.items())}
     arguments, schedules = _take_schedules(resolve_functions(DataLoader, arguments), process_count)
     check_dataloader(arguments)  # before a dataset is built, which may take long
-    # Shards that are cut to equal size have the same number of global batches, however many they are
+    # Shards that are cut to equal size have the same number of global batches, however many they
+    # are
     round_up = "global_batch_size" not in arguments or not arguments["drop_last"]
     arguments = _divide_batch(arguments, process_count)
     with config_path("dataset"):
         arguments["dataset"] = _build_dataset(arguments["dataset"])
         if get_batch_axis(arguments) is None:
-            shard, rules = (0, 1), getattr(arguments["dataset"], "batch_rules", None)
+            shard = (0, 1)
+            rules = getattr(arguments["dataset"], "batch_rules", None)
             arguments = {"batch_rules": rules, **arguments, "batch_axis": None}
         if is_stream(arguments["dataset"]):
             stream = _build_stream(arguments, train, *shard)
@@ -78,7 +98,9 @@ def build_dataloader(
         defaults = {"seed": seed, "process_index": shard[0], "process_count": shard[1]}
         sampler = arguments["sampler"]
         if sampler is None:
-            sampler = DefaultSampler(arguments["dataset"], shuffle=train, round_up=round_up, **defaults)
+            sampler = DefaultSampler(
+                arguments["dataset"], shuffle=train, round_up=round_up, **defaults
+            )
         arguments["sampler"] = _build_sampler(sampler, arguments["dataset"], defaults)
         _check_shard(arguments["sampler"], *shard)
     loader = DataLoader(**arguments)
@@ -90,8 +112,12 @@ def build_dataloader(
 def _take_schedules(
     cfg: Mapping[str, Any], shards: int
 ) -> tuple[dict[str, Any], tuple[StepValues | None, StepValues | None]]:
-    """Return the section with the first of batch sizes that change, and the schedules of batch size and length."""
-    taken, sizes, lengths = dict(cfg.items()), None, None
+    """Return the section with the first of batch sizes that change, and the schedules of batch
+    size and length.
+    """
+    taken = dict(cfg.items())
+    sizes = None
+    lengths = None
     for name in ("batch_size", "global_batch_size"):
         if is_step_values(taken.get(name)):
             with config_path(name):
@@ -108,7 +134,9 @@ def _take_schedules(
 
 
 def _build_object(cfg: Mapping[str, Any]) -> Any:
-    """Build the loader or iterable in a dict with a `type`; a DataLoader has the order that its own arguments say."""
+    """Build the loader or iterable in a dict with a `type`; a DataLoader has the order that its
+    own arguments say.
+    """
     kind = FUNCTIONS.get(cfg["type"]) if isinstance(cfg["type"], str) else cfg["type"]
     if kind is not DataLoader:
         return FUNCTIONS.build_function(cfg)
@@ -121,14 +149,22 @@ def _build_object(cfg: Mapping[str, Any]) -> Any:
 
 def name_to_function(dataloader: Any) -> Any:
     """Return the function at an import path, and anything but a string unchanged."""
-    return FUNCTIONS.get(dataloader) if isinstance(dataloader, str) and "." in dataloader else dataloader
+    return (
+        FUNCTIONS.get(dataloader)
+        if isinstance(dataloader, str) and "." in dataloader
+        else dataloader
+    )
 
 
 def get_batch_axis(cfg_or_loader: object) -> object:
     """Return `batch_axis` of a config or its dataset, or of a loader or an iterable."""
     if is_mapping(cfg_or_loader) and "batch_axis" in cfg_or_loader:
         return cfg_or_loader["batch_axis"]
-    return getattr(cfg_or_loader.get("dataset") if is_mapping(cfg_or_loader) else cfg_or_loader, "batch_axis", 0)
+    return getattr(
+        cfg_or_loader.get("dataset") if is_mapping(cfg_or_loader) else cfg_or_loader,
+        "batch_axis",
+        0,
+    )
 
 
 def check_dataloader(cfg: Mapping[str, Any]) -> None:
@@ -140,14 +176,17 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
         if key in cfg:
             raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
     dataset = as_config(cfg.get("dataset"))
-    if dataset is None and set(cfg) <= {*parameters_of(DataLoader), "global_batch_size"}:  # it is not misspelled
+    # it is not misspelled
+    if dataset is None and set(cfg) <= {*parameters_of(DataLoader), "global_batch_size"}:
         raise TypeError(
-            "DataLoader needs the argument 'dataset': write dataset=dict(type=...), with a class of data or a function "
+            "DataLoader needs the argument 'dataset': write dataset=dict(type=...), with a class "
+            "of data or a function "
             "that returns them, or an object such as a list of samples"
         )
     if is_mapping(dataset) and "type" not in dataset:
         raise TypeError(
-            f"a dataset must be an object, or a dict with its 'type', got a dict of {sorted(map(str, dataset))}; wrap "
+            "a dataset must be an object, or a dict with its 'type', got a dict of "
+            f"{sorted(map(str, dataset))}; wrap "
             "its arrays in ArrayDataset"
         )
     cfg = _divide_batch(cfg, 1)
@@ -166,7 +205,9 @@ class _GlobalBatch(NamedTuple):
 
 
 def _divide_batch(cfg: Mapping[str, Any], shards: int) -> dict[str, Any]:
-    """Return the section with the `batch_size` of each shard of the data in the place of `global_batch_size`."""
+    """Return the section with the `batch_size` of each shard of the data in the place of
+    `global_batch_size`.
+    """
     divided = dict(cfg.items())
     if "global_batch_size" not in divided:
         return divided
@@ -175,10 +216,12 @@ def _divide_batch(cfg: Mapping[str, Any], shards: int) -> dict[str, Any]:
     if "batch_size" in divided or get_batch_axis(divided) is None:
         other = "`batch_size`" if "batch_size" in divided else "batch_axis=None"
         raise ConfigError(f"a dataloader must have either `global_batch_size` or {other}, got both")
-    # Rounded down, another number of devices would train with another batch, and nobody would see it.
+    # Rounded down, another number of devices would train with another batch, and nobody would see
+    # it.
     if size % shards:
         raise ConfigError(
-            f"`{current_config_path() or 'dataloader'}.global_batch_size` must be a multiple of {shards}, the number "
+            f"`{current_config_path() or 'dataloader'}.global_batch_size` must be a multiple of "
+            f"{shards}, the number "
             f"of data shards, got {size}"
         )
     return {**divided, "batch_size": size // shards}
@@ -195,21 +238,26 @@ def _build_dataset(cfg: Any) -> Any:
         cfg = as_config(cfg)
         return DATASETS.build(cfg) if is_mapping(cfg) else cfg
     dataset = function()
-    return dataset if is_map_style(dataset) else function  # which is called for each pass over the stream
+    # which is called for each pass over the stream
+    return dataset if is_map_style(dataset) else function
 
 
-def _build_stream(arguments: dict[str, Any], train: bool, process_index: int, process_count: int) -> IterableLoader:
+def _build_stream(
+    arguments: dict[str, Any], train: bool, process_index: int, process_count: int
+) -> IterableLoader:
     """Return the loader for a dataset without access by index."""
     name = type(arguments["dataset"]).__name__
     for key in ("sampler", "num_workers", "num_threads", "prefetch_factor"):
         if arguments.pop(key, None):
             raise ConfigError(
-                f"`{key}` must not be given for {name}, which has no access by index and is read in its own order; set "
+                f"`{key}` must not be given for {name}, which has no access by index and is read "
+                "in its own order; set "
                 "it in the other library"
             )
     if arguments.pop("drop_last") is not train:
         raise ConfigError(
-            f"`drop_last` must be {train} for {name}, which has no access by index: a smaller last batch is dropped in "
+            f"`drop_last` must be {train} for {name}, which has no access by index: a smaller "
+            "last batch is dropped in "
             "training and padded in evaluation"
         )
     _require_batch_size(arguments)
@@ -227,14 +275,20 @@ def _build_sampler(cfg: Any, dataset: Samples, defaults: dict[str, Any]) -> Any:
         with config_path("type"):
             kind = DATA_SAMPLERS.get(kind)
     parameters = inspect.signature(kind).parameters if callable(kind) else {}
-    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())  # and forwards them
+    # and forwards them
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     names = [key for key in defaults if takes_all or key in parameters]
-    extra = {key: defaults[key] for key in names if cfg.get(key) is None}  # a seed in the config has precedence
-    return DATA_SAMPLERS.build({**{k: v for k, v in cfg.items() if k not in extra}, "dataset": dataset, **extra})
+    # a seed in the config has precedence
+    extra = {key: defaults[key] for key in names if cfg.get(key) is None}
+    return DATA_SAMPLERS.build(
+        {**{k: v for k, v in cfg.items() if k not in extra}, "dataset": dataset, **extra}
+    )
 
 
 def _check_shard(divided: object, index: int, count: int) -> None:
-    """Raise ConfigError unless a sampler, or a loader of examples, reads exactly this process's share."""
+    """Raise ConfigError unless a sampler, or a loader of examples, reads exactly this process's
+    share.
+    """
     if not isinstance(divided, Sampler | IterableLoader) or (
         isinstance(divided, IterableLoader) and divided.is_batched
     ):
@@ -242,7 +296,9 @@ def _check_shard(divided: object, index: int, count: int) -> None:
     # A sampler that was built for another share gives all processes the same examples, in silence.
     if (divided.process_index, divided.process_count) != (index, count):
         raise ConfigError(
-            f"`process_index` and `process_count` of {type(divided).__name__} must be {index} and {count}, those of "
-            f"this process, got {divided.process_index} and {divided.process_count}; its constructor gets them if it "
+            f"`process_index` and `process_count` of {type(divided).__name__} must be {index} and "
+            f"{count}, those of "
+            f"this process, got {divided.process_index} and {divided.process_count}; its "
+            "constructor gets them if it "
             "takes them, or **kwargs, and must pass them on"
         )

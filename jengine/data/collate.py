@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine import paths
+from jengine.config import paths
+from jengine.config.registry import FUNCTIONS
 from jengine.data.host_entries import Batch, Sample
-from jengine.registry import FUNCTIONS
 
 _TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 
@@ -45,8 +45,8 @@ def default_collate(samples: Sequence[Sample]) -> Batch:
     {'x': array([0.5, 1.5]), 'y': array([0, 1])}
 
     Args:
-      samples: pytrees with equal structure and shapes: arrays, numbers, CPU tensors. A list of numbers in a dict or
-        tuple is an array.
+      samples: pytrees with equal structure and shapes: arrays, numbers, CPU tensors. A list of
+        numbers in a dict or tuple is an array.
 
     Raises:
       ValueError: the samples differ in structure or shape; the message names the leaf.
@@ -66,7 +66,9 @@ def is_numbers(node: object) -> bool:
     """Return whether a node is a list of numbers, or of such lists: an array in plain Python."""
     if type(node) is not list or not node:
         return False
-    return all(isinstance(item, int | float | np.number | np.bool_) or is_numbers(item) for item in node)
+    return all(
+        isinstance(item, int | float | np.number | np.bool_) or is_numbers(item) for item in node
+    )
 
 
 def _is_numbers_in(root: object) -> Callable[[object], bool]:
@@ -82,18 +84,25 @@ def stack_batches(batches: Sequence[Batch]) -> Batch:
             return jnp.stack(leaves)
         first = np.asarray(leaves[0])
         # `np.stack` takes five times as long for many small arrays
-        return np.concatenate(leaves).reshape(len(leaves), *first.shape) if first.ndim else np.stack(leaves)
+        return (
+            np.concatenate(leaves).reshape(len(leaves), *first.shape)
+            if first.ndim
+            else np.stack(leaves)
+        )
 
     return jax.tree.map(stack, *batches)
 
 
 def is_flat(batch: Batch) -> bool:
-    """Return whether a batch is a plain dict of NumPy arrays, which needs no traversal as a pytree."""
+    """Return whether a batch is a plain dict of NumPy arrays, which needs no traversal as a
+    pytree.
+    """
     return type(batch) is dict and set(map(type, batch.values())) <= {np.ndarray}
 
 
 def to_numpy(batch: Batch) -> Batch:
-    """Return a foreign batch or example with NumPy arrays, also for lists of numbers, strings or dates.
+    """Return a foreign batch or example with NumPy arrays, also for lists of numbers, strings or
+    dates.
 
     Raises:
       ValueError: a list of lists with different lengths; the message names the entry.
@@ -105,10 +114,14 @@ def to_numpy(batch: Batch) -> Batch:
         return jax.tree.map(_to_array, batch, is_leaf=is_leaf)
     except ValueError as error:
         for path, leaf in jax.tree_util.tree_leaves_with_path(batch, is_leaf=is_leaf):
-            if type(leaf) is list and len({np.shape(np.asarray(item, object)) for item in leaf}) > 1:
+            if (
+                type(leaf) is list
+                and len({np.shape(np.asarray(item, object)) for item in leaf}) > 1
+            ):
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
                 raise ValueError(
-                    f"lists of numbers must have equal lengths to become an array, got others in the entry {name!r}; "
+                    "lists of numbers must have equal lengths to become an array, got others in "
+                    f"the entry {name!r}; "
                     "pad them, or leave the entry out"
                 ) from error
         raise
@@ -125,18 +138,23 @@ def _to_array(leaf: Any) -> Any:
 def _is_text(node: Any) -> bool:
     """Return whether a node is a list of strings or dates, such as file names."""
     # A NamedTuple is a container.
-    return type(node) in (list, tuple) and bool(node) and all(isinstance(item, _TEXT) for item in node)
+    return (
+        type(node) in (list, tuple) and bool(node) and all(isinstance(item, _TEXT) for item in node)
+    )
 
 
 def count_examples(batch: Batch) -> int:
-    """Return the number of examples in a batch, which all leaves must have as leading axis; ValueError otherwise."""
+    """Return the number of examples in a batch, which all leaves must have as leading axis;
+    ValueError otherwise.
+    """
     # A flat dict, the usual batch, is read without JAX's registry: this runs for each batch.
     leaves = list(batch.values()) if is_flat(batch) else jax.tree.leaves(batch)
     sizes = {leaf.shape[:1] if type(leaf) is np.ndarray else np.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) != 1 or () in sizes:
         shapes = {path: np.shape(leaf) for path, leaf in paths.flatten(batch).items()} or "no array"
         raise ValueError(
-            f"the arrays of a batch or a dataset must share their leading axis, got {shapes}; with batch_axis=None a "
+            f"the arrays of a batch or a dataset must share their leading axis, got {shapes}; "
+            "with batch_axis=None a "
             "dataloader passes on batches of any form"
         )
     return sizes.pop()[0]
@@ -145,7 +163,9 @@ def count_examples(batch: Batch) -> int:
 def pad_examples(batch: Batch, size: int) -> Batch:
     """Repeat the last example until the batch has `size` examples."""
     missing = size - count_examples(batch)
-    return jax.tree.map(lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]), batch)
+    return jax.tree.map(
+        lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]), batch
+    )
 
 
 def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int, str]:
@@ -157,16 +177,32 @@ def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int, str]:
     for index, sample in enumerate(samples):
         if jax.tree.structure(sample) != structure:
             other = jax.tree.structure(sample)
-            return f"samples of a batch must have the same structure, got {structure}, and {other}", index, ""
+            return (
+                f"samples of a batch must have the same structure, got {structure}, and {other}",
+                index,
+                "",
+            )
         for path, leaf in paths.flatten(sample).items():
             if np.shape(leaf) != np.shape(first[path]):
-                shapes = [np.shape(flat[path]) for flat in map(paths.flatten, samples) if path in flat]
+                shapes = [
+                    np.shape(flat[path]) for flat in map(paths.flatten, samples) if path in flat
+                ]
                 # The rarer shape is more likely to be wrong.
-                odd = min((index, 0), key=lambda i: shapes.count(np.shape(paths.flatten(samples[i])[path])))
-                wrong, usual = (np.shape(paths.flatten(samples[i])[path]) for i in (odd, index - odd))
+                odd = min(
+                    (index, 0),
+                    key=lambda i: shapes.count(np.shape(paths.flatten(samples[i])[path])),
+                )
+                wrong, usual = (
+                    np.shape(paths.flatten(samples[i])[path]) for i in (odd, index - odd)
+                )
                 problem = (
-                    f"samples of a batch must have the same shapes, got {path!r} of {usual} in {shapes.count(usual)} "
+                    f"samples of a batch must have the same shapes, got {path!r} of {usual} in "
+                    f"{shapes.count(usual)} "
                     f"of {len(samples)} samples, and of {wrong}"
                 )
-                return problem, odd, "; pad or crop it in the dataset, or set `collate_fn` in the dataloader"
+                return (
+                    problem,
+                    odd,
+                    "; pad or crop it in the dataset, or set `collate_fn` in the dataloader",
+                )
     return "samples of a batch must be arrays of equal shapes, got others", 0, ""

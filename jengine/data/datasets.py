@@ -1,4 +1,6 @@
-"""Datasets: arrays in memory, handwritten digits, windows over a long token sequence, and a small generated text."""
+"""Datasets: arrays in memory, handwritten digits, windows over a long token sequence, and a
+small generated text.
+"""
 
 import operator
 import os
@@ -8,12 +10,12 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from jengine.annotations import Count
+from jengine.config.annotations import Count
+from jengine.config.errors import require_extra
+from jengine.config.registry import DATASETS
 from jengine.data.collate import count_examples, is_flat
 from jengine.data.host_entries import Batch
-from jengine.downloads import local_copy
-from jengine.errors import require_extra
-from jengine.registry import DATASETS
+from jengine.extras.cloud.downloads import local_copy
 
 
 @DATASETS.register_module()
@@ -24,8 +26,8 @@ class ArrayDataset:
     {'label': np.int64(1), 'x': np.float64(2.0)}
 
     Args:
-      arrays: NumPy arrays (or values that convert to them) with equal leading length, usually in a dict or a tuple; a
-        list of arrays counts as a tuple.
+      arrays: NumPy arrays (or values that convert to them) with equal leading length, usually in a
+        dict or a tuple; a list of arrays counts as a tuple.
       metainfo: facts about the dataset for metrics and visualizers, such as the class names.
 
     Raises:
@@ -34,7 +36,9 @@ class ArrayDataset:
 
     def __init__(self, arrays: Batch, metainfo: Mapping[str, Any] | None = None) -> None:
         # a list would be read as samples to collate: in PyTorch, `__getitems__` returns such a list
-        self.arrays = jax.tree.map(np.asarray, tuple(arrays) if isinstance(arrays, list) else arrays)
+        self.arrays = jax.tree.map(
+            np.asarray, tuple(arrays) if isinstance(arrays, list) else arrays
+        )
         self.metainfo = dict(metainfo or {})
         self._size = count_examples(self.arrays)
         self._is_flat = is_flat(self.arrays)
@@ -50,16 +54,19 @@ class ArrayDataset:
             return jax.tree.map(lambda array: array.take(indices, axis=0), self.arrays)
         batch = {}
         for name, array in self.arrays.items():  # as tree.map, at a third of its cost
-            batch[name] = array.take(indices, axis=0)  # copies whole rows, which `array[indices]` does not
+            # copies whole rows, which `array[indices]` does not
+            batch[name] = array.take(indices, axis=0)
         return batch
 
 
 @DATASETS.register_module()
 class Digits(ArrayDataset):
-    """1,797 handwritten digits with 8x8 pixels (the test part of the UCI set), bundled with scikit-learn.
+    """1,797 handwritten digits with 8x8 pixels (the test part of the UCI set), bundled with
+    scikit-learn.
 
-    A fifth (359 images) is held out as 'test', chosen by a fixed permutation and not stratified by class. Samples are
-    `image`: float32[8, 8, 1] (float32[64] when `flat`), 0 to 1, and `label`: int32[].
+    A fifth (359 images) is held out as 'test', chosen by a fixed permutation and not stratified by
+    class. Samples are `image`: float32[8, 8, 1] (float32[64] when `flat`), 0 to 1, and `label`:
+    int32[].
 
     Args:
       split: 'train' (1,438 images) or 'test' (359).
@@ -68,7 +75,8 @@ class Digits(ArrayDataset):
     Raises:
       ValueError: an unknown split. ImportError: scikit-learn is not installed.
 
-    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository, 1998.
+    Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository,
+    1998.
     """
 
     extra = "examples"
@@ -77,8 +85,8 @@ class Digits(ArrayDataset):
         with require_extra("examples", "Digits requires scikit-learn"):
             from sklearn.datasets import load_digits
         images, labels = load_digits(return_X_y=True)
-        # A fixed order, so that the two splits are disjoint in every process and version; `RandomState` is frozen by
-        # NumPy.
+        # A fixed order, so that the two splits are disjoint in every process and version;
+        # `RandomState` is frozen by NumPy.
         order = np.random.RandomState(0).permutation(len(labels))
         held_out = len(labels) // 5
         indices = order[:held_out] if split == "test" else order[held_out:]
@@ -96,19 +104,20 @@ class Digits(ArrayDataset):
 class TokenWindows:
     """Windows over a token sequence, for a language model that predicts each next token.
 
-    Samples are `tokens`: int32[length], and `targets`: int32[length], the same shifted by one. Windows do not overlap,
-    and an incomplete last one is dropped.
+    Samples are `tokens`: int32[length], and `targets`: int32[length], the same shifted by one.
+    Windows do not overlap, and an incomplete last one is dropped.
 
     >>> TokenWindows(np.arange(7), length=3)[1]["targets"]
     array([4, 5, 6], dtype=int32)
 
     Args:
-      tokens: int[N], or the path to such an array in a `.npy` file, from which only the windows are read. A file at a
-        URL (`gs://`, `s3://`, any that fsspec knows) is first copied to a cache directory, see `local_copy`.
+      tokens: int[N], or the path to such an array in a `.npy` file, from which only the windows are
+        read. A file at a URL (`gs://`, `s3://`, any that fsspec knows) is first copied to a cache
+        directory, see `local_copy`.
       length: number of tokens in a window.
-      token_bytes: int[V], how many bytes each token of the vocabulary stands for, as `tokenizer.token_bytes()`
-        returns, or a `.npy` file. With it, samples have `num_bytes`, int32[length], the bytes of each target, which
-        `BitsPerByte` needs.
+      token_bytes: int[V], how many bytes each token of the vocabulary stands for, as
+        `tokenizer.token_bytes()` returns, or a `.npy` file. With it, samples have `num_bytes`,
+        int32[length], the bytes of each target, which `BitsPerByte` needs.
 
     Raises:
       ValueError: tokens that are not one axis of integers, or fewer than a window needs.
@@ -121,11 +130,13 @@ class TokenWindows:
         self.length = length
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
             raise ValueError(
-                f"TokenWindows: `tokens` must be one axis of integers, got {self.tokens.dtype}{self.tokens.shape}"
+                "TokenWindows: `tokens` must be one axis of integers, got "
+                f"{self.tokens.dtype}{self.tokens.shape}"
             )
         if not len(self):
             raise ValueError(
-                f"TokenWindows: `length` must be less than the number of tokens, {self.tokens.size}, got {length}"
+                "TokenWindows: `length` must be less than the number of tokens, "
+                f"{self.tokens.size}, got {length}"
             )
 
     def __len__(self) -> int:
@@ -160,7 +171,8 @@ _SENTENCE = (_ARTICLES, _ADJECTIVES, _NOUNS, _VERBS, _ARTICLES, _ADJECTIVES, _NO
 class Sentences(TokenWindows):
     """Generated English sentences with eight random parts; the tokens are the text's bytes.
 
-    A sentence has `ENTROPY` nats, so no model predicts it with a lower mean loss than `ENTROPY` divided by its bytes.
+    A sentence has `ENTROPY` nats, so no model predicts it with a lower mean loss than `ENTROPY`
+    divided by its bytes.
 
     Args:
       length: number of bytes in a window.
@@ -170,7 +182,9 @@ class Sentences(TokenWindows):
 
     ENTROPY = float(sum(np.log(len(part)) for part in _SENTENCE))
 
-    def __init__(self, length: Count = 64, split: Literal["train", "test"] = "train", sentences: Count = 2000) -> None:
+    def __init__(
+        self, length: Count = 64, split: Literal["train", "test"] = "train", sentences: Count = 2000
+    ) -> None:
         rng = np.random.RandomState(("train", "test").index(split))
         chosen = zip(*(rng.choice(part, sentences) for part in _SENTENCE), strict=True)
         self.text = "".join(f"{' '.join(words)}.\n" for words in chosen)

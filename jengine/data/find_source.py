@@ -1,29 +1,42 @@
-"""Recognition of the user's object: batches, a stream of examples, or a dataset with access by index."""
+"""Recognition of the user's object: batches, a stream of examples, or a dataset with access by
+index.
+"""
 
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.config.errors import ConfigError
 from jengine.data import library_sources as library
 from jengine.data import sources
-from jengine.errors import ConfigError
 
 
 def as_source(data: Any) -> sources.DataSource:
-    """Return the source for an object that yields batches or examples; ConfigError if it does neither."""
+    """Return the source for an object that yields batches or examples; ConfigError if it does
+    neither.
+    """
     if _is_of(data, "datasets") and is_map_style(data):
         raise _not_batches(data)
     if _is_of(data, "tensorflow_datasets"):
-        data = getattr(data, "_ds", data)  # of `tfds.as_numpy`, which has no position, while this has one
-    grain, torch, tensorflow = (sys.modules.get(name) for name in ("grain", "torch.utils.data", "tensorflow"))
+        # of `tfds.as_numpy`, which has no position, while this has one
+        data = getattr(data, "_ds", data)
+    grain, torch, tensorflow = (
+        sys.modules.get(name) for name in ("grain", "torch.utils.data", "tensorflow")
+    )
     has_state_dict = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
-    # The first that fits: a library's own position is exact where the general ones would read and drop. A library that
-    # is not imported cannot have made the object, so none is imported here.
+    # The first that fits: a library's own position is exact where the general ones would read and
+    # drop. A library that is not imported cannot have made the object, so none is imported here.
     kinds: list[tuple[bool, Any]] = [
         (isinstance(data, list | tuple), sources.sequence_source),
         (grain is not None and isinstance(data, grain.MapDataset), library.grain_map_source),
-        (grain is not None and isinstance(data, (grain.IterDataset, grain.DataLoader)), library.grain_source),
-        (tensorflow is not None and isinstance(data, tensorflow.data.Dataset), library.tensorflow_source),
+        (
+            grain is not None and isinstance(data, (grain.IterDataset, grain.DataLoader)),
+            library.grain_source,
+        ),
+        (
+            tensorflow is not None and isinstance(data, tensorflow.data.Dataset),
+            library.tensorflow_source,
+        ),
         (has_state_dict and _is_of(data, "datasets"), library.hugging_face_source),
         (has_state_dict and _is_of(data, "torchdata"), library.torchdata_source),
         (has_state_dict, sources.state_dict_source),
@@ -38,13 +51,16 @@ def as_source(data: Any) -> sources.DataSource:
     if hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
         raise _not_batches(data)
     raise ConfigError(
-        "a dataloader must be a config dict, an iterable of batches, or a function that returns an iterator, got "
+        "a dataloader must be a config dict, an iterable of batches, or a function that returns "
+        "an iterator, got "
         f"{data!r}"
     )
 
 
 def is_stream(data: object) -> bool:
-    """Return whether an object can only be read in its own order: by iterating it, or a function's result."""
+    """Return whether an object can only be read in its own order: by iterating it, or a
+    function's result.
+    """
     if is_map_style(data) or isinstance(data, Mapping):
         return False
     return hasattr(data, "__iter__") or (callable(data) and not hasattr(data, "__getitem__"))
@@ -52,16 +68,20 @@ def is_stream(data: object) -> bool:
 
 def _not_batches(data: object) -> ConfigError:
     return ConfigError(
-        f"a dataloader must be a config dict or an iterable of batches, got the dataset {type(data).__name__}; use "
+        "a dataloader must be a config dict or an iterable of batches, got the dataset "
+        f"{type(data).__name__}; use "
         "dict(dataset=..., batch_size=...)"
     )
 
 
 def is_map_style(data: object) -> bool:
-    """Return whether an object has a length and access by index, so that a sampler can choose batches."""
+    """Return whether an object has a length and access by index, so that a sampler can choose
+    batches.
+    """
     if isinstance(data, Mapping) or not hasattr(data, "__len__"):
         return False
-    # Not imported: whoever passes such a dataset has imported TensorFlow, and others need not wait for it.
+    # Not imported: whoever passes such a dataset has imported TensorFlow, and others need not wait
+    # for it.
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is not None and isinstance(data, tensorflow.data.Dataset):
         return False
@@ -73,14 +93,24 @@ def require_map_style(dataset: object) -> None:
     if not is_map_style(dataset):
         advice = "; wrap its arrays in ArrayDataset" if isinstance(dataset, Mapping) else ""
         kind = type(dataset).__name__
-        raise TypeError(f"`dataset` must have __len__ and __getitem__ for 0 to N - 1, got {kind}{advice}")
+        raise TypeError(
+            f"`dataset` must have __len__ and __getitem__ for 0 to N - 1, got {kind}{advice}"
+        )
 
 
 def set_epoch(data: object, epoch: int) -> None:
-    """Pass the epoch to the first `set_epoch` in the data, the sampler, the batch sampler's sampler, and that."""
-    # Where PyTorch, its samplers and users' loaders have the method: the first owner that has it shuffles.
+    """Pass the epoch to the first `set_epoch` in the data, the sampler, the batch sampler's
+    sampler, and that.
+    """
+    # Where PyTorch, its samplers and users' loaders have the method: the first owner that has it
+    # shuffles.
     batch_sampler = getattr(data, "batch_sampler", None)
-    owners = [data, getattr(data, "sampler", None), getattr(batch_sampler, "sampler", None), batch_sampler]
+    owners = [
+        data,
+        getattr(data, "sampler", None),
+        getattr(batch_sampler, "sampler", None),
+        batch_sampler,
+    ]
     for owner in owners:
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(epoch)

@@ -1,4 +1,6 @@
-"""Separation between arrays, which go to the device, and what stays on the host: names, ids, dates, objects."""
+"""Separation between arrays, which go to the device, and what stays on the host: names, ids,
+dates, objects.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -6,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine import paths
+from jengine.config import paths
 
 Batch = Any  # a pytree with arrays, which go to the device, and host entries
 Sample = Any  # likewise, of one example
@@ -19,13 +21,16 @@ def is_array(leaf: object) -> bool:
     """Return whether a leaf can be stored on a device: a numeric or boolean array, or a number."""
     if isinstance(leaf, np.ndarray | np.generic):
         return leaf.dtype.kind not in HOST_KINDS
-    return isinstance(leaf, jax.Array | bool | int | float | complex) or hasattr(leaf, "__jax_array__")
+    return isinstance(leaf, jax.Array | bool | int | float | complex) or hasattr(
+        leaf, "__jax_array__"
+    )
 
 
 def select_arrays(batch: Batch) -> Batch:
     """Return a batch without host entries; the batch itself if it has none.
 
-    Entries in dicts are left out. Entries in tuples and lists become None, so that the other positions stay.
+    Entries in dicts are left out. Entries in tuples and lists become None, so that the other
+    positions stay.
 
     >>> select_arrays({"x": np.zeros(2), "file": np.array(["a", "b"])})
     {'x': array([0., 0.])}
@@ -46,22 +51,31 @@ def select_arrays(batch: Batch) -> Batch:
 
 
 def put_arrays(batch: Batch, put: Callable[[Batch], Batch]) -> Batch:
-    """Send the arrays in a batch to the device, with one call to `put`; host entries stay where they are."""
+    """Send the arrays in a batch to the device, with one call to `put`; host entries stay where
+    they are.
+    """
     arrays = select_arrays(batch)
-    return put(batch) if arrays is batch else _merge(batch, put(arrays))  # one transfer for all arrays
+    # one transfer for all arrays
+    return put(batch) if arrays is batch else _merge(batch, put(arrays))
 
 
 def list_host_entries(batch: Batch) -> dict[str, str]:
     """Return the host entries by dotted path, each with a dtype or type."""
     leaves = paths.flatten(batch).items()
-    return {path: str(getattr(leaf, "dtype", type(leaf).__name__)) for path, leaf in leaves if not is_array(leaf)}
+    return {
+        path: str(getattr(leaf, "dtype", type(leaf).__name__))
+        for path, leaf in leaves
+        if not is_array(leaf)
+    }
 
 
 def _prune(node: Batch) -> Batch:
     if isinstance(node, Mapping):
         pruned = {key: _prune(value) for key, value in node.items()}
         # A None of the user's own is part of the structure and stays.
-        return {key: value for key, value in pruned.items() if value is not None or node[key] is None}
+        return {
+            key: value for key, value in pruned.items() if value is not None or node[key] is None
+        }
     if jax.tree_util.all_leaves([node]):
         return node if is_array(node) else None
     return jax.tree.map(_prune, node, is_leaf=lambda child: child is not node)
@@ -70,7 +84,10 @@ def _prune(node: Batch) -> Batch:
 def _merge(batch: Batch, arrays: Batch) -> Batch:
     """Return `batch` with the leaves from `arrays`, and its own where `arrays` has none."""
     if isinstance(batch, Mapping):  # `jax.tree.map` would sort the keys
-        return {key: _merge(value, arrays[key]) if key in arrays else value for key, value in batch.items()}
+        return {
+            key: _merge(value, arrays[key]) if key in arrays else value
+            for key, value in batch.items()
+        }
     if arrays is None or jax.tree_util.all_leaves([batch]):
         return batch if arrays is None else arrays
     return jax.tree.map(_merge, batch, arrays, is_leaf=lambda child: child is not batch)

@@ -1,4 +1,6 @@
-"""Loader for other libraries' data, with the interface of `DataLoader`: batches, or examples to batch."""
+"""Loader for other libraries' data, with the interface of `DataLoader`: batches, or examples to
+batch.
+"""
 
 import copy
 import itertools
@@ -11,6 +13,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
+from jengine.config.errors import ConfigError
 from jengine.data.batch_check import BatchRules, batch_settings
 from jengine.data.collate import count_examples, default_collate, pad_examples, to_numpy
 from jengine.data.find_source import as_source, set_epoch
@@ -18,14 +21,14 @@ from jengine.data.host_entries import Batch, Sample, select_arrays
 from jengine.data.masking import with_mask
 from jengine.data.sources import Pass
 from jengine.data.step_values import StepValues
-from jengine.errors import ConfigError
 
 State = dict[str, Any]
 _END = object()
 
 
 def divide_rows(batch: Batch, length: int) -> Batch:
-    """Return a batch whose rows, array[B, N, ...], are divided into rows with `length` entries, [B * N / length, ...].
+    """Return a batch whose rows, array[B, N, ...], are divided into rows with `length` entries, [B
+    * N / length, ...].
 
     >>> divide_rows({"tokens": np.arange(8).reshape(2, 4)}, 2)["tokens"].tolist()
     [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -36,7 +39,10 @@ def divide_rows(batch: Batch, length: int) -> Batch:
 
     def divide(leaf: np.ndarray) -> np.ndarray:
         if np.ndim(leaf) < 2 or leaf.shape[1] % length:
-            raise ConfigError(f"`example_length` must divide the rows of each array, got {length} for {np.shape(leaf)}")
+            raise ConfigError(
+                f"`example_length` must divide the rows of each array, got {length} for "
+                f"{np.shape(leaf)}"
+            )
         return leaf.reshape(-1, length, *leaf.shape[2:])
 
     return jax.tree.map(divide, batch)
@@ -45,9 +51,10 @@ def divide_rows(batch: Batch, length: int) -> Batch:
 class IterableLoader:
     """Loader for data that are iterated: streams, loaders and datasets from other libraries.
 
-    Foreign arrays become NumPy arrays, lists of strings NumPy arrays of strings. The data may be a grain `DataLoader`,
-    `MapDataset` or `IterDataset`, a PyTorch `DataLoader`, a `tf.data.Dataset` or `tfds.as_numpy` of it, a stream from
-    Hugging Face `datasets`, a list of batches, a generator function, or any other iterable.
+    Foreign arrays become NumPy arrays, lists of strings NumPy arrays of strings. The data may be a
+    grain `DataLoader`, `MapDataset` or `IterDataset`, a PyTorch `DataLoader`, a `tf.data.Dataset`
+    or `tfds.as_numpy` of it, a stream from Hugging Face `datasets`, a list of batches, a generator
+    function, or any other iterable.
 
     >>> loader = IterableLoader(({"x": i} for i in range(5)), train=True, batch_size=2)
     >>> [batch["x"].tolist() for batch in loader]
@@ -55,19 +62,21 @@ class IterableLoader:
 
     Args:
       iterable: yields batches; examples if `batch_size` is given.
-      train: whether a smaller last batch is dropped. When False it is padded, and every batch gets `mask`: bool[B],
-        True for a real example.
+      train: whether a smaller last batch is dropped. When False it is padded, and every batch gets
+        `mask`: bool[B], True for a real example.
       batch_size: number of examples to stack to a batch; None if `iterable` yields batches.
       collate_fn: list of examples -> batch; None stacks them.
       num_batch_per_epoch: maximum number of batches in a pass.
-      device_prefetch: batches that a loop sends to the device ahead of the current one; None for the iterable's
-        attribute with that name, or 2.
+      device_prefetch: batches that a loop sends to the device ahead of the current one; None for
+        the iterable's attribute with that name, or 2.
       batch_axis, batch_rules: see `DataLoader`; by default those that `iterable` has as attributes.
-      process_index, process_count: this process and how many share the examples; with P processes, p reads the p-th,
-        (p + P)-th ... example. Batches are not divided: each process should yield its own.
+      process_index, process_count: this process and how many share the examples; with P processes,
+        p reads the p-th, (p + P)-th ... example. Batches are not divided: each process should yield
+        its own.
 
     Attributes:
-      source: how the data are read, and whether their position can be saved; `kind`, `resume` and `advice` are from it.
+      source: how the data are read, and whether their position can be saved; `kind`, `resume` and
+        `advice` are from it.
       is_batched: whether `iterable` yields batches.
 
     Raises:
@@ -75,7 +84,8 @@ class IterableLoader:
     """
 
     has_random_access = False  # each process reads its own share
-    batch_sizes: StepValues | None = None  # for numbers that follow the iteration, see `DataLoader.follow`
+    # for numbers that follow the iteration, see `DataLoader.follow`
+    batch_sizes: StepValues | None = None
     example_lengths: StepValues | None = None
     example_length: int | None = None
 
@@ -93,48 +103,64 @@ class IterableLoader:
         batch_rules: BatchRules | None = None,
     ) -> None:
         if batch_axis == 0:
-            batch_axis, batch_rules = getattr(iterable, "batch_axis", 0), getattr(iterable, "batch_rules", batch_rules)
+            batch_axis = getattr(iterable, "batch_axis", 0)
+            batch_rules = getattr(iterable, "batch_rules", batch_rules)
         self.batch_axis, self.batch_rules = batch_settings(batch_axis, batch_rules)
         if collate_fn is not None and not batch_size:
-            raise ConfigError("`collate_fn` must be given with `batch_size`: an iterable without it yields batches")
-        self.iterable, self.train, self.is_batched = iterable, train, not batch_size
+            raise ConfigError(
+                "`collate_fn` must be given with `batch_size`: an iterable without it yields "
+                "batches"
+            )
+        self.iterable = iterable
+        self.train = train
+        self.is_batched = not batch_size
         self.dataset = getattr(iterable, "dataset", iterable)
         self.sampler = getattr(iterable, "sampler", None)
         source = as_source(iterable)
-        self.device_prefetch = getattr(iterable, "device_prefetch", 2) if device_prefetch is None else device_prefetch
+        self.device_prefetch = (
+            getattr(iterable, "device_prefetch", 2) if device_prefetch is None else device_prefetch
+        )
         if type(self.device_prefetch) is not int or self.device_prefetch < 0:
             raise ConfigError(
-                f"`device_prefetch` must be an integer of at least 0, got {self.device_prefetch!r} of {source.kind}"
+                "`device_prefetch` must be an integer of at least 0, got "
+                f"{self.device_prefetch!r} of {source.kind}"
             )
-        self.process_index, self.process_count = process_index, process_count
+        self.process_index = process_index
+        self.process_count = process_count
         # A library that can divide its data reads the other processes' examples not at all.
         is_divided = train and process_count > 1 and batch_size and self.batch_axis == 0
         sharded = source.shard(process_index, process_count) if is_divided else None
         self.source = source = sharded or source
-        self.kind, self.advice, self.resume = source.kind, source.advice, source.resume
+        self.kind = source.kind
+        self.advice = source.advice
+        self.resume = source.resume
         reads_all = sharded is not None or self.is_batched or self.batch_axis is None
         self._share = (0, 1) if reads_all else (process_index, process_count)
-        self._elements = (batch_size or 1) * self._share[1]  # that the source yields for a whole batch
+        # that the source yields for a whole batch
+        self._elements = (batch_size or 1) * self._share[1]
         self._collate = collate_fn or default_collate
         self._total = source.length
         if source.length is not None and batch_size:
-            # Training drops a smaller last batch, which would compile a second program; an evaluation pads it and
-            # counts all.
+            # Training drops a smaller last batch, which would compile a second program; an
+            # evaluation pads it and counts all.
             self._total = self._count_batches(source.length)
         self._limit = num_batch_per_epoch
         is_known = batch_size or self.batch_axis is None
-        self._last_smaller = False if is_known else _last_is_smaller(iterable, self._total)  # None: not yet known
+        # None: not yet known
+        self._last_smaller = False if is_known else _last_is_smaller(iterable, self._total)
         if self._last_smaller and train:
             self._drop_last()
         if self.length is not None and self.length < 1:
             raise ValueError("the data must have at least one whole batch; reduce the batch size")
         # Examples in the first batch; a batch that is passed on as it is counts as one
         self._size: int | None = 1 if self.batch_axis is None and not batch_size else batch_size
-        # Two positions: `state_dict` is asked for between two batches, when the next pass may already be set.
+        # Two positions: `state_dict` is asked for between two batches, when the next pass may
+        # already be set.
         self._next: State = _start_of(0)  # where the next iteration starts
         self._current = self._next  # after the last batch that was yielded
         self._end_state: Any = None  # of the source, if its last pass has ended
-        self._opened: tuple[int, Pass, tuple[Any, int | None]] | None = None  # pass, its iterator, and its first batch
+        # pass, its iterator, and its first batch
+        self._opened: tuple[int, Pass, tuple[Any, int | None]] | None = None
 
     @property
     def metainfo(self) -> Any:
@@ -143,7 +169,9 @@ class IterableLoader:
 
     @property
     def batch_size(self) -> int | None:
-        """The examples per batch; None if the loader does not have the number and no batch has been read."""
+        """The examples per batch; None if the loader does not have the number and no batch has
+        been read.
+        """
         if self.batch_axis is None and self.is_batched:
             return None
         size = getattr(self.iterable, "batch_size", None)
@@ -173,48 +201,72 @@ class IterableLoader:
         return self._next["epoch"]
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Start the next iteration at batch `start` in pass `epoch`; the batches before are read and dropped."""
+        """Start the next iteration at batch `start` in pass `epoch`; the batches before are read
+        and dropped.
+        """
         if start < 0 or (self.length is not None and start > self.length):
-            raise ValueError(f"start must be a position in the epoch, 0 to {self.length}, got {start}")
+            raise ValueError(
+                f"start must be a position in the epoch, 0 to {self.length}, got {start}"
+            )
         # Before the iterator is made: samplers read the epoch when they are iterated, not later.
         set_epoch(self.source.data, epoch)
-        self._next = self._current = {**_start_of(epoch), "position": start, "examples": start * (self._size or 0)}
+        self._next = self._current = {
+            **_start_of(epoch),
+            "position": start,
+            "examples": start * (self._size or 0),
+        }
 
     def state_dict(self) -> State:
         """Return the position after the last batch that was yielded.
 
         Returns:
-          `epoch`: the pass. `position` and `examples`: the batches and this process's examples that were yielded in it.
-          For data with a state also `batch_size`; `state`; and `skip`, the elements that were read after it.
+          `epoch`: the pass. `position` and `examples`: the batches and this process's examples that
+            were yielded in it.
+          For data with a state also `batch_size`; `state`; and `skip`, the elements that were read
+          after it.
         """
         return self._current
 
     def load_state_dict(self, state: State) -> None:
-        """Continue at the position from `state_dict`, at the same example if the batch size has changed.
+        """Continue at the position from `state_dict`, at the same example if the batch size has
+        changed.
 
-        If the data yield batches, and the example is not the first in one, continue with the batch that it is in.
+        If the data yield batches, and the example is not the first in one, continue with the batch
+        that it is in.
         """
-        state, size = dict(state), self.batch_size
+        state = dict(state)
+        size = self.batch_size
         set_epoch(self.source.data, state["epoch"])
         if self.is_batched and size and state.get("batch_size", size) != size:
-            # The batch that holds the example must be searched from the start of the pass: batches of another size have
-            # other limits.
-            initial = {"state": state["state"]} if self.source.snapshot_interval is None else {}  # that of the pass
-            state = {**_start_of(state["epoch"]), "position": -1, "examples": state["examples"], **initial}
+            # The batch that holds the example must be searched from the start of the pass: batches
+            # of another size have other limits. that of the pass
+            initial = {"state": state["state"]} if self.source.snapshot_interval is None else {}
+            state = {
+                **_start_of(state["epoch"]),
+                "position": -1,
+                "examples": state["examples"],
+                **initial,
+            }
         if size and state["examples"] != state["position"] * size:
-            # The examples decide, as they are what the run has seen; positions count batches of the size at that time.
+            # The examples decide, as they are what the run has seen; positions count batches of the
+            # size at that time.
             state["position"] = state["examples"] // size
             state["examples"] = state["position"] * size if self.is_batched else state["examples"]
         self._next = self._current = state
 
     def copy_at_epoch(self, epoch: int) -> "IterableLoader":
-        """Return a loader for the same batches at the start of `epoch`; ValueError if the data allow only one pass."""
-        source, keeps_workers = self.source, getattr(self.iterable, "persistent_workers", False)
-        # With persistent workers a second iterator of PyTorch's loader takes over the processes of the first.
+        """Return a loader for the same batches at the start of `epoch`; ValueError if the data
+        allow only one pass.
+        """
+        source = self.source
+        keeps_workers = getattr(self.iterable, "persistent_workers", False)
+        # With persistent workers a second iterator of PyTorch's loader takes over the processes of
+        # the first.
         if source.is_single or keeps_workers:
             advice = source.advice or "use data without a state of their own"
             raise ValueError(
-                f"{self.kind} must allow a second pass during the current one, got one that allows only one pass at a "
+                f"{self.kind} must allow a second pass during the current one, got one that "
+                "allows only one pass at a "
                 f"time; {'remove persistent_workers=True' if keeps_workers else advice}"
             )
         other = copy.copy(self)  # which shares the user's object, unless its library can copy it
@@ -224,18 +276,25 @@ class IterableLoader:
         return other
 
     def example(self) -> Batch:
-        """Return the first batch of the next pass, which yields it again; ValueError if there is none."""
+        """Return the first batch of the next pass, which yields it again; ValueError if there is
+        none.
+        """
         if self._opened is None:
-            # Kept open for the pass that follows: opening starts workers, and some sources can be read only once.
+            # Kept open for the pass that follows: opening starts workers, and some sources can be
+            # read only once.
             reading = self.source.open(self.epoch, 0, None)
             try:
                 self._opened = (self.epoch, reading, self._read(reading.iterator))
             except StopIteration:
-                raise ValueError(f"{self.source.kind} must yield at least one batch, got none") from None
+                raise ValueError(
+                    f"{self.source.kind} must yield at least one batch, got none"
+                ) from None
         batch, num_real = self._opened[2]
         count, size = self._measure(batch, num_real)
         batch = batch if self.example_length is None else divide_rows(batch, self.example_length)
-        return batch if self.train or self.batch_axis is None else self._add_mask(batch, count, size)
+        return (
+            batch if self.train or self.batch_axis is None else self._add_mask(batch, count, size)
+        )
 
     def close(self) -> None:
         """End the data's threads and processes, if there are any."""
@@ -252,17 +311,26 @@ class IterableLoader:
         A row of a longer length is divided into rows of the current one: a batch keeps its tokens.
         """
         if self.is_batched or self.batch_axis is None:
-            raise ConfigError(f"must yield examples for a `batch_size` or a length that changes, got {self.kind}")
-        self.batch_sizes, self.example_lengths = batch_sizes, example_lengths
+            raise ConfigError(
+                f"must yield examples for a `batch_size` or a length that changes, got {self.kind}"
+            )
+        self.batch_sizes = batch_sizes
+        self.example_lengths = example_lengths
         self.set_step(0)
 
     def set_step(self, step: int) -> bool:
         """Use the batch size and the length of iteration `step`, see `DataLoader.set_step`."""
         changed = False
-        if self.example_lengths is not None and (length := self.example_lengths.at(step)) != self.example_length:
-            self.example_length, changed = length, True
+        if (
+            self.example_lengths is not None
+            and (length := self.example_lengths.at(step)) != self.example_length
+        ):
+            self.example_length = length
+            changed = True
         if self.batch_sizes is not None and (size := self.batch_sizes.at(step)) != self._size:
-            self._size, self._elements, changed = size, size * self._share[1], True
+            self._size = size
+            self._elements = size * self._share[1]
+            changed = True
             if self.source.length is not None:
                 self._total = self._count_batches(self.source.length)
         if changed:
@@ -271,22 +339,28 @@ class IterableLoader:
 
     def next_change(self, step: int) -> int | float:
         """Return the next iteration with another batch size or length; `math.inf` for none."""
-        schedules = [values for values in (self.batch_sizes, self.example_lengths) if values is not None]
+        schedules = [
+            values for values in (self.batch_sizes, self.example_lengths) if values is not None
+        ]
         return min((values.next_change(step) for values in schedules), default=math.inf)
 
     def __iter__(self) -> Iterator[Batch]:
         # Taken once: a loop that starts over without `set_epoch` begins at the start of the pass.
-        start, self._next = self._next, _start_of(self._next["epoch"])
+        start = self._next
+        self._next = _start_of(self._next["epoch"])
         self._current = start
         if start["position"] and self._size is None:
             self.example()  # the size of the first batch is that of all
         return self._batches(start)
 
     def _batches(self, start: State) -> Iterator[Batch]:
-        epoch, position, examples = start["epoch"], start["position"], start["examples"]
+        epoch = start["epoch"]
+        position = start["position"]
+        examples = start["examples"]
         skip = start.get("skip", examples * self._share[1] if not self.is_batched else position)
         reading, first = self._open(start, skip)
-        state, interval = start.get("state", reading.initial_state), self.source.snapshot_interval
+        state = start.get("state", reading.initial_state)
+        interval = self.source.snapshot_interval
         try:
             while self.length is None or position < self.length:
                 try:
@@ -302,24 +376,43 @@ class IterableLoader:
                     if self._total is not None:
                         self._drop_last()
                     break
-                position, examples, skip = position + 1, examples + count, skip + self._elements
+                position = position + 1
+                examples = examples + count
+                skip = skip + self._elements
                 if interval is not None and position % interval == 0:
-                    state, skip = self.source.get_state(reading), 0  # a resumed run reads `skip` elements after it
+                    # a resumed run reads `skip` elements after it
+                    state = self.source.get_state(reading)
+                    skip = 0
                 # Set before the yield: a checkpoint within the iteration counts this batch as seen.
                 self._current = {"epoch": epoch, "position": position, "examples": examples}
                 if interval is not None or reading.initial_state is not None:
                     self._current |= {"batch_size": size, "state": state, "skip": skip}
-                if position == self.length:  # before the yield: a loop that takes no more has ended the pass
+                # before the yield: a loop that takes no more has ended the pass
+                if position == self.length:
                     self._end_pass(reading, epoch)
-                batch = batch if self.example_length is None else divide_rows(batch, self.example_length)
-                yield batch if self.train or self.batch_axis is None else self._add_mask(batch, count, size)
-        # Also if the loop stops early or fails: threads and processes of a source would outlive the run.
+                batch = (
+                    batch
+                    if self.example_length is None
+                    else divide_rows(batch, self.example_length)
+                )
+                yield (
+                    batch
+                    if self.train or self.batch_axis is None
+                    else self._add_mask(batch, count, size)
+                )
+        # Also if the loop stops early or fails: threads and processes of a source would outlive the
+        # run.
         finally:
             reading.close()
         # A wrong length would shift every schedule over epochs, so that it is no warning.
-        if self.length is not None and 0 < position < self.length and not self.source.may_be_shorter:
+        if (
+            self.length is not None
+            and 0 < position < self.length
+            and not self.source.may_be_shorter
+        ):
             raise ConfigError(
-                f"{self.source.kind} must yield as many batches as its length, {self.length}, got {position} in pass "
+                f"{self.source.kind} must yield as many batches as its length, {self.length}, got "
+                f"{position} in pass "
                 f"{epoch + 1}; correct its length"
             )
         if position != self.length:
@@ -327,13 +420,17 @@ class IterableLoader:
 
     def _end_pass(self, reading: Pass, epoch: int) -> None:
         self._current, self._end_state = _start_of(epoch + 1), self.source.get_end_state(reading)
-        # A source that goes on where its last pass ended, such as a stream, must be resumed from there.
+        # A source that goes on where its last pass ended, such as a stream, must be resumed from
+        # there.
         if self._end_state is not None:
             self._current |= {"batch_size": self._size, "state": self._end_state, "skip": 0}
 
     def _open(self, start: State, skip: int) -> tuple[Pass, tuple[Any, int | None] | None]:
-        """Open a pass at `start`; return it with its first batch if that has been read as an example."""
-        opened, self._opened = self._opened, None
+        """Open a pass at `start`; return it with its first batch if that has been read as an
+        example.
+        """
+        opened = self._opened
+        self._opened = None
         state = start.get("state")
         if opened is not None:
             is_same = opened[0] == start["epoch"] and start["position"] == start["examples"] == 0
@@ -346,10 +443,13 @@ class IterableLoader:
         return self.source.open(start["epoch"], skip, None if is_next else state), None
 
     def _read(self, iterator: Iterator[Any]) -> tuple[Any, int | None]:
-        """Return a batch, padded by repeating the last example, and the number of real examples; None if unknown."""
+        """Return a batch, padded by repeating the last example, and the number of real examples;
+        None if unknown.
+        """
         if self.is_batched:
             return to_numpy(next(iterator)), None
-        # Each process reads the elements of all and keeps every P-th, so that all end their passes together
+        # Each process reads the elements of all and keeps every P-th, so that all end their passes
+        # together
         elements = list(itertools.islice(iterator, self._elements))
         if not elements:
             raise StopIteration
@@ -358,8 +458,10 @@ class IterableLoader:
         num_real = len(own)
         if self.batch_axis is None:
             return to_numpy(self._collate([to_numpy(example) for example in own])), num_real
-        own = own or elements[-1:]  # at the end of the data, where other processes have an example left
-        # Padding repeats a real example, whose numbers are valid in every model; the mask gives it no weight.
+        # at the end of the data, where other processes have an example left
+        own = own or elements[-1:]
+        # Padding repeats a real example, whose numbers are valid in every model; the mask gives it
+        # no weight.
         own += own[-1:] * (self._elements // count - len(own))
         return self._collate([to_numpy(example) for example in own]), num_real
 
@@ -372,13 +474,18 @@ class IterableLoader:
         return count, self._size
 
     def _check_size(self, reading: Pass, position: int, count: int, size: int) -> None:
-        """Raise ValueError if a batch has another size than the first, unless it is the last and smaller."""
+        """Raise ValueError if a batch has another size than the first, unless it is the last and
+        smaller.
+        """
         is_last = count < size and (
-            position == self._total - 1 if self._total is not None else next(reading.iterator, _END) is _END
+            position == self._total - 1
+            if self._total is not None
+            else next(reading.iterator, _END) is _END
         )
         if not is_last:
             raise ValueError(
-                f"batches must have the same size, got {size} examples in batch 0 and {count} in batch {position}"
+                f"batches must have the same size, got {size} examples in batch 0 and {count} in "
+                f"batch {position}"
             )
 
     def _add_mask(self, batch: Batch, count: int, size: int) -> Batch:
@@ -389,12 +496,14 @@ class IterableLoader:
 
     def _drop_last(self) -> None:
         warnings.warn(
-            f"the last of {self._total} batches is smaller than the others and is dropped: training would have to "
+            f"the last of {self._total} batches is smaller than the others and is dropped: "
+            "training would have to "
             "compile for two sizes; set drop_last=True (drop_remainder=True) in the loader",
             stacklevel=3,
         )
         assert self._total is not None
-        self._total, self._last_smaller = self._total - 1, False
+        self._total = self._total - 1
+        self._last_smaller = False
 
 
 def _start_of(epoch: int) -> State:
@@ -402,15 +511,23 @@ def _start_of(epoch: int) -> State:
 
 
 def _last_is_smaller(iterable: object, total: int | None) -> bool | None:
-    """Return whether the last batch is smaller; None if that is unknown without a pass over the data."""
+    """Return whether the last batch is smaller; None if that is unknown without a pass over the
+    data.
+    """
     if total is None or total < 2:
         return None if total is None else False
     if isinstance(iterable, list | tuple):
         # Two items tell it for a list; for other iterables it would take a pass over the data.
-        first, last = (count_examples(select_arrays(to_numpy(iterable[index]))) for index in (0, -1))
+        first, last = (
+            count_examples(select_arrays(to_numpy(iterable[index]))) for index in (0, -1)
+        )
         return last < first
     size: Any = getattr(iterable, "batch_size", None)
     sampler: Any = getattr(iterable, "sampler", None)
-    if not isinstance(size, int) or not hasattr(iterable, "drop_last") or not hasattr(sampler, "__len__"):
+    if (
+        not isinstance(size, int)
+        or not hasattr(iterable, "drop_last")
+        or not hasattr(sampler, "__len__")
+    ):
         return None
     return not iterable.drop_last and len(sampler) % size != 0

@@ -1,4 +1,6 @@
-"""Sources for grain, PyTorch, Hugging Face and TensorFlow, each of which stores a position differently."""
+"""Sources for grain, PyTorch, Hugging Face and TensorFlow, each of which stores a position
+differently.
+"""
 
 import dataclasses
 import functools
@@ -10,7 +12,15 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jengine.data.batch_prefetcher import parse_flags
-from jengine.data.sources import DataSource, Pass, Resume, SourceState, find_length, skip, state_dict_source
+from jengine.data.sources import (
+    DataSource,
+    Pass,
+    Resume,
+    SourceState,
+    find_length,
+    skip,
+    state_dict_source,
+)
 
 if TYPE_CHECKING:
     import datasets
@@ -27,12 +37,15 @@ def grain_source(data: "grain.IterDataset | grain.DataLoader") -> DataSource:
     """Return the source for a grain `IterDataset` or `DataLoader`, whose iterators have a state."""
     is_loader = type(data).__name__ == "DataLoader"
     kind = "grain.DataLoader" if is_loader else "grain.IterDataset"
-    repeat = "num_epochs=None in the sampler" if is_loader else ".repeat() before .to_iter_dataset()"
+    repeat = (
+        "num_epochs=None in the sampler" if is_loader else ".repeat() before .to_iter_dataset()"
+    )
 
     @functools.cache
     def warn() -> None:
         _LOGGER.warning(
-            f"{kind}: each pass has the order of the first. For another order in each, use {repeat}, and "
+            f"{kind}: each pass has the order of the first. For another order in each, use "
+            f"{repeat}, and "
             "train_cfg.epoch_length in a loop over epochs."
         )
 
@@ -46,11 +59,15 @@ def grain_source(data: "grain.IterDataset | grain.DataLoader") -> DataSource:
         return Pass(skip(iterator, start))
 
     get_state = lambda reading: reading.iterator.get_state()  # noqa: E731
-    return DataSource(data, kind, open_pass, find_length(data), "exact", snapshot_interval=1, get_state=get_state)
+    return DataSource(
+        data, kind, open_pass, find_length(data), "exact", snapshot_interval=1, get_state=get_state
+    )
 
 
 def grain_map_source(data: "grain.MapDataset") -> DataSource:
-    """Return the source for a grain `MapDataset`: pass e is the e-th repetition, shuffled with another seed."""
+    """Return the source for a grain `MapDataset`: pass e is the e-th repetition, shuffled with
+    another seed.
+    """
     length = None if len(data) >= sys.maxsize else len(data)
 
     def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
@@ -84,7 +101,9 @@ def grain_map_source(data: "grain.MapDataset") -> DataSource:
 
 
 def torchdata_source(data: "StatefulDataLoader") -> DataSource:
-    """Return the source for torchdata's `StatefulDataLoader`; the state after a pass determines the next order."""
+    """Return the source for torchdata's `StatefulDataLoader`; the state after a pass determines
+    the next order.
+    """
     source = state_dict_source(data)
 
     def get_end_state(reading: Pass) -> SourceState:
@@ -95,18 +114,26 @@ def torchdata_source(data: "StatefulDataLoader") -> DataSource:
 
 
 def hugging_face_source(data: "datasets.IterableDataset") -> DataSource:
-    """Return the source for a Hugging Face `datasets` stream, whose order is a function of seed and epoch."""
+    """Return the source for a Hugging Face `datasets` stream, whose order is a function of seed
+    and epoch.
+    """
 
-    def shard(index: int, count: int) -> DataSource:  # shards, or examples if the shards do not divide
+    # shards, or examples if the shards do not divide
+    def shard(index: int, count: int) -> DataSource:
         from datasets.distributed import split_dataset_by_node
 
         return hugging_face_source(split_dataset_by_node(data, rank=index, world_size=count))
 
-    source = dataclasses.replace(state_dict_source(data), kind="datasets.IterableDataset", shard=shard)
+    source = dataclasses.replace(
+        state_dict_source(data), kind="datasets.IterableDataset", shard=shard
+    )
     if not _has_shuffle_buffer(data):
         return source
-    # The state lacks the content of shuffle buffers, so the elements before the position are read and dropped.
-    advice = "shuffle the shards alone, .shuffle(seed=..., buffer_size=1), or use a map-style dataset"
+    # The state lacks the content of shuffle buffers, so the elements before the position are read
+    # and dropped.
+    advice = (
+        "shuffle the shards alone, .shuffle(seed=..., buffer_size=1), or use a map-style dataset"
+    )
     return dataclasses.replace(source, resume="replayed", snapshot_interval=None, advice=advice)
 
 
@@ -114,14 +141,16 @@ def torch_source(data: "torch.utils.data.DataLoader") -> DataSource:
     """Return the source for a PyTorch `DataLoader`, whose order may be known."""
     from torch.utils import data as torch_data
 
-    batch_sampler, sampler = data.batch_sampler, None
+    batch_sampler = data.batch_sampler
+    sampler = None
     if not isinstance(data.dataset, torch_data.IterableDataset):
         is_default = batch_sampler is None or type(batch_sampler) is torch_data.BatchSampler
         sampler = data.sampler if is_default else batch_sampler
     generator = getattr(sampler, "generator", None)
     is_ordered = isinstance(sampler, torch_data.SequentialSampler) or hasattr(sampler, "set_epoch")
     advice = (
-        "pass generator=torch.Generator() to the DataLoader, whose order comes from PyTorch's global generator, or use "
+        "pass generator=torch.Generator() to the DataLoader, whose order comes from PyTorch's "
+        "global generator, or use "
         "torchdata's StatefulDataLoader"
     )
     if sampler is None:
@@ -139,11 +168,20 @@ def torch_source(data: "torch.utils.data.DataLoader") -> DataSource:
         return Pass(skip(iter(data), start), initial)
 
     resume: Resume = "replayed" if advice else "exact"
-    return DataSource(data, "torch.DataLoader", open_pass, find_length(data), resume, advice, get_end_state=get_state)
+    return DataSource(
+        data,
+        "torch.DataLoader",
+        open_pass,
+        find_length(data),
+        resume,
+        advice,
+        get_end_state=get_state,
+    )
 
 
 def tensorflow_source(data: "tensorflow.data.Dataset") -> DataSource:
-    """Return the source for a `tf.data.Dataset`; a position is a TensorFlow checkpoint, with shuffle buffers.
+    """Return the source for a `tf.data.Dataset`; a position is a TensorFlow checkpoint, with
+    shuffle buffers.
 
     A dataset with known length is one endless repetition, which shuffles each pass differently.
     """
@@ -191,13 +229,19 @@ def tensorflow_source(data: "tensorflow.data.Dataset") -> DataSource:
 
 def _has_shuffle_buffer(stream: Any) -> bool:
     """Return whether a Hugging Face stream has a shuffle buffer in a step, or unknown steps."""
-    # Private attributes: the library has no question for it, and a buffer makes its own state useless for a resume.
-    # What is unknown counts as one.
+    # Private attributes: the library has no question for it, and a buffer makes its own state
+    # useless for a resume. What is unknown counts as one.
     nodes: list[Any] = [getattr(stream, "_ex_iterable", None)]
     for node in nodes:
-        if node is None or (type(node).__name__.startswith("BufferShuffled") and node.buffer_size > 1):
+        if node is None or (
+            type(node).__name__.startswith("BufferShuffled") and node.buffer_size > 1
+        ):
             return True
-        nodes += [node.ex_iterable] if hasattr(node, "ex_iterable") else getattr(node, "ex_iterables", [])
+        nodes += (
+            [node.ex_iterable]
+            if hasattr(node, "ex_iterable")
+            else getattr(node, "ex_iterables", [])
+        )
     return False
 
 

@@ -1,4 +1,6 @@
-"""Mask for the real examples in a padded batch: an entry `mask` in a dict, or the attribute of a `MaskedTuple`."""
+"""Mask for the real examples in a padded batch: an entry `mask` in a dict, or the attribute of a
+`MaskedTuple`.
+"""
 
 import contextlib
 import contextvars
@@ -12,15 +14,17 @@ import numpy as np
 from jengine.data.host_entries import Batch
 
 MASK = "mask"
-_IS_WHOLE: contextvars.ContextVar[bool] = contextvars.ContextVar("jengine_whole_batches", default=False)
+_IS_WHOLE: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "jengine_whole_batches", default=False
+)
 
 
 @jax.tree_util.register_pytree_with_keys_class
 class MaskedTuple(tuple[Any, ...]):
     """Tuple with a mask: the entries in a batch that is a tuple or list.
 
-    It has the length and items of the tuple without a mask, so `x, y = batch` works for padded batches too. As a pytree
-    it has the leaves in the items and the mask.
+    It has the length and items of the tuple without a mask, so `x, y = batch` works for padded
+    batches too. As a pytree it has the leaves in the items and the mask.
 
     >>> x, y = batch = MaskedTuple((np.zeros(2), np.ones(2)), mask=np.array([True, False]))
     >>> batch.mask
@@ -58,8 +62,8 @@ class MaskedTuple(tuple[Any, ...]):
 
 
 def with_mask(batch: Batch, mask: np.ndarray) -> Batch:
-    """Add a mask for the real examples, bool[B]: as the entry `mask` in a dict; a tuple or list becomes a
-    `MaskedTuple`.
+    """Add a mask for the real examples, bool[B]: as the entry `mask` in a dict; a tuple or list
+    becomes a `MaskedTuple`.
 
     Raises:
       TypeError: the batch has another type. ValueError: it already has an entry with that name.
@@ -68,12 +72,15 @@ def with_mask(batch: Batch, mask: np.ndarray) -> Batch:
         return MaskedTuple(batch, mask)
     if not isinstance(batch, Mapping):
         raise TypeError(
-            f"a batch that may be padded must be a dict, to which {MASK!r} (bool[B], True = a real example) is added, "
-            f"or a tuple or list, got {type(batch).__name__}; return one of these, or use drop_last=True"
+            f"a batch that may be padded must be a dict, to which {MASK!r} (bool[B], True = a "
+            "real example) is added, "
+            f"or a tuple or list, got {type(batch).__name__}; return one of these, or use "
+            "drop_last=True"
         )
     if MASK in batch:
         raise ValueError(
-            f"a batch must not have an entry {MASK!r}, which marks the real examples with drop_last=False; "
+            f"a batch must not have an entry {MASK!r}, which marks the real examples with "
+            "drop_last=False; "
             "rename the entry"
         )
     return {**batch, MASK: mask}  # a new dict: the dataset may own the other one
@@ -81,10 +88,11 @@ def with_mask(batch: Batch, mask: np.ndarray) -> Batch:
 
 @contextlib.contextmanager
 def whole_batches(is_whole: bool = True) -> Iterator[None]:
-    """Take batches in the body as they are (`batch_axis=None`): none has a mask, an entry `mask` is the user's own.
+    """Take batches in the body as they are (`batch_axis=None`): none has a mask, an entry `mask` is
+    the user's own.
 
-    The kind of a batch is not part of it, since it may be any pytree, so it is read while tracing, as the dtype in
-    `autocast` is.
+    The kind of a batch is not part of it, since it may be any pytree, so it is read while tracing,
+    as the dtype in `autocast` is.
     """
     token = _IS_WHOLE.set(is_whole)
     try:
@@ -110,7 +118,9 @@ def are_whole() -> bool:
 
 
 def get_mask(batch: Batch) -> Any:
-    """Return the mask for the real examples, bool[B]; None if the batch has none, as without padding."""
+    """Return the mask for the real examples, bool[B]; None if the batch has none, as without
+    padding.
+    """
     if _IS_WHOLE.get():
         return None
     if isinstance(batch, MaskedTuple):
@@ -122,4 +132,8 @@ def without_mask(batch: Batch) -> Batch:
     """Return the batch as it was before `with_mask`; a list becomes a tuple."""
     if isinstance(batch, MaskedTuple):
         return tuple(batch)
-    return {key: value for key, value in batch.items() if key != MASK} if isinstance(batch, Mapping) else batch
+    return (
+        {key: value for key, value in batch.items() if key != MASK}
+        if isinstance(batch, Mapping)
+        else batch
+    )

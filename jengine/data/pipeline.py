@@ -7,11 +7,11 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from jengine.annotations import ConfigOf
+from jengine.config.annotations import ConfigOf
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import DATASETS, TRANSFORMS
 from jengine.data.host_entries import Sample
 from jengine.data.samplers import random_state
-from jengine.errors import ConfigError, config_path
-from jengine.registry import DATASETS, TRANSFORMS
 
 Transform = Callable[..., Any]  # sample -> sample; it may also take `rng` and `ctx`
 
@@ -20,8 +20,8 @@ class SampleContext(NamedTuple):
     """What a transform may read besides the sample.
 
     Attributes:
-      length: the length that examples should have now (tokens, the side of an image), from the dataloader's
-        `example_length`; None without one.
+      length: the length that examples should have now (tokens, the side of an image), from the
+        dataloader's `example_length`; None without one.
     """
 
     length: int | None = None
@@ -34,9 +34,9 @@ class Pipeline:
     8
 
     Args:
-      transforms: each a function of the sample; if it has the arguments, also of `rng`, an `np.random.RandomState`, and
-        of `ctx`, a `SampleContext`; a config for one that is registered in TRANSFORMS; or a list of those. None for no
-        transforms.
+      transforms: each a function of the sample; if it has the arguments, also of `rng`, an
+        `np.random.RandomState`, and of `ctx`, a `SampleContext`; a config for one that is
+        registered in TRANSFORMS; or a list of those. None for no transforms.
 
     Raises:
       TypeError: a transform that is not a function.
@@ -49,11 +49,16 @@ class Pipeline:
         if transforms is None or callable(transforms) or hasattr(transforms, "items"):
             transforms = [] if transforms is None else [transforms]
         if not isinstance(transforms, Sequence) or isinstance(transforms, str):
-            raise TypeError(f"a pipeline must be a list of transforms, got {type(transforms).__name__}: {transforms!r}")
+            raise TypeError(
+                f"a pipeline must be a list of transforms, got {type(transforms).__name__}: "
+                f"{transforms!r}"
+            )
         self.transforms: list[Transform] = []
         for i, entry in enumerate(transforms):
             with config_path(i):
-                self.transforms.append(build_function(entry, "a transform must be a function of a sample"))
+                self.transforms.append(
+                    build_function(entry, "a transform must be a function of a sample")
+                )
         # Once: signatures are slow to inspect, and this would be for each sample.
         self._takes = [_takes(transform) for transform in self.transforms]
 
@@ -68,12 +73,21 @@ class Pipeline:
         return any("ctx" in names for names in self._takes)
 
     def __call__(
-        self, sample: Sample, rng: np.random.RandomState | None = None, ctx: "SampleContext | None" = None
+        self,
+        sample: Sample,
+        rng: np.random.RandomState | None = None,
+        ctx: "SampleContext | None" = None,
     ) -> Sample:
-        """Return the transformed sample, None once a transform drops it; `rng` is for random transforms."""
+        """Return the transformed sample, None once a transform drops it; `rng` is for random
+        transforms.
+        """
         given = {"rng": rng, "ctx": ctx or SampleContext()}
         for transform, names in zip(self.transforms, self._takes, strict=True):
-            sample = transform(sample, **{name: given[name] for name in names}) if names else transform(sample)
+            sample = (
+                transform(sample, **{name: given[name] for name in names})
+                if names
+                else transform(sample)
+            )
             if sample is None:
                 return None
         return sample
@@ -89,8 +103,9 @@ Compose = Pipeline  # MMEngine's name
 class TransformedDataset:
     """Dataset whose samples are transformed when they are read.
 
-    Random numbers are a function of the seed, the epoch, the sample index and the place among composed datasets (see
-    `fold_in`), so a resumed run reads the same samples, with any number of processes and workers.
+    Random numbers are a function of the seed, the epoch, the sample index and the place among
+    composed datasets (see `fold_in`), so a resumed run reads the same samples, with any number of
+    processes and workers.
 
     Args:
       dataset: the dataset, or its config.
@@ -98,13 +113,19 @@ class TransformedDataset:
       seed: seed for random transforms.
 
     Attributes:
-      pipeline: the `Pipeline`. A replacement takes effect at the next batch that is read, but not in workers and
-        threads that are already running: `close` the loader to end those.
+      pipeline: the `Pipeline`. A replacement takes effect at the next batch that is read, but not
+        in workers and threads that are already running: `close` the loader to end those.
     """
 
-    def __init__(self, dataset: Annotated[Any, ConfigOf(DATASETS)], pipeline: Any = None, seed: int = 0) -> None:
+    def __init__(
+        self, dataset: Annotated[Any, ConfigOf(DATASETS)], pipeline: Any = None, seed: int = 0
+    ) -> None:
         with config_path("dataset"):
-            self.dataset = DATASETS.build(dataset) if isinstance(dataset, str) or hasattr(dataset, "items") else dataset
+            self.dataset = (
+                DATASETS.build(dataset)
+                if isinstance(dataset, str) or hasattr(dataset, "items")
+                else dataset
+            )
         with config_path("pipeline"):
             self.pipeline = Pipeline(pipeline)
         self.metainfo = getattr(self.dataset, "metainfo", {})
@@ -119,7 +140,8 @@ class TransformedDataset:
         if inner is self.dataset and not self.pipeline.is_random:
             return self
         dataset = copy.copy(self)  # this one may be read by other threads
-        dataset.dataset, dataset._epoch = inner, epoch
+        dataset.dataset = inner
+        dataset._epoch = epoch
         return dataset
 
     def fold_in(self, *parts: int) -> "TransformedDataset":
@@ -146,14 +168,16 @@ def at_epoch(dataset: Any, epoch: int) -> Any:
 
 
 def fold_in(dataset: Any, *parts: int) -> Any:
-    """Return a dataset with the random numbers for its place in others; the dataset itself if it draws none.
+    """Return a dataset with the random numbers for its place in others; the dataset itself if it
+    draws none.
 
-    As `jax.random.fold_in` does for keys: samples with the same index in two parts have the same seed and epoch, and
-    must still be augmented differently.
+    As `jax.random.fold_in` does for keys: samples with the same index in two parts have the same
+    seed and epoch, and must still be augmented differently.
 
     Args:
       dataset: the dataset, which may have a method `fold_in(*parts)`.
-      parts: its number among the parts of the dataset around it, after that of the dataset around that one, and so on.
+      parts: its number among the parts of the dataset around it, after that of the dataset around
+        that one, and so on.
     """
     return dataset.fold_in(*parts) if hasattr(dataset, "fold_in") else dataset
 
@@ -166,7 +190,8 @@ def set_length(dataset: Any, length: int) -> None:
     """
     if not _set_length(dataset, length):
         raise ConfigError(
-            "`example_length` must have a transform with the argument `ctx`, which reads `ctx.length`, or a dataset "
+            "`example_length` must have a transform with the argument `ctx`, which reads "
+            "`ctx.length`, or a dataset "
             f"with the method `set_length`, got {type(dataset).__name__} without one"
         )
 
@@ -187,7 +212,9 @@ def _set_length(dataset: Any, length: int) -> bool:
 
 def _takes(transform: Transform) -> tuple[str, ...]:
     try:
-        return tuple(name for name in ("rng", "ctx") if name in inspect.signature(transform).parameters)
+        return tuple(
+            name for name in ("rng", "ctx") if name in inspect.signature(transform).parameters
+        )
     except (TypeError, ValueError):  # some built-ins have no signature
         return ()
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from jengine.annotations import Count, Index
-from jengine.registry import DATA_SAMPLERS
+from jengine.config.annotations import Count, Index
+from jengine.config.registry import DATA_SAMPLERS
 
 
 def random_state(seed: int, *position: int) -> np.random.RandomState:
     """Return the random generator for an epoch, or for a sample in an epoch."""
-    # NumPy guarantees the stream of RandomState, but not that of default_rng: a run resumed with another NumPy
-    # release must have the same order.
+    # NumPy guarantees the stream of RandomState, but not that of default_rng: a run resumed with
+    # another NumPy release must have the same order.
     seeds = np.random.SeedSequence((seed % 2**64, *map(int, position)))
     return np.random.RandomState(np.random.MT19937(seeds))
 
@@ -34,7 +34,8 @@ class Sampler(abc.ABC):
     """
 
     is_endless = False  # whether epochs are sections of one stream of samples
-    _drawn: tuple[tuple[int, int, int], np.ndarray] | None = None  # the last permutation, and what it depends on
+    # the last permutation, and what it depends on
+    _drawn: tuple[tuple[int, int, int], np.ndarray] | None = None
 
     def __init__(
         self,
@@ -49,21 +50,27 @@ class Sampler(abc.ABC):
             raise ValueError("the dataset must have at least one sample, got an empty one")
         if not 0 <= process_index < process_count:
             raise ValueError(f"process_index must be 0 to {process_count - 1}, got {process_index}")
-        # The same seed in all processes: each draws the whole permutation and takes its share, so that shares are
-        # disjoint.
-        self.shuffle, self.seed, self.epoch = shuffle, seed or 0, 0
-        self.process_index, self.process_count = process_index, process_count
+        # The same seed in all processes: each draws the whole permutation and takes its share, so
+        # that shares are disjoint.
+        self.shuffle = shuffle
+        self.seed = seed or 0
+        self.epoch = 0
+        self.process_index = process_index
+        self.process_count = process_count
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch for the next iteration."""
         self.epoch = epoch
 
     def permutation(self, epoch: int) -> np.ndarray:
-        """Return the whole dataset's order in `epoch`, before it is divided over processes: int64[size]."""
+        """Return the whole dataset's order in `epoch`, before it is divided over processes:
+        int64[size].
+        """
         if not self.shuffle:
             return np.arange(self.size)
         key = self.size, self.seed, epoch
-        # The first batch is read several times before the first pass, and millions of examples take a second.
+        # The first batch is read several times before the first pass, and millions of examples take
+        # a second.
         if self._drawn is None or self._drawn[0] != key:
             self._drawn = key, random_state(self.seed, epoch).permutation(self.size)
         return self._drawn[1].copy()
@@ -79,11 +86,15 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def samples_per_epoch(self, drop_last: bool) -> int:
-        """Return the number of samples per epoch, the same on all processes, before division into batches."""
+        """Return the number of samples per epoch, the same on all processes, before division
+        into batches.
+        """
 
     @abc.abstractmethod
     def num_real(self, count: int) -> int:
-        """Return how many of the first `count` indices are not padding, which repeats samples from other processes."""
+        """Return how many of the first `count` indices are not padding, which repeats samples
+        from other processes.
+        """
 
     @abc.abstractmethod
     def indices(self, epoch: int, count: int) -> np.ndarray:
@@ -92,7 +103,8 @@ class Sampler(abc.ABC):
 
 @DATA_SAMPLERS.register_module()
 class DefaultSampler(Sampler):
-    """Sampler that yields every sample once per epoch; with P processes, p reads the p-th, (p + P)-th ... in order.
+    """Sampler that yields every sample once per epoch; with P processes, p reads the p-th, (p +
+    P)-th ... in order.
 
     >>> list(DefaultSampler(5, shuffle=False, process_index=1, process_count=2))
     [1, 3, 0]
@@ -100,8 +112,9 @@ class DefaultSampler(Sampler):
     The other arguments are those of `Sampler`.
 
     Args:
-      round_up: whether the first samples are repeated until all processes have equally many. When False, training drops
-        the remainder. Evaluation is exact either way, since repeated samples are masked.
+      round_up: whether the first samples are repeated until all processes have equally many. When
+        False, training drops the remainder. Evaluation is exact either way, since repeated samples
+        are masked.
     """
 
     def __init__(
@@ -133,7 +146,10 @@ class DefaultSampler(Sampler):
     def indices(self, epoch: int, count: int) -> np.ndarray:
         """Return the shard's first `count` indices in `epoch`: int64[<= count]."""
         order = self.permutation(epoch)
-        if self.round_up and (rounded := -(-self.size // self.process_count) * self.process_count) > self.size:
+        if (
+            self.round_up
+            and (rounded := -(-self.size // self.process_count) * self.process_count) > self.size
+        ):
             order = np.resize(order, rounded)  # repeats the first
         return order[self.process_index :: self.process_count][:count]
 
@@ -146,10 +162,12 @@ class DefaultSampler(Sampler):
 
 @DATA_SAMPLERS.register_module()
 class InfiniteSampler(Sampler):
-    """Sampler that yields one permutation after another without end, for loops that count iterations.
+    """Sampler that yields one permutation after another without end, for loops that count
+    iterations.
 
-    Batches cross the boundaries between permutations, so no sample is dropped. A loader's epoch is a section of this
-    stream; resuming computes the position in it instead of reading up to it. The arguments are those of `Sampler`.
+    Batches cross the boundaries between permutations, so no sample is dropped. A loader's epoch is
+    a section of this stream; resuming computes the position in it instead of reading up to it. The
+    arguments are those of `Sampler`.
     """
 
     is_endless = True
@@ -163,11 +181,16 @@ class InfiniteSampler(Sampler):
         return count
 
     def indices(self, epoch: int, count: int) -> np.ndarray:
-        """Return section number `epoch`, with `count` indices, in this process's stream: int64[count]."""
+        """Return section number `epoch`, with `count` indices, in this process's stream:
+        int64[count].
+        """
         # The k-th index of process p is the (p + k * P)-th of the common stream.
-        positions = self.process_index + self.process_count * np.arange(epoch * count, (epoch + 1) * count)
+        positions = self.process_index + self.process_count * np.arange(
+            epoch * count, (epoch + 1) * count
+        )
         rounds, offsets = np.divmod(positions, self.size)
-        first, last = int(rounds[0]), int(rounds[-1])
+        first = int(rounds[0])
+        last = int(rounds[-1])
         orders = np.stack([self.permutation(k) for k in range(first, last + 1)])
         return orders[rounds - first, offsets]
 
@@ -192,7 +215,10 @@ class IteratedSampler:
 
     def __init__(self, sampler: Any) -> None:
         if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):
-            raise TypeError(f"`sampler` must be an iterable of indices with a length, got {type(sampler).__name__}")
+            raise TypeError(
+                "`sampler` must be an iterable of indices with a length, got "
+                f"{type(sampler).__name__}"
+            )
         self.sampler = sampler
         self.epoch = 0
 

@@ -1,7 +1,8 @@
 """Foreign data in passes, which continue where a checkpoint was written.
 
-A `DataSource` hides how a library stores a position: grain in its iterators, Hugging Face and torchdata in the object
-itself, PyTorch in a generator, TensorFlow in its own checkpoint, most others not at all.
+A `DataSource` hides how a library stores a position: grain in its iterators, Hugging Face and
+torchdata in the object itself, PyTorch in a generator, TensorFlow in its own checkpoint, most
+others not at all.
 """
 
 import copy
@@ -53,19 +54,25 @@ class DataSource:
     Attributes:
       data: the user's object.
       kind: the object's name in messages.
-      open: `(epoch, start, state)` -> pass number `epoch` (which `set_epoch` of the data has received) from element
-        `start` on; with a `state`, from `get_state` or `Pass.initial_state`, `start` counts from there.
+      open: `(epoch, start, state)` -> pass number `epoch` (which `set_epoch` of the data has
+        received) from element `start` on; with a `state`, from `get_state` or `Pass.initial_state`,
+        `start` counts from there.
       length: number of elements in a pass; None if unknown or endless.
-      resume: 'exact' if a resumed run continues with the same elements; 'replayed' if elements are read and dropped, so
-        that this depends on whether the data repeat their order; 'lost' if it continues with what the data yield next.
+      resume: 'exact' if a resumed run continues with the same elements; 'replayed' if elements are
+        read and dropped, so that this depends on whether the data repeat their order; 'lost' if it
+        continues with what the data yield next.
       advice: what makes the position exact, or passes differ; empty if there is nothing to say.
-      snapshot_interval: elements between two calls to `get_state`; None for a pass's initial state only.
+      snapshot_interval: elements between two calls to `get_state`; None for a pass's initial state
+        only.
       may_be_shorter: whether a pass may yield fewer elements than `length`.
       is_single: whether the data allow only one pass at a time.
       get_state: pass -> state after the elements taken so far; None if there is none.
-      get_end_state: pass -> state for the next one, after the last element; None if the epoch determines it.
-      shard: `(index, count)` -> source for every `count`-th element from `index` on; None if the library cannot.
-      copy: returns a source for passes during those in this one, if this one cannot be used for them.
+      get_end_state: pass -> state for the next one, after the last element; None if the epoch
+        determines it.
+      shard: `(index, count)` -> source for every `count`-th element from `index` on; None if the
+        library cannot.
+      copy: returns a source for passes during those in this one, if this one cannot be used for
+        them.
     """
 
     data: Any
@@ -90,13 +97,17 @@ def sequence_source(data: Sequence[Batch]) -> DataSource:
 
 
 def iterable_source(data: Iterable[Batch]) -> DataSource:
-    """Return the source for data that can be iterated repeatedly, without a position: elements are dropped."""
+    """Return the source for data that can be iterated repeatedly, without a position: elements
+    are dropped.
+    """
     open_pass = lambda epoch, start, state: Pass(skip(iter(data), start))  # noqa: E731
     return DataSource(data, type(data).__name__, open_pass, find_length(data))
 
 
 def function_source(data: Callable[[], Iterable[Batch]]) -> DataSource:
-    """Return the source for a function, such as a generator function, that returns the iterator for each pass."""
+    """Return the source for a function, such as a generator function, that returns the iterator
+    for each pass.
+    """
     kind = f"function {getattr(data, '__name__', type(data).__name__)}"
     return DataSource(data, kind, lambda epoch, start, state: Pass(skip(iter(data()), start)))
 
@@ -121,11 +132,15 @@ def iterator_source(data: Any) -> DataSource:
     )
     if not has_state:
         return source
-    return dataclasses.replace(source, resume="exact", snapshot_interval=1, get_state=lambda reading: data.get_state())
+    return dataclasses.replace(
+        source, resume="exact", snapshot_interval=1, get_state=lambda reading: data.get_state()
+    )
 
 
 def state_dict_source(data: Stateful) -> DataSource:
-    """Return the source for an object with `state_dict` and `load_state_dict`, and `set_epoch` if passes differ."""
+    """Return the source for an object with `state_dict` and `load_state_dict`, and `set_epoch`
+    if passes differ.
+    """
 
     def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
         if state is not None:
@@ -140,7 +155,8 @@ def state_dict_source(data: Stateful) -> DataSource:
         "exact",
         snapshot_interval=1,
         is_single=True,  # the state is that of the last pass that was started
-        get_state=lambda reading: copy.deepcopy(data.state_dict()),  # the object changes it with the next batch
+        # the object changes it with the next batch
+        get_state=lambda reading: copy.deepcopy(data.state_dict()),
     )
 
 

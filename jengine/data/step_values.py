@@ -1,4 +1,6 @@
-"""Whole numbers that change at some iterations: batch sizes, accumulation, and the length of examples."""
+"""Whole numbers that change at some iterations: batch sizes, accumulation, and the length of
+examples.
+"""
 
 import bisect
 import dataclasses
@@ -6,9 +8,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from jengine.annotations import Count, is_mapping
-from jengine.errors import ConfigError
-from jengine.registry import check_arguments
+from jengine.config.annotations import Count, is_mapping
+from jengine.config.errors import ConfigError
+from jengine.config.registry import check_arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +25,8 @@ class StepValues:
 
     Args:
       values: the numbers in order, at least 1 each.
-      milestones: the iterations, counted from 0, that are the first with the next number, in ascending order.
+      milestones: the iterations, counted from 0, that are the first with the next number, in
+        ascending order.
 
     Raises:
       ConfigError: the milestones do not ascend, or are not one fewer than the values.
@@ -35,10 +38,13 @@ class StepValues:
     def __post_init__(self) -> None:
         if len(self.values) != len(self.milestones) + 1:
             raise ConfigError(
-                f"`milestones` must be one fewer than `values`, got {len(self.milestones)} and {len(self.values)}"
+                f"`milestones` must be one fewer than `values`, got {len(self.milestones)} and "
+                f"{len(self.values)}"
             )
         if list(self.milestones) != sorted(set(self.milestones)):
-            raise ConfigError(f"`milestones` must be in ascending order, got {list(self.milestones)}")
+            raise ConfigError(
+                f"`milestones` must be in ascending order, got {list(self.milestones)}"
+            )
 
     def at(self, step: int) -> int:
         """Return the number in iteration `step`."""
@@ -50,12 +56,17 @@ class StepValues:
         return self.milestones[index - 1] if index else 0
 
     def next_change(self, step: int) -> int | float:
-        """Return the first iteration after `step` with another number; `math.inf` if there is none."""
+        """Return the first iteration after `step` with another number; `math.inf` if there is
+        none.
+        """
         index = bisect.bisect_right(self.milestones, step)
         return self.milestones[index] if index < len(self.milestones) else math.inf
 
     def __str__(self) -> str:
-        later = (f"{value} from iteration {at}" for value, at in zip(self.values[1:], self.milestones, strict=True))
+        later = (
+            f"{value} from iteration {at}"
+            for value, at in zip(self.values[1:], self.milestones, strict=True)
+        )
         return ", ".join([str(self.values[0]), *later])
 
 
@@ -64,13 +75,18 @@ StepCount: TypeAlias = Count | StepValues | Mapping[str, Any]
 
 def is_step_values(value: Any) -> bool:
     """Return whether a setting is `StepValues`, or a config for them."""
-    return isinstance(value, StepValues) or (is_mapping(value) and value.get("type") in ("StepValues", StepValues))
+    return isinstance(value, StepValues) or (
+        is_mapping(value) and value.get("type") in ("StepValues", StepValues)
+    )
 
 
 def parse_step_values(value: Any) -> StepValues:
     """Return `StepValues` from an object, a config, or one number.
 
-    >>> parse_step_values(dict(type="StepValues", values=[2, 1], milestones=[10])).at(10), parse_step_values(4).at(7)
+    >>> (
+    ...     parse_step_values(dict(type="StepValues", values=[2, 1], milestones=[10])).at(10),
+    ...     parse_step_values(4).at(7),
+    ... )
     (1, 4)
 
     Raises:
@@ -80,7 +96,8 @@ def parse_step_values(value: Any) -> StepValues:
         return value
     if is_mapping(value) and not is_step_values(value):
         raise ConfigError(
-            f"a number that changes must be dict(type='StepValues', values=[...], milestones=[...]), got {dict(value)}"
+            "a number that changes must be dict(type='StepValues', values=[...], "
+            f"milestones=[...]), got {dict(value)}"
         )
     if not is_step_values(value):
         return StepValues([value], [])

@@ -6,28 +6,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.annotations import Count
+from jengine.config.annotations import Count
+from jengine.config.errors import ConfigError
+from jengine.config.registry import METRICS
 from jengine.data.host_entries import Batch
-from jengine.errors import ConfigError
 from jengine.evaluation.metric import PairMetric, Predictions, element_mask
 from jengine.model.labels import explain_axes, require_class_indices
-from jengine.registry import METRICS
-from jengine.selection import Selector, describe_array
+from jengine.model.selection import Selector, describe_array
 
 
 @METRICS.register_module()
 class Accuracy(PairMetric):
-    """Fraction, 0 to 1, of examples whose true class is among the k classes with the highest logits.
+    """Fraction, 0 to 1, of examples whose true class is among the k classes with the highest
+    logits.
 
-    Counts are integers, so the result is exact for any batch size. Equal logits are ranked by class index, as in
-    `argmax`. An example with a NaN logit counts as wrong. A label outside [0, C) that is not `ignore_index` makes the
-    result NaN; in a run it is an error.
+    Counts are integers, so the result is exact for any batch size. Equal logits are ranked by class
+    index, as in `argmax`. An example with a NaN logit counts as wrong. A label outside [0, C) that
+    is not `ignore_index` makes the result NaN; in a run it is an error.
 
     Args:
       topk: one k or several; the results are `accuracy/top1`, `accuracy/top5` ...
       label: name, index or dotted path of the batch entry with the true classes, int[B].
-      prediction: the prediction entry with logits float[B, C], or class indices int[B] for top-1; None if the
-        predictions are an array.
+      prediction: the prediction entry with logits float[B, C], or class indices int[B] for top-1;
+        None if the predictions are an array.
       prefix: prefix for result names, 'accuracy' by default.
       ignore_index: the label that marks examples to leave out; None for no such label.
 
@@ -52,7 +53,9 @@ class Accuracy(PairMetric):
         super().__init__(label, prediction, prefix)
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
         if not self.topk or len(set(self.topk)) < len(self.topk):
-            raise ConfigError(f"`Accuracy.topk` must be one or more distinct integers, got {topk!r}")
+            raise ConfigError(
+                f"`Accuracy.topk` must be one or more distinct integers, got {topk!r}"
+            )
         self.ignore_index = ignore_index
 
     @property
@@ -61,19 +64,30 @@ class Accuracy(PairMetric):
         return tuple(f"top{k}" for k in self.topk)
 
     def init(self) -> dict[str, jax.Array]:
-        """Return the initial counts: `correct` int32[len(topk)], `count` int32[] and `invalid` (labels) int32[]."""
+        """Return the initial counts: `correct` int32[len(topk)], `count` int32[] and `invalid`
+        (labels) int32[].
+        """
         correct = jnp.zeros(len(self.topk), jnp.int32)
-        return {"correct": correct, "count": jnp.zeros((), jnp.int32), "invalid": jnp.zeros((), jnp.int32)}
+        return {
+            "correct": correct,
+            "count": jnp.zeros((), jnp.int32),
+            "invalid": jnp.zeros((), jnp.int32),
+        }
 
-    def update(self, state: dict[str, jax.Array], predictions: Predictions, batch: Batch) -> dict[str, jax.Array]:
-        """Return the counts with a batch added; KeyError for a missing entry, ValueError for other shapes or dtypes."""
+    def update(
+        self, state: dict[str, jax.Array], predictions: Predictions, batch: Batch
+    ) -> dict[str, jax.Array]:
+        """Return the counts with a batch added; KeyError for a missing entry, ValueError for
+        other shapes or dtypes.
+        """
         predictions, labels = self.select(predictions, batch)
         predictions = jnp.asarray(predictions)
         if predictions.ndim == 2:
             require_class_indices(labels, predictions.shape[1], "Accuracy.label", self.ignore_index)
         labels = jnp.asarray(labels)
         rank = self._rank(predictions, labels)
-        mask = element_mask(batch, labels.astype(jnp.int32), self.ignore_index)  # -1 does not fit in a uint8
+        # -1 does not fit in a uint8
+        mask = element_mask(batch, labels.astype(jnp.int32), self.ignore_index)
         is_correct = (rank[:, None] < jnp.asarray(self.topk)) & mask[:, None]
         is_invalid = mask & (labels < 0)
         if predictions.ndim == 2:
@@ -85,17 +99,26 @@ class Accuracy(PairMetric):
         }
 
     def compute(self, state: dict[str, np.ndarray]) -> dict[str, float]:
-        """Return the fraction of correct examples for each k; NaN without examples, and with labels out of range."""
+        """Return the fraction of correct examples for each k; NaN without examples, and with
+        labels out of range.
+        """
         count = 0 if state["invalid"] else int(state["count"])
         pairs = zip(self.names, state["correct"], strict=True)
         return {name: int(correct) / count if count else float("nan") for name, correct in pairs}
 
     def _rank(self, predictions: jax.Array, labels: jax.Array) -> jax.Array:
-        """Return the number of classes ranked above the true one, int32[B]; C if the label or a logit is invalid."""
+        """Return the number of classes ranked above the true one, int32[B]; C if the label or a
+        logit is invalid.
+        """
         has_classes = predictions.ndim == 1 and jnp.issubdtype(predictions.dtype, jnp.integer)
-        if labels.ndim != 1 or predictions.shape[:1] != labels.shape or not (has_classes or predictions.ndim == 2):
+        if (
+            labels.ndim != 1
+            or predictions.shape[:1] != labels.shape
+            or not (has_classes or predictions.ndim == 2)
+        ):
             raise ValueError(
-                "`Accuracy.label` must fit the predictions: logits float[B, C] or class indices int[B], and labels "
+                "`Accuracy.label` must fit the predictions: logits float[B, C] or class indices "
+                "int[B], and labels "
                 f"int[B], got {describe_array(predictions)} and {describe_array(labels)}"
                 f"{explain_axes(predictions.shape, labels.shape)}"
             )
@@ -104,15 +127,24 @@ class Accuracy(PairMetric):
         max_k = max(self.topk)
         if has_classes:
             if max_k > 1:
-                raise ValueError(f"Accuracy: predictions for top-{max_k} must be logits float[B, C], got int[B]")
+                raise ValueError(
+                    f"Accuracy: predictions for top-{max_k} must be logits float[B, C], got int[B]"
+                )
             return (predictions != labels).astype(jnp.int32)  # rank 0 is the top one
         num_classes = predictions.shape[1]
         if max_k > num_classes:
-            raise ValueError(f"Accuracy: `topk` must be at most {num_classes}, the number of classes, got {self.topk}")
+            raise ValueError(
+                f"Accuracy: `topk` must be at most {num_classes}, the number of classes, got "
+                f"{self.topk}"
+            )
         classes = jnp.arange(num_classes)
-        is_label = classes == labels[:, None]  # a mask instead of an index, which would clip invalid labels
+        # a mask instead of an index, which would clip invalid labels
+        is_label = classes == labels[:, None]
         label_logit = jnp.max(jnp.where(is_label, predictions, -jnp.inf), axis=1, keepdims=True)
         # Counting is cheaper than a sort, and `jax.lax.top_k` would not say the rank of the label.
-        is_above = (predictions > label_logit) | ((predictions == label_logit) & (classes < labels[:, None]))
-        is_valid = is_label.any(axis=1) & ~jnp.isnan(predictions).any(axis=1)  # NaN would have rank 0
+        is_above = (predictions > label_logit) | (
+            (predictions == label_logit) & (classes < labels[:, None])
+        )
+        # NaN would have rank 0
+        is_valid = is_label.any(axis=1) & ~jnp.isnan(predictions).any(axis=1)
         return jnp.where(is_valid, is_above.sum(axis=1, dtype=jnp.int32), num_classes)

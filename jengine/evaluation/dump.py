@@ -8,21 +8,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine import paths
+from jengine.config import paths
+from jengine.config.errors import ConfigError
+from jengine.config.registry import METRICS
+from jengine.config.storage import is_url, storage_path, write_bytes
 from jengine.data.host_entries import Batch
-from jengine.errors import ConfigError
 from jengine.evaluation.metric import HostMetric, Predictions
 from jengine.model.model import ArrayTree
-from jengine.registry import METRICS
-from jengine.storage import is_url, storage_path, write_bytes
 
 
 @METRICS.register_module()
 class DumpResults(HostMetric):
-    """Writes the predictions to a file and has no results of its own; `Evaluator.offline_evaluate` reads them.
+    """Writes the predictions to a file and has no results of its own; `Evaluator.offline_evaluate`
+    reads them.
 
-    With several processes the first one writes the predictions of all, in the order of the dataset. Every evaluation
-    replaces the file.
+    With several processes the first one writes the predictions of all, in the order of the dataset.
+    Every evaluation replaces the file.
 
     >>> import tempfile
     >>> path = f"{tempfile.mkdtemp()}/predictions.npz"
@@ -32,14 +33,17 @@ class DumpResults(HostMetric):
     ({}, (3, 10))
 
     Args:
-      out_file_path: file with the ending `.pkl` or `.pickle`, for a list with the prediction for each example; or
-        `.npz`, for arrays by dotted path, `predictions` if there are no names.
+      out_file_path: file with the ending `.pkl` or `.pickle`, for a list with the prediction for
+        each example; or `.npz`, for arrays by dotted path, `predictions` if there are no names.
     """
 
     def __init__(self, out_file_path: str) -> None:
         super().__init__()
         if not out_file_path.endswith((".pkl", ".pickle", ".npz")):
-            raise ConfigError(f"`DumpResults.out_file_path` must end with .pkl, .pickle or .npz, got {out_file_path!r}")
+            raise ConfigError(
+                "`DumpResults.out_file_path` must end with .pkl, .pickle or .npz, got "
+                f"{out_file_path!r}"
+            )
         self.out_file_path = out_file_path
 
     def process(self, data_batch: Batch, data_samples: Predictions) -> None:
@@ -60,10 +64,12 @@ class DumpResults(HostMetric):
 
 
 def write_arrays(path: str | os.PathLike[str], arrays: ArrayTree) -> dict[str, np.ndarray]:
-    """Write a pytree of NumPy arrays as an .npz file, with dotted paths as names, or `predictions` for a single array.
+    """Write a pytree of NumPy arrays as an .npz file, with dotted paths as names, or `predictions`
+    for a single array.
 
     Returns:
-      The arrays by name. A dtype that NumPy does not have, such as bfloat16, could not be read again: it is float32.
+      The arrays by name. A dtype that NumPy does not have, such as bfloat16, could not be read
+        again: it is float32.
     """
     named = {
         name or "predictions": leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf

@@ -9,18 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.annotations import Count
-from jengine.data import select_arrays
+from jengine.config.annotations import Count
+from jengine.config.errors import ConfigError, UnknownNameError, config_path
+from jengine.config.registry import EVALUATOR, METRICS, as_config
 from jengine.data.collate import count_examples
-from jengine.data.host_entries import Batch
+from jengine.data.host_entries import Batch, select_arrays
 from jengine.data.masking import get_mask, without_mask
-from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.evaluation.adapter import MetricAdapter, find_kind, get_class
 from jengine.evaluation.dump import DumpResults
-from jengine.evaluation.metric import BaseMetric, Gather, HostMetric, Predictions, drop_padding, example_mask
-from jengine.logging import current_logger
+from jengine.evaluation.metric import (
+    BaseMetric,
+    Gather,
+    HostMetric,
+    Predictions,
+    drop_padding,
+    example_mask,
+)
+from jengine.logging.console import current_logger
 from jengine.model.labels import find_wrong_labels
-from jengine.registry import EVALUATOR, METRICS, as_config
 
 
 class EvaluatorState(NamedTuple):
@@ -36,14 +42,15 @@ class EvaluatorState(NamedTuple):
 class Evaluator:
     """Evaluation with several metrics together.
 
-    `init` starts an evaluation, the pure `update` is called in the compiled step, and `evaluate` fetches the sums once.
+    `init` starts an evaluation, the pure `update` is called in the compiled step, and `evaluate`
+    fetches the sums once.
 
     Args:
-      metrics: a metric, a metric config, or a list of these. Metrics from `flax.nnx.metrics`, clu and metrax, objects
-        or classes, are wrapped in a `MetricAdapter`.
+      metrics: a metric, a metric config, or a list of these. Metrics from `flax.nnx.metrics`, clu
+        and metrax, objects or classes, are wrapped in a `MetricAdapter`.
 
     Examples:
-      >>> from jengine.evaluation import Accuracy
+      >>> from jengine.evaluation.accuracy import Accuracy
       >>> evaluator = Evaluator(Accuracy())
       >>> batch = {"label": jnp.array([1, 0])}
       >>> state = evaluator.update(evaluator.init(), jnp.array([1, 1]), batch)
@@ -59,21 +66,30 @@ class Evaluator:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all results, with prefix; () if a metric does not know them before the evaluation."""
+        """The names of all results, with prefix; () if a metric does not know them before the
+        evaluation.
+        """
         # `all` below: a list without the names of one metric would look complete.
-        metrics = [metric for metric in self.metrics if not isinstance(metric, DumpResults)]  # which has none
+        # which has none
+        metrics = [metric for metric in self.metrics if not isinstance(metric, DumpResults)]
         if not all(metric.names for metric in metrics):
             return ()
         return tuple(metric.add_prefix(name) for metric in metrics for name in metric.names)
 
     @property
     def host_metrics(self) -> list[HostMetric]:
-        """The metrics that require every batch on the host; without any, `process_host` does nothing."""
-        return [metric for metric in self.metrics if isinstance(metric, HostMetric) and metric.on_host]
+        """The metrics that require every batch on the host; without any, `process_host` does
+        nothing.
+        """
+        return [
+            metric for metric in self.metrics if isinstance(metric, HostMetric) and metric.on_host
+        ]
 
     @property
     def dataset_meta(self) -> Mapping[str, Any]:
-        """The dataset metadata (class names and so on), which every metric has as `dataset_meta`."""
+        """The dataset metadata (class names and so on), which every metric has as
+        `dataset_meta`.
+        """
         return self.metrics[0].dataset_meta
 
     @dataset_meta.setter
@@ -83,7 +99,9 @@ class Evaluator:
             metric.dataset_meta = dict(meta or {})
 
     def init(self) -> EvaluatorState:
-        """Return the initial state, and clear what an interrupted evaluation left in host metrics."""
+        """Return the initial state, and clear what an interrupted evaluation left in host
+        metrics.
+        """
         for metric in self.host_metrics:
             metric.clear()
         return EvaluatorState(
@@ -93,27 +111,36 @@ class Evaluator:
             metrics=tuple(metric.init() for metric in self.metrics),
         )
 
-    def update(self, state: EvaluatorState, predictions: Predictions, batch: Batch) -> EvaluatorState:
+    def update(
+        self, state: EvaluatorState, predictions: Predictions, batch: Batch
+    ) -> EvaluatorState:
         """Return the state with a batch added. Pure.
 
         Args:
           state: the result from `init` or the previous `update`.
           predictions: pytree with arrays, leading axis B.
-          batch: pytree with arrays, leading axis B; examples where the mask is False are padding and do not count.
+          batch: pytree with arrays, leading axis B; examples where the mask is False are padding
+            and do not count.
         """
         pairs = zip(self.metrics, state.metrics, strict=True)
-        metrics = tuple(metric.update(metric_state, predictions, batch) for metric, metric_state in pairs)
+        metrics = tuple(
+            metric.update(metric_state, predictions, batch) for metric, metric_state in pairs
+        )
         mask = example_mask(batch)
         not_numbers = state.not_numbers + (_has_nan(predictions, mask) & mask).sum(dtype=jnp.int32)
-        return EvaluatorState(state.examples + mask.sum(dtype=jnp.int32), state.batches + 1, not_numbers, metrics)
+        return EvaluatorState(
+            state.examples + mask.sum(dtype=jnp.int32), state.batches + 1, not_numbers, metrics
+        )
 
-    def process_host(self, predictions: Predictions, batch: Batch, positions: np.ndarray | None = None) -> None:
+    def process_host(
+        self, predictions: Predictions, batch: Batch, positions: np.ndarray | None = None
+    ) -> None:
         """Pass a batch without padding to the host metrics.
 
         Args:
           predictions, batch: with only this process's examples, and their padding.
-          positions: the positions of the examples in the dataset, int[B], by which `gather` orders the entries of
-            several processes; None keeps the order in which they are processed.
+          positions: the positions of the examples in the dataset, int[B], by which `gather` orders
+            the entries of several processes; None keeps the order in which they are processed.
         """
         if not self.host_metrics:
             return
@@ -129,12 +156,15 @@ class Evaluator:
                 metric.process_placed(batch, predictions, positions.tolist())
 
     def gather(self, gather: Gather) -> None:
-        """Give each host metric the entries of all processes; `evaluate` on one of them then returns the results."""
+        """Give each host metric the entries of all processes; `evaluate` on one of them then
+        returns the results.
+        """
         for metric in self.host_metrics:
             metric.gather(gather)
 
     def check_labels(self, predictions: Predictions, batches: Iterable[Any]) -> None:
-        """Raise ConfigError if labels in `batches`, of NumPy arrays, are not classes, which makes a metric NaN.
+        """Raise ConfigError if labels in `batches`, of NumPy arrays, are not classes, which makes a
+        metric NaN.
 
         `predictions` may be `jax.ShapeDtypeStruct`s with the shapes of the predictions for a batch.
         """
@@ -142,32 +172,39 @@ class Evaluator:
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), predictions)
 
         def update(batch: Batch) -> Any:  # the labels keep their values
-            return jax.eval_shape(lambda state, predictions: self.update(state, predictions, batch), state, shapes)
+            return jax.eval_shape(
+                lambda state, predictions: self.update(state, predictions, batch), state, shapes
+            )
 
         for batch in batches:
             if (message := find_wrong_labels(update, batch)) is not None:
                 raise ConfigError(message)
 
     def evaluate(self, state: EvaluatorState, gather: Gather | None = None) -> dict[str, Any]:
-        """Return the results of all metrics by name, with prefix; warn if predictions are not numbers.
+        """Return the results of all metrics by name, with prefix; warn if predictions are not
+        numbers.
 
         Numbers are Python floats, other values are as the metric returned them.
 
         Args:
           state: the state after the last batch, fetched in a single transfer.
-          gather: concatenates the lists of all processes, for host metrics; None for a single process.
+          gather: concatenates the lists of all processes, for host metrics; None for a single
+            process.
 
         Raises:
           ValueError: there are no examples, or two results have the same name.
         """
-        examples, _, not_numbers, metric_states = jax.device_get(state)  # the only wait for the device
+        # the only wait for the device
+        examples, _, not_numbers, metric_states = jax.device_get(state)
         if examples == 0:
             raise ValueError(
-                "an evaluation must have at least one example, got none; does the dataloader yield any batches?"
+                "an evaluation must have at least one example, got none; does the dataloader "
+                "yield any batches?"
             )
         if not_numbers:
             current_logger().warning(
-                f"The predictions of {not_numbers} of {examples} examples have a NaN, which metrics of classes take "
+                f"The predictions of {not_numbers} of {examples} examples have a NaN, which "
+                "metrics of classes take "
                 "for no class."
             )
         results: list[tuple[str, Any]] = []
@@ -175,15 +212,20 @@ class Evaluator:
         # A host metric has an empty state, and its examples are gathered from all processes here.
         for metric, metric_state in zip(self.metrics, metric_states, strict=True):
             values = metric.collect(gather) if metric in on_host else metric.compute(metric_state)
-            results += [(metric.add_prefix(name), _to_float(value)) for name, value in values.items()]
+            results += [
+                (metric.add_prefix(name), _to_float(value)) for name, value in values.items()
+            ]
         _check_unique([name for name, _ in results])
         return dict(results)
 
-    def offline_evaluate(self, data_samples: Any, data: Any = None, chunk_size: Count = 128) -> dict[str, Any]:
+    def offline_evaluate(
+        self, data_samples: Any, data: Any = None, chunk_size: Count = 128
+    ) -> dict[str, Any]:
         """Return the results for predictions from earlier, such as those that `DumpResults` wrote.
 
         Args:
-          data_samples: the predictions: a list with an entry for each example, or arrays with a leading axis.
+          data_samples: the predictions: a list with an entry for each example, or arrays with a
+            leading axis.
           data: the labels, in either form; None if the predictions contain them.
           chunk_size: examples at a time, which the results do not depend on.
 
@@ -191,19 +233,28 @@ class Evaluator:
           ValueError: labels and predictions differ in number, or there are none.
 
         Examples:
-          >>> from jengine.evaluation import Accuracy
-          >>> Evaluator(Accuracy()).offline_evaluate(np.array([1, 2, 3]), {"label": np.array([1, 2, 0])}, chunk_size=2)
+          >>> from jengine.evaluation.accuracy import Accuracy
+          >>> Evaluator(Accuracy()).offline_evaluate(
+          ...     np.array([1, 2, 3]), {"label": np.array([1, 2, 0])}, chunk_size=2
+          ... )
           {'accuracy/top1': 0.6666666666666666}
         """
         data = data_samples if data is None else data
-        counts = [len(tree) if isinstance(tree, list) else count_examples(tree) for tree in (data_samples, data)]
+        counts = [
+            len(tree) if isinstance(tree, list) else count_examples(tree)
+            for tree in (data_samples, data)
+        ]
         if counts[0] != counts[1]:
-            raise ValueError(f"there must be as many labels as predictions, got {counts[1]} and {counts[0]}")
+            raise ValueError(
+                f"there must be as many labels as predictions, got {counts[1]} and {counts[0]}"
+            )
         # The last chunk may be shorter; compiling twice is simpler than padding here.
-        state, update = self.init(), jax.jit(self.update)
+        state = self.init()
+        update = jax.jit(self.update)
         for start in range(0, counts[0], chunk_size):
             rows = slice(start, start + chunk_size)
-            predictions, batch = _take(data_samples, rows), _take(data, rows)
+            predictions = _take(data_samples, rows)
+            batch = _take(data, rows)
             state = update(state, select_arrays(predictions), select_arrays(batch))
             self.process_host(predictions, batch)
         return self.evaluate(state)
@@ -228,7 +279,8 @@ def get_metric_value(indicator: str, metrics: Mapping[str, Any]) -> Any:
 
 
 def build_evaluator(cfg: Any) -> Evaluator:
-    """Build an evaluator from `dict(metrics=...)` with an optional `type`, or from the argument of `Evaluator`.
+    """Build an evaluator from `dict(metrics=...)` with an optional `type`, or from the argument of
+    `Evaluator`.
 
     Examples:
       >>> build_evaluator(dict(type="Accuracy", topk=(1, 5))).names
@@ -262,7 +314,8 @@ def _build_metric(metric: Any) -> BaseMetric:
     # A class derived from dict has `items` too, but is no config.
     if hasattr(metric, "items") and not isinstance(metric, type):
         kind = get_class(metric.get("type"))
-        if isinstance(kind, type) and hasattr(kind, "merge"):  # clu's classes make their objects from the first batch
+        # clu's classes make their objects from the first batch
+        if isinstance(kind, type) and hasattr(kind, "merge"):
             return METRICS.build({**metric, "type": MetricAdapter, "metric": kind})
         metric = METRICS.build({**metric, "type": kind} if "type" in metric else metric)
     if isinstance(metric, BaseMetric):
@@ -270,7 +323,8 @@ def _build_metric(metric: Any) -> BaseMetric:
     if find_kind(metric) is None:
         kind = type(metric).__name__
         raise TypeError(
-            f"a metric must be a BaseMetric, a metric of flax.nnx, clu or metrax, or a dict with a 'type', got {kind}: "
+            "a metric must be a BaseMetric, a metric of flax.nnx, clu or metrax, or a dict with "
+            f"a 'type', got {kind}: "
             f"{metric!r}"
         )
     return MetricAdapter(metric)
@@ -298,7 +352,8 @@ def _check_unique(names: Sequence[str]) -> None:
     duplicates = sorted(name for name, count in collections.Counter(names).items() if count > 1)
     if duplicates:
         raise ConfigError(
-            f"the results of metrics must have unique names, got {', '.join(map(repr, duplicates))} more than once; "
+            "the results of metrics must have unique names, got "
+            f"{', '.join(map(repr, duplicates))} more than once; "
             "set `prefix`"
         )
 

@@ -1,7 +1,8 @@
-"""Metrics as three functions over a state on the device, or as a collection of examples on the host.
+"""Metrics as three functions over a state on the device, or as a collection of examples on the
+host.
 
-`example_mask`, `element_mask` and `drop_padding` exclude padded examples. `Counts`, `Sum` and `Mean` are states whose
-results do not depend on the batch size.
+`example_mask`, `element_mask` and `drop_padding` exclude padded examples. `Counts`, `Sum` and
+`Mean` are states whose results do not depend on the batch size.
 """
 
 import operator
@@ -12,15 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.construction import recorded
+from jengine.config.construction import recorded
 from jengine.data.host_entries import Batch
 from jengine.data.masking import are_whole, get_mask
 from jengine.model.model import ArrayTree
-from jengine.selection import Selector, select_array
+from jengine.model.selection import Selector, select_array
 
 # Arrays with a leading batch axis, by name or in order, as the model's `predict` returns them
-Predictions: TypeAlias = "jax.Array | np.ndarray | Mapping[str, Predictions] | Sequence[Predictions]"
-Gather = Callable[[list[Any], str], list[Any]]  # (results of a process, metric name) -> results of all processes
+Predictions: TypeAlias = (
+    "jax.Array | np.ndarray | Mapping[str, Predictions] | Sequence[Predictions]"
+)
+# (results of a process, metric name) -> results of all processes
+Gather = Callable[[list[Any], str], list[Any]]
 
 
 class PlacedResult(NamedTuple):
@@ -31,21 +35,26 @@ class PlacedResult(NamedTuple):
 
 
 class BaseMetric:
-    """Metric from sums: `init` creates a state, `update` adds a batch to it, `compute` returns the results.
+    """Metric from sums: `init` creates a state, `update` adds a batch to it, `compute` returns the
+    results.
 
-    `init` and `update` are pure. `update` is compiled into the evaluation step, so the state stays on the device and is
-    transferred to the host once, at the end. It must respect the batch mask, see `example_mask`.
+    `init` and `update` are pure. `update` is compiled into the evaluation step, so the state stays
+    on the device and is transferred to the host once, at the end. It must respect the batch mask,
+    see `example_mask`.
 
     Args:
-      prefix: prefix for result names, `prefix/name`; by default the class attribute `default_prefix`.
+      prefix: prefix for result names, `prefix/name`; by default the class attribute
+        `default_prefix`.
 
     Examples:
       >>> class PositiveRate(BaseMetric):
       ...     def init(self):
       ...         return Mean.zero()
+      ...
       ...     def update(self, state, predictions, batch):
       ...         mask = example_mask(batch)
       ...         return state.add(((predictions > 0) & mask).sum(), mask.sum())
+      ...
       ...     def compute(self, state):
       ...         return {"positive": state.value()}
       >>> metric, batch = PositiveRate(), {"x": jnp.zeros(4)}
@@ -60,7 +69,8 @@ class BaseMetric:
         """Check that a metric on the host, as MMEngine's are, derives from `HostMetric`."""
         if not cls.on_host and {"process", "compute_metrics"} <= set(vars(cls)):
             raise TypeError(
-                f"{cls.__name__} must derive from HostMetric, since it has `process` and `compute_metrics`; one in the "
+                f"{cls.__name__} must derive from HostMetric, since it has `process` and "
+                "`compute_metrics`; one in the "
                 "compiled step has `init`, `update` and `compute`"
             )
         recorded(cls)  # so that the work dir's config has the metrics of a run in Python
@@ -101,14 +111,19 @@ class PairMetric(BaseMetric):
     """
 
     def __init__(
-        self, label: Selector = "label", prediction: Selector | None = None, prefix: str | None = None
+        self,
+        label: Selector = "label",
+        prediction: Selector | None = None,
+        prefix: str | None = None,
     ) -> None:
         super().__init__(prefix)
         self.label = label
         self.prediction = prediction
 
     def select(self, predictions: Predictions, batch: Batch) -> tuple[Any, Any]:
-        """Return the arrays with predictions and labels, as they are; KeyError for a missing entry."""
+        """Return the arrays with predictions and labels, as they are; KeyError for a missing
+        entry.
+        """
         name = type(self).__name__
         return (
             select_array(predictions, self.prediction, f"{name}.prediction", "predictions"),
@@ -117,12 +132,14 @@ class PairMetric(BaseMetric):
 
 
 class HostMetric(BaseMetric):
-    """Metric that is not a sum (a ranking, a matching, a file to write), from examples collected on the host.
+    """Metric that is not a sum (a ranking, a matching, a file to write), from examples collected on
+    the host.
 
-    Every batch is transferred to the host, so you should implement a metric as a sum if possible. As in MMEngine,
-    subclasses append to `self.results` in `process` and compute the results from all entries in `compute_metrics`.
-    With several processes each calls `process` for its own examples, one by one, and process 0 calls `compute_metrics`
-    with the entries of all, in the order of the dataset.
+    Every batch is transferred to the host, so you should implement a metric as a sum if possible.
+    As in MMEngine, subclasses append to `self.results` in `process` and compute the results from
+    all entries in `compute_metrics`. With several processes each calls `process` for its own
+    examples, one by one, and process 0 calls `compute_metrics` with the entries of all, in the
+    order of the dataset.
     """
 
     on_host = True
@@ -130,7 +147,8 @@ class HostMetric(BaseMetric):
     def __init__(self, prefix: str | None = None) -> None:
         super().__init__(prefix)
         self.results: list[Any] = []
-        self._positions: list[int] = []  # of the examples that the results belong to, where they must be ordered
+        # of the examples that the results belong to, where they must be ordered
+        self._positions: list[int] = []
 
     def process(self, data_batch: Batch, data_samples: Predictions) -> None:
         """Append the entries for a batch to `self.results`.
@@ -142,19 +160,27 @@ class HostMetric(BaseMetric):
         raise NotImplementedError
 
     def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
-        """Return the results by name, from the entries appended by all processes, in the order of the dataset."""
+        """Return the results by name, from the entries appended by all processes, in the order
+        of the dataset.
+        """
         raise NotImplementedError
 
-    def process_placed(self, data_batch: Batch, data_samples: Predictions, positions: Sequence[int]) -> None:
-        """Process the examples one by one, such that `gather` can order the entries of all processes.
+    def process_placed(
+        self, data_batch: Batch, data_samples: Predictions, positions: Sequence[int]
+    ) -> None:
+        """Process the examples one by one, such that `gather` can order the entries of all
+        processes.
 
         Args:
           data_batch, data_samples: see `process`.
           positions: the positions of the examples in the dataset, int[B].
         """
         for i, position in enumerate(positions):
-            # A whole batch may become one entry, in which the examples of other processes have no place.
-            self.process(*take_examples((data_batch, data_samples), slice(i, i + 1), len(positions)))
+            # A whole batch may become one entry, in which the examples of other processes have no
+            # place.
+            self.process(
+                *take_examples((data_batch, data_samples), slice(i, i + 1), len(positions))
+            )
             self._positions += [int(position)] * (len(self.results) - len(self._positions))
 
     def init(self) -> Any:
@@ -171,18 +197,24 @@ class HostMetric(BaseMetric):
         self._positions = []
 
     def gather(self, gather: Gather) -> None:
-        """Replace `self.results` by the entries of all processes, ordered if their positions are known."""
+        """Replace `self.results` by the entries of all processes, ordered if their positions are
+        known.
+        """
         own: list[Any] = self.results
         if self._positions:
             own = [PlacedResult(*pair) for pair in zip(self._positions, self.results, strict=True)]
         self.clear()
         gathered = gather(own, type(self).__name__)
         if any(isinstance(value, PlacedResult) for value in gathered):
-            gathered = [value.result for value in sorted(gathered, key=operator.attrgetter("position"))]
+            gathered = [
+                value.result for value in sorted(gathered, key=operator.attrgetter("position"))
+            ]
         self.results = gathered
 
     def collect(self, gather: Gather | None) -> dict[str, Any]:
-        """Return the results since the last call, and clear `self.results`; `gather` is None for a single process."""
+        """Return the results since the last call, and clear `self.results`; `gather` is None for
+        a single process.
+        """
         if gather is not None:
             self.gather(gather)
         # Cleared first: an error must not leave these examples to the next evaluation.
@@ -192,12 +224,14 @@ class HostMetric(BaseMetric):
 
 
 def example_mask(batch: Batch) -> jax.Array:
-    """Return the mask of examples that are not padding, bool[B]: that in the batch (see `get_mask`), or all True.
+    """Return the mask of examples that are not padding, bool[B]: that in the batch (see
+    `get_mask`), or all True.
 
     A batch that is passed on whole (`batch_axis=None`) counts as one example: bool[1].
 
     Raises:
-      ValueError: the mask is not a vector, or the batch has neither a mask nor an array with a batch axis.
+      ValueError: the mask is not a vector, or the batch has neither a mask nor an array with a
+        batch axis.
     """
     if are_whole():
         return jnp.ones(1, bool)
@@ -213,8 +247,12 @@ def example_mask(batch: Batch) -> jax.Array:
 
 
 def element_mask(batch: Batch, labels: jax.Array, ignore_index: int | None = None) -> jax.Array:
-    """Return which labels, real[B, ...], count: those of real examples that are not `ignore_index`, bool[B, ...]."""
-    mask = jnp.broadcast_to(example_mask(batch).reshape(-1, *(1,) * (labels.ndim - 1)), labels.shape)
+    """Return which labels, real[B, ...], count: those of real examples that are not
+    `ignore_index`, bool[B, ...].
+    """
+    mask = jnp.broadcast_to(
+        example_mask(batch).reshape(-1, *(1,) * (labels.ndim - 1)), labels.shape
+    )
     return mask if ignore_index is None else mask & (labels != ignore_index)
 
 
@@ -226,16 +264,22 @@ def predict_class(scores: jax.Array) -> jax.Array:
     >>> predict_class(jnp.array([[0.1, 0.9], [jnp.nan, 0.5]])).tolist()
     [1, 2]
     """
-    return jnp.where(jnp.isnan(scores).any(axis=-1), scores.shape[-1], scores.argmax(axis=-1)).astype(jnp.int32)
+    return jnp.where(
+        jnp.isnan(scores).any(axis=-1), scores.shape[-1], scores.argmax(axis=-1)
+    ).astype(jnp.int32)
 
 
 def drop_padding(tree: ArrayTree, mask: np.ndarray) -> Any:
-    """Return `tree` with only the examples where `mask`, bool[B], is True; leaves without axis B are not changed."""
+    """Return `tree` with only the examples where `mask`, bool[B], is True; leaves without axis B
+    are not changed.
+    """
     return take_examples(tree, mask, len(mask))
 
 
 def take_examples(tree: ArrayTree, rows: np.ndarray | slice, count: int) -> Any:
-    """Return `tree` with only the examples in `rows`; leaves without the axis of `count` examples are not changed."""
+    """Return `tree` with only the examples in `rows`; leaves without the axis of `count`
+    examples are not changed.
+    """
     # Predictions may contain values that are not by example, such as a temperature.
     return jax.tree.map(lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (count,) else leaf, tree)
 
@@ -252,11 +296,14 @@ class Counts(NamedTuple):
         return cls(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
 
     def add(self, index: tuple[jax.Array, ...], is_counted: jax.Array) -> "Counts":
-        """Return the counts with one more at `index`, int[N] for each axis, where `is_counted`, bool[N]. Pure."""
+        """Return the counts with one more at `index`, int[N] for each axis, where `is_counted`,
+        bool[N]. Pure.
+        """
         # A batch has fewer than 2**32 examples, so its own counts cannot wrap.
         added = jnp.zeros_like(self.low).at[index].add(is_counted.astype(jnp.uint32), mode="drop")
         low = self.low + added
-        return Counts(low, self.high + (low < added).astype(jnp.uint32))  # a carry: the low word has wrapped around
+        # a carry: the low word has wrapped around
+        return Counts(low, self.high + (low < added).astype(jnp.uint32))
 
     def value(self) -> np.ndarray:
         """Return the counts as float64[...], on the host."""
@@ -266,8 +313,9 @@ class Counts(NamedTuple):
 class Sum(NamedTuple):
     """Running sum and accumulated rounding error (Neumaier's variant of Kahan summation).
 
-    The error in a plain float32 sum grows with the number of additions, so the result would depend on the batch size.
-    This sum is accurate to float32 precision for any batch size, and exact for integers up to 2**47.
+    The error in a plain float32 sum grows with the number of additions, so the result would depend
+    on the batch size. This sum is accurate to float32 precision for any batch size, and exact for
+    integers up to 2**47.
     """
 
     total: jax.Array  # float32[...]; float64[...] with `jax_enable_x64`
@@ -284,13 +332,15 @@ class Sum(NamedTuple):
         total = self.total + value
         sum_is_larger = jnp.abs(self.total) >= jnp.abs(value)
         larger = jnp.where(sum_is_larger, self.total, value)
-        smaller = jnp.where(sum_is_larger, value, self.total)  # its low bits are those that an addition loses
+        # its low bits are those that an addition loses
+        smaller = jnp.where(sum_is_larger, value, self.total)
         # XLA keeps the order of floating-point operations, so this is not simplified to 0.
         return Sum(total, self.lost + ((larger - total) + smaller))
 
     def value(self) -> Any:
         """Return the sums in double precision, on the host: a float, or float64[...]."""
-        total, lost = np.asarray(self.total, np.float64), np.asarray(self.lost, np.float64)
+        total = np.asarray(self.total, np.float64)
+        lost = np.asarray(self.lost, np.float64)
         value = total + np.where(np.isfinite(total), lost, 0.0)  # inf - inf has made `lost` NaN
         return value if value.ndim else float(value)
 

@@ -1,7 +1,8 @@
 """Validation and test sections in a config: one evaluation, or several by name.
 
-`dict(clean=dict(dataset=...), robust=dict(dataset=...))` and lists of dataloaders give each evaluation a name, which
-the results have as prefix: `robust/accuracy/top1`. A single evaluation has the name ''.
+`dict(clean=dict(dataset=...), robust=dict(dataset=...))` and lists of dataloaders give each
+evaluation a name, which the results have as prefix: `robust/accuracy/top1`. A single evaluation has
+the name ''.
 """
 
 import contextlib
@@ -10,17 +11,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from jengine.annotations import Count, is_mapping, parameters_of
-from jengine.data import DataLoader, IterableLoader
+from jengine.config.annotations import Count, is_mapping, parameters_of
+from jengine.config.errors import ConfigError, closest, config_path, did_you_mean
+from jengine.config.registry import EVALUATOR
+from jengine.config.scores import UnknownDirectionError
 from jengine.data.find_source import is_stream
-from jengine.errors import ConfigError, closest, config_path, did_you_mean
+from jengine.data.iterables import IterableLoader
+from jengine.data.loader import DataLoader
 from jengine.evaluation.evaluator import Evaluator, build_evaluator
-from jengine.registry import EVALUATOR
-from jengine.scores import UnknownDirectionError
 
 _LOADER_ARGUMENTS = frozenset({"type", "global_batch_size", *parameters_of(DataLoader)})
 _NAME = re.compile(r"[\w-]+")  # it becomes a part of file names and tags
-_RESERVED = ("evaluations", "fp16", "epoch_length", "interval", "metrics")  # settings for all, in the same dicts
+# settings for all, in the same dicts
+_RESERVED = ("evaluations", "fp16", "epoch_length", "interval", "metrics")
 _ALMOST = 0.8  # similarity at which a name is a misspelled argument
 
 
@@ -31,8 +34,8 @@ class EvalSettings:
     Attributes:
       fp16: predict in float16.
       epoch_length: number of batches to evaluate on, for a stream that does not end; None for all.
-      interval: epochs or iterations, as the training loop counts, between two validations with this evaluation, which
-        the last one has in any case; None for those of the training loop.
+      interval: epochs or iterations, as the training loop counts, between two validations with this
+        evaluation, which the last one has in any case; None for those of the training loop.
     """
 
     fp16: bool = False
@@ -45,7 +48,11 @@ def split_dataloaders(argument: str, section: Any) -> dict[str, Any]:
 
     A dict with an argument of a dataloader is one dataloader, and so is a list of batches.
 
-    >>> list(split_dataloaders("val_dataloader", dict(clean=dict(dataset=[1]), robust=dict(dataset=[2]))))
+    >>> list(
+    ...     split_dataloaders(
+    ...         "val_dataloader", dict(clean=dict(dataset=[1]), robust=dict(dataset=[2]))
+    ...     )
+    ... )
     ['clean', 'robust']
     >>> list(split_dataloaders("val_dataloader", dict(dataset=[1], batch_size=1)))
     ['']
@@ -54,9 +61,15 @@ def split_dataloaders(argument: str, section: Any) -> dict[str, Any]:
       ConfigError: a mixture of both, or a name that cannot be a part of file names and tags.
     """
     if isinstance(section, list | tuple):
-        loaders = {str(i): loader for i, loader in enumerate(section) if _is_loader(loader) and not _is_batch(loader)}
+        loaders = {
+            str(i): loader
+            for i, loader in enumerate(section)
+            if _is_loader(loader) and not _is_batch(loader)
+        }
         if loaders and len(loaders) < len(section):
-            raise ConfigError(f"`{argument}` must be a list of dataloaders or a list of batches, got a mixture")
+            raise ConfigError(
+                f"`{argument}` must be a list of dataloaders or a list of batches, got a mixture"
+            )
         return loaders or {"": section}
     if not is_mapping(section):
         return {"": section}
@@ -65,17 +78,22 @@ def split_dataloaders(argument: str, section: Any) -> dict[str, Any]:
     named = [name for name in names if _is_loader(section[name])]
     if arguments and named:
         raise ConfigError(
-            f"`{argument}` must be one dataloader or a dict of dataloaders by name, got a mixture: the argument "
+            f"`{argument}` must be one dataloader or a dict of dataloaders by name, got a "
+            "mixture: the argument "
             f"{arguments[0]!r} beside the dataloader {named[0]!r}"
         )
-    # `datset` beside `batch_size` must be reported as an argument, not taken for the name of an evaluation.
+    # `datset` beside `batch_size` must be reported as an argument, not taken for the name of an
+    # evaluation.
     is_misspelled = any(did_you_mean(name, _LOADER_ARGUMENTS, _ALMOST) for name in names)
-    if arguments or not (named or (names and not is_misspelled and all(_has_batches(section[n]) for n in names))):
+    if arguments or not (
+        named or (names and not is_misspelled and all(_has_batches(section[n]) for n in names))
+    ):
         return {"": section}
     for name in names:
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise ConfigError(
-                f"`{argument}` must have names of letters, digits, '_' and '-', and none of {', '.join(_RESERVED)}, "
+                f"`{argument}` must have names of letters, digits, '_' and '-', and none of "
+                f"{', '.join(_RESERVED)}, "
                 f"got {name!r}"
             )
     return {name: section[name] for name in names}
@@ -91,11 +109,15 @@ def _is_batch(value: object) -> bool:
 
 
 def _is_loader(value: object) -> bool:
-    return isinstance(value, DataLoader | IterableLoader) or (is_mapping(value) and "dataset" in value)
+    return isinstance(value, DataLoader | IterableLoader) or (
+        is_mapping(value) and "dataset" in value
+    )
 
 
 def _has_batches(value: object) -> bool:
-    """Return whether a value of a dict is data in batches, which no argument of a dataloader would be."""
+    """Return whether a value of a dict is data in batches, which no argument of a dataloader
+    would be.
+    """
     if isinstance(value, list | tuple):
         return bool(value) and all(is_mapping(batch) for batch in value)
     return isinstance(value, DataLoader | IterableLoader) or is_stream(value)
@@ -111,22 +133,37 @@ def loader_path(mode: str, name: str) -> str:
     return f"{mode}_dataloader{suffix}"
 
 
-def list_dataloaders(cfg: Mapping[str, Any], modes: Sequence[str] = ("train", "val", "test")) -> dict[str, Any]:
-    """Return the dataloaders in a config by mode, for several evaluations with the name: 'val.robust'.
+def list_dataloaders(
+    cfg: Mapping[str, Any], modes: Sequence[str] = ("train", "val", "test")
+) -> dict[str, Any]:
+    """Return the dataloaders in a config by mode, for several evaluations with the name:
+    'val.robust'.
 
-    >>> list(list_dataloaders(dict(train_dataloader=[1], val_dataloader=dict(a=dict(dataset=[1]))), ["train", "val"]))
+    >>> list(
+    ...     list_dataloaders(
+    ...         dict(train_dataloader=[1], val_dataloader=dict(a=dict(dataset=[1]))),
+    ...         ["train", "val"],
+    ...     )
+    ... )
     ['train', 'val.a']
     """
     found: dict[str, Any] = {}
     for mode in modes:
         section = cfg.get(f"{mode}_dataloader")
-        split = {"": section} if mode == "train" else split_dataloaders(f"{mode}_dataloader", section)
-        found |= {f"{mode}.{name}" if name else mode: loader for name, loader in split.items() if loader is not None}
+        split = (
+            {"": section} if mode == "train" else split_dataloaders(f"{mode}_dataloader", section)
+        )
+        found |= {
+            f"{mode}.{name}" if name else mode: loader
+            for name, loader in split.items()
+            if loader is not None
+        }
     return found
 
 
 def build_evaluators(argument: str, section: Any, names: Sequence[str]) -> dict[str, Evaluator]:
-    """Build the evaluator for each evaluation: from a dict by name, from a list in order, or one for all.
+    """Build the evaluator for each evaluation: from a dict by name, from a list in order, or one
+    for all.
 
     Equal sections give one object, so that evaluations with equal batches share a compiled program.
 
@@ -170,7 +207,9 @@ def _is_evaluator(value: object) -> bool:
     """Return whether an element of a list is a whole evaluator, and not one of several metrics."""
     if is_mapping(value):
         return "metrics" in value or str(value.get("type")) in EVALUATOR
-    return isinstance(value, Evaluator | list | tuple) or (isinstance(value, str) and value in EVALUATOR)
+    return isinstance(value, Evaluator | list | tuple) or (
+        isinstance(value, str) and value in EVALUATOR
+    )
 
 
 def _is_equal(first: object, second: object) -> bool:
@@ -181,7 +220,9 @@ def _is_equal(first: object, second: object) -> bool:
         return False
 
 
-def split_settings(argument: str, cfg: Any, names: Sequence[str]) -> tuple[Any, dict[str, Mapping[str, Any]]]:
+def split_settings(
+    argument: str, cfg: Any, names: Sequence[str]
+) -> tuple[Any, dict[str, Mapping[str, Any]]]:
     """Return a loop's config without the settings of single evaluations, and those by name.
 
     >>> split_settings("val_cfg", dict(fp16=True, robust=dict(interval=5)), ["clean", "robust"])
@@ -197,23 +238,37 @@ def split_settings(argument: str, cfg: Any, names: Sequence[str]) -> tuple[Any, 
     for name, value in rest.items():
         if is_mapping(value):
             raise ConfigError(
-                f"`{argument}` must have settings for the evaluations, got {name!r}{closest(name, names)}"
+                f"`{argument}` must have settings for the evaluations, got "
+                f"{name!r}{closest(name, names)}"
             )
     return rest, settings
 
 
 @contextlib.contextmanager
 def suggest_metrics(evaluators: Mapping[str, Any] | None) -> Iterator[None]:
-    """Name the metrics of the evaluators in an error inside about one that has no direction, unless they have it."""
+    """Name the metrics of the evaluators in an error inside about one that has no direction,
+    unless they have it.
+    """
     try:
         yield
     except UnknownDirectionError as error:
-        named = [(name, getattr(evaluator, "names", ())) for name, evaluator in (evaluators or {}).items()]
-        known = [f"{name}/{metric}" if name else metric for name, metrics in named for metric in metrics]
+        named = [
+            (name, getattr(evaluator, "names", ()))
+            for name, evaluator in (evaluators or {}).items()
+        ]
+        known = [
+            f"{name}/{metric}" if name else metric for name, metrics in named for metric in metrics
+        ]
         if not known or error.metric in known:
             raise
         hint = closest(error.metric, known)
-        other = "" if hint.endswith("?") else ". For one that a hook adds, pass rule='greater' or rule='less'"
-        clear = ConfigError(f"the metric must be one of val_evaluator, got {error.metric!r}{hint}{other}")
+        other = (
+            ""
+            if hint.endswith("?")
+            else ". For one that a hook adds, pass rule='greater' or rule='less'"
+        )
+        clear = ConfigError(
+            f"the metric must be one of val_evaluator, got {error.metric!r}{hint}{other}"
+        )
         clear.__notes__ = getattr(error, "__notes__", [])
         raise clear from None

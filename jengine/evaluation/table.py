@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from jengine.logging import format_table
-from jengine.scores import infer_rule, keep_best
+from jengine.config.scores import infer_rule, keep_best
+from jengine.logging.tables import format_table
 
 Validation = tuple[int, int, Mapping[str, Any]]  # epoch, iteration and metrics
 
@@ -17,7 +17,8 @@ def format_validations(
 ) -> str:
     """Return a table with a row for each validation and the metrics that are best in it.
 
-    A long table is cut in the middle, except for the best rows. The first of equal values is the best.
+    A long table is cut in the middle, except for the best rows. The first of equal values is the
+    best.
 
     >>> print(format_validations([(1, 10, {"acc": 0.5}), (2, 20, {"acc": 0.75})], by_epoch=True))
     Validations
@@ -31,8 +32,8 @@ def format_validations(
     Args:
       validations: epoch, iteration and metrics for each.
       by_epoch: whether to show the epochs as well as the iterations.
-      monitored: the metrics to compare, each with 'greater' or 'less' for the better value. Without any, the first
-        metric is compared whose name tells the rule.
+      monitored: the metrics to compare, each with 'greater' or 'less' for the better value. Without
+        any, the first metric is compared whose name tells the rule.
     """
     names = list(dict.fromkeys(name for _, _, metrics in validations for name in metrics))
     rules = {name: rule for name, rule in monitored if name in names} or _infer_first(names)
@@ -43,11 +44,18 @@ def format_validations(
         for row in keep_best(scores, count=1, rule=rule):
             best.setdefault(row, []).append(name)
     rows = [
-        [str(epoch), str(iteration), *(_format_number(metrics.get(name)) for name in names), ", ".join(best.get(i, []))]
+        [
+            str(epoch),
+            str(iteration),
+            *(_format_number(metrics.get(name)) for name in names),
+            ", ".join(best.get(i, [])),
+        ]
         for i, (epoch, iteration, metrics) in enumerate(validations)
     ]
-    # Columns without information are left out: epochs of a run by iterations, and who is best if nobody can be.
-    first, last = 0 if by_epoch else 1, None if best else -1
+    # Columns without information are left out: epochs of a run by iterations, and who is best if
+    # nobody can be.
+    first = 0 if by_epoch else 1
+    last = None if best else -1
     rows = _cut_middle([row[first:last] for row in rows], best)
     return format_table(["epoch", "iter", *names, "best"][first:last], rows, title="Validations")
 
@@ -60,7 +68,9 @@ def _infer_first(names: Sequence[str]) -> dict[str, str]:
 
 
 def _cut_middle(rows: Sequence[list[str]], kept: Iterable[int]) -> list[list[str]]:
-    """Return the first and last rows and those in `kept`, with the number of rows left out at each gap."""
+    """Return the first and last rows and those in `kept`, with the number of rows left out at
+    each gap.
+    """
     half = _MAX_ROWS // 2
     if len(rows) <= _MAX_ROWS:
         return list(rows)

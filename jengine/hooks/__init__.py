@@ -1,6 +1,9 @@
-"""Hooks, which act around and inside the compiled step."""
+"""Hooks, which act around and inside the compiled step, in the order of their priorities.
 
-from jengine.hooks.batch_augment import BatchAugmentHook as BatchAugmentHook
+Subclass `Hook` and override stages such as `after_train_iter`. Imports the rooms up to
+`evaluation`.
+"""
+
 from jengine.hooks.batch_norm import PreciseBNHook as PreciseBNHook
 from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook
 from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
@@ -13,23 +16,15 @@ from jengine.hooks.ema import EMAHook as EMAHook
 from jengine.hooks.ema import ScheduleFreeHook as ScheduleFreeHook
 from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook
 from jengine.hooks.epoch import SetEpochInfoHook as SetEpochInfoHook
-from jengine.hooks.histogram import HistogramHook as HistogramHook
 from jengine.hooks.hook import Hook as Hook
 from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
-from jengine.hooks.local_checkpoint import LocalCheckpointHook as LocalCheckpointHook
 from jengine.hooks.logger import LoggerHook as LoggerHook
-from jengine.hooks.mean_teacher import MeanTeacherHook as MeanTeacherHook
-from jengine.hooks.memory import EmptyCacheHook as EmptyCacheHook
-from jengine.hooks.memory import MemoryProfilerHook as MemoryProfilerHook
-from jengine.hooks.naive_visualization import NaiveVisualizationHook as NaiveVisualizationHook
-from jengine.hooks.numerics_guard import NumericsGuardHook as NumericsGuardHook
 from jengine.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
 from jengine.hooks.param_scheduler import WarmupParamHook as WarmupParamHook
-from jengine.hooks.prepare_tta import PrepareTTAHook as PrepareTTAHook
 from jengine.hooks.priority import Priority as Priority
+from jengine.hooks.priority import PriorityStatus as PriorityStatus
+from jengine.hooks.priority import get_level as get_level
 from jengine.hooks.priority import get_priority as get_priority
-from jengine.hooks.profiler import ProfilerHook as ProfilerHook
+from jengine.hooks.priority import to_priority as to_priority
 from jengine.hooks.progress import ProgressHook as ProgressHook
 from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
-from jengine.hooks.switch_recipe import PipelineSwitchHook as PipelineSwitchHook
-from jengine.hooks.switch_recipe import SwitchRecipeHook as SwitchRecipeHook

@@ -10,19 +10,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.annotations import Count
-from jengine.data import prefetch_to_device, select_arrays
+from jengine.config.annotations import Count
+from jengine.config.paths import flatten, map_with_path
+from jengine.config.registry import HOOKS
 from jengine.data.batch_check import Batch
+from jengine.data.batch_stream import prefetch_to_device
+from jengine.data.host_entries import select_arrays
 from jengine.data.masking import on_whole_batches
-from jengine.distributed.processes import put_whole
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.model.module_types import is_batch_norm
-from jengine.paths import flatten, map_with_path
-from jengine.registry import HOOKS
-from jengine.sharding.replica_axis import take_first_replica
-from jengine.train import StepContext
-from jengine.train.traced_hooks import TracedHooks
+from jengine.parallel.processes import put_whole
+from jengine.parallel.replica_axis import take_first_replica
+from jengine.train.traced_hooks import StepContext, TracedHooks
 
 PyTree = Any
 
@@ -31,9 +31,9 @@ PyTree = Any
 class PreciseBNHook(Hook):
     """Precise batch norm statistics: the mean over batches of the batch mean and variance.
 
-    Running averages lag behind the weights and are biased towards the last batches (Wu & Johnson 2021). The weights
-    are frozen during the computation. The batches are the first ones in the epoch, or pass over the data, of the last
-    iteration, so that a resumed run uses the same.
+    Running averages lag behind the weights and are biased towards the last batches (Wu & Johnson
+    2021). The weights are frozen during the computation. The batches are the first ones in the
+    epoch, or pass over the data, of the last iteration, so that a resumed run uses the same.
 
     Args:
       num_samples: number of examples to use over all devices, at most one epoch.
@@ -50,7 +50,9 @@ class PreciseBNHook(Hook):
     def before_train(self, runner: RunnerProtocol) -> None:
         """Warn if the model has no batch norm."""
         if not _find_statistics(runner):
-            runner.logger.warning("PreciseBNHook: the model has no batch norm with running statistics")
+            runner.logger.warning(
+                "PreciseBNHook: the model has no batch norm with running statistics"
+            )
 
     def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Recompute the statistics if it is due, in an epoch loop."""
@@ -62,7 +64,11 @@ class PreciseBNHook(Hook):
         return math.inf if runner.train_loop.by_epoch else self.next_multiple(self.interval, step)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
         """Recompute the statistics if it is due, in an iteration loop."""
         if not runner.train_loop.by_epoch and self.every_n_train_iters(runner, self.interval):
@@ -73,7 +79,9 @@ class PreciseBNHook(Hook):
         if not paths:
             return
         # Replicas have equal parameters, so one is enough
-        state = runner.state if runner.strategy.replicas is None else take_first_replica(runner.state)
+        state = (
+            runner.state if runner.strategy.replicas is None else take_first_replica(runner.state)
+        )
         loader = runner.train_dataloader.copy_at_epoch(epoch)  # the training data must not move on
         # A batch that is passed on whole has no size, and counts as 1
         num_batches = max(self.num_samples // (loader.batch_size or 1), 1)
@@ -93,24 +101,32 @@ class PreciseBNHook(Hook):
         with contextlib.closing(prefetch_to_device(loader, put)) as batches:
             for i, batch in enumerate(itertools.islice(batches, num_batches)):
                 ctx = StepContext(
-                    step=state.step, rng=jax.random.fold_in(state.key, i), batch=batch, hyperparams=hyperparams,
-                    params=state.params, model_state=state.model_state, opt_state=None,
-                )  # fmt: skip
+                    step=state.step,
+                    rng=jax.random.fold_in(state.key, i),
+                    batch=batch,
+                    hyperparams=hyperparams,
+                    params=state.params,
+                    model_state=state.model_state,
+                    opt_state=None,
+                )
                 statistics = self._compiled(ctx, state.hook_state)
                 total = jax.tree.map(jnp.add, total, statistics) if total else statistics
         if hasattr(loader, "close"):
             loader.close()
         mean = {path: value / num_batches for path, value in total.items()}
-        runner.state = runner.state.replace(model_state=_replace_statistics(runner.state.model_state, mean))
+        runner.state = runner.state.replace(
+            model_state=_replace_statistics(runner.state.model_state, mean)
+        )
 
 
 @HOOKS.register_module()
 class SyncBuffersHook(Hook):
     """Mean over replicas of the model's running statistics, as in MMEngine.
 
-    The hook acts at the end of each training epoch, and before a validation elsewhere, as in an iteration loop. You
-    need it under `parallel=dict(type='DataParallel')`, where replicas keep separate statistics; other strategies
-    compute them from the whole batch, and nothing happens. Integers do not change.
+    The hook acts at the end of each training epoch, and before a validation elsewhere, as in an
+    iteration loop. You need it under `parallel=dict(type='DataParallel')`, where replicas keep
+    separate statistics; other strategies compute them from the whole batch, and nothing happens.
+    Integers do not change.
     """
 
     def __init__(self) -> None:
@@ -129,7 +145,8 @@ class SyncBuffersHook(Hook):
 
     def _average(self, runner: RunnerProtocol) -> None:
         model_state = runner.strategy.mean_over_replicas(runner.state.model_state)
-        if model_state is not runner.state.model_state:  # without replicas the strategy returns the same object
+        # without replicas the strategy returns the same object
+        if model_state is not runner.state.model_state:
             runner.state = runner.state.replace(model_state=model_state)
 
 
@@ -145,22 +162,35 @@ def _find_statistics(runner: RunnerProtocol) -> list[str]:
 
 
 def _batch_statistics(
-    model: Any, hooks: TracedHooks, paths: list[str], ctx: StepContext, hook_state: Mapping[str, PyTree]
+    model: Any,
+    hooks: TracedHooks,
+    paths: list[str],
+    ctx: StepContext,
+    hook_state: Mapping[str, PyTree],
 ) -> dict[str, jax.Array]:
-    """Return the statistics of one batch, as the traced hooks change it for training, f32 by path."""
-    # A module returns `m * old + (1 - m) * new` and does not expose m. Both follow from the results for an old value of
-    # zeros and of ones. XLA merges the two passes: training does not depend on the old statistics.
+    """Return the statistics of one batch, as the traced hooks change it for training, f32 by
+    path.
+    """
+    # A module returns `m * old + (1 - m) * new` and does not expose m. Both follow from the results
+    # for an old value of zeros and of ones. XLA merges the two passes: training does not depend on
+    # the old statistics.
     augmented, _ = hooks.run("traced_batch", ctx, hook_state)
 
     def update_from(old: float) -> dict[str, jax.Array]:
-        state = map_with_path(lambda path, x: jnp.full_like(x, old) if path in paths else x, ctx.model_state)
-        _, new_state = model.loss(ctx.params, state, augmented.batch, rng=ctx.rng, hyperparams=augmented.hyperparams)
+        state = map_with_path(
+            lambda path, x: jnp.full_like(x, old) if path in paths else x, ctx.model_state
+        )
+        _, new_state = model.loss(
+            ctx.params, state, augmented.batch, rng=ctx.rng, hyperparams=augmented.hyperparams
+        )
         return flatten(new_state)
 
-    from_zeros, from_ones = update_from(0.0), update_from(1.0)
+    from_zeros = update_from(0.0)
+    from_ones = update_from(1.0)
     statistics = {}
     for path in paths:
-        low, high = from_zeros[path].astype(jnp.float32), from_ones[path].astype(jnp.float32)
+        low = from_zeros[path].astype(jnp.float32)
+        high = from_ones[path].astype(jnp.float32)
         momentum = jnp.round(high - low, 6)  # rounded to the configured value: 0.99, 0.9
         statistics[path] = low / (1 - momentum)
     return statistics
@@ -170,7 +200,8 @@ def _replace_statistics(model_state: PyTree, statistics: Mapping[str, jax.Array]
     def replace(path: str, leaf: jax.Array) -> jax.Array:
         if path not in statistics:
             return leaf
-        value = jnp.broadcast_to(statistics[path], leaf.shape)  # every replica gets those of the whole batches
+        # every replica gets those of the whole batches
+        value = jnp.broadcast_to(statistics[path], leaf.shape)
         return put_whole(value.astype(leaf.dtype), leaf.sharding)
 
     return map_with_path(replace, model_state)

@@ -10,71 +10,103 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.annotations import Count, CountOrNever, Duration, Index
-from jengine.checkpoint import publish
 from jengine.checkpoint.commit import INCOMING, OUTGOING
+from jengine.checkpoint.publish import publish
 from jengine.checkpoint.retention import keep_regular
+from jengine.config.annotations import Count, CountOrNever, Duration, Index
+from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.config.registry import HOOKS, is_built_in
+from jengine.config.scores import check_rule, infer_rule, keep_best, pick_metric
+from jengine.config.storage import plain_name, storage_path
 from jengine.data.batch_check import Batch
-from jengine.downloads import apply_backend_args
-from jengine.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.extras.cloud.downloads import apply_backend_args
 from jengine.hooks.checks import check_saved_states
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.hooks.save_schedule import KeepPolicy, SaveHistory, SavePolicy, check_policies, make_schedule
-from jengine.registry import HOOKS, is_built_in
-from jengine.scores import check_rule, infer_rule, keep_best, pick_metric
-from jengine.storage import plain_name, storage_path
-from jengine.train import TrainState
+from jengine.hooks.save_schedule import (
+    KeepPolicy,
+    SaveHistory,
+    SavePolicy,
+    check_policies,
+    make_schedule,
+)
+from jengine.train.state import TrainState
 
-_LONGEST = 180  # bytes of a template; with a number, a metric and an ending a disk has names of at most 255
+# bytes of a template; with a number, a metric and an ending a disk has names of at most 255
+_LONGEST = 180
 # Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
 _CHECKPOINT_KEYS = (
-    *TrainState.__dataclass_fields__, "state_dict", "meta", "message_hub", "hooks", "hyperparams", "visualizer",
-    "replicas", "validations", "optimizer", "param_schedulers", "data", "accumulated", "exchanged",
-    "optimizer_settings", "set_by_hand", "fingerprint",
-)  # fmt: skip
+    *TrainState.__dataclass_fields__,
+    "state_dict",
+    "meta",
+    "message_hub",
+    "hooks",
+    "hyperparams",
+    "visualizer",
+    "replicas",
+    "validations",
+    "optimizer",
+    "param_schedulers",
+    "data",
+    "accumulated",
+    "exchanged",
+    "optimizer_settings",
+    "set_by_hand",
+    "fingerprint",
+)
 
 
 @HOOKS.register_module()
 class CheckpointHook(Hook):
     """Regular checkpoints at an interval, and best ones when a validation improves.
 
-    Checkpoints are written in the background during training. An old checkpoint is removed when the one that replaces
-    it is complete, and only if the new parameters are finite: while they are not, the newest checkpoint replaces only
-    others that are not finite. Best checkpoints contain the full state, so that training can continue from them, and do
-    not count towards `max_keep_ckpts`; a new best does not write an additional regular checkpoint.
+    Checkpoints are written in the background during training. An old checkpoint is removed when the
+    one that replaces it is complete, and only if the new parameters are finite: while they are not,
+    the newest checkpoint replaces only others that are not finite. Best checkpoints contain the
+    full state, so that training can continue from them, and do not count towards `max_keep_ckpts`;
+    a new best does not write an additional regular checkpoint.
 
     Args:
-      interval: epochs or iterations between two regular checkpoints; -1 for none but the last. Or a time: '15m', '90s',
-        '2h' or '00:15:00'.
-      by_epoch: whether `interval`, `save_begin` and the names count epochs (else iterations). With an interval in time
-        and with `save_policy` they count iterations.
+      interval: epochs or iterations between two regular checkpoints; -1 for none but the last. Or a
+        time: '15m', '90s', '2h' or '00:15:00'.
+      by_epoch: whether `interval`, `save_begin` and the names count epochs (else iterations). With
+        an interval in time and with `save_policy` they count iterations.
       save_optimizer: False omits the optimizer state: a resumed run starts with fresh moments.
-      save_param_scheduler: False omits the schedulers: a resumed run starts the schedules from scratch.
-      out_dir: directory or URL of checkpoints, in a folder named like the work dir; by default the work dir itself.
+      save_param_scheduler: False omits the schedulers: a resumed run starts the schedules from
+        scratch.
+      out_dir: directory or URL of checkpoints, in a folder named like the work dir; by default the
+        work dir itself.
       max_keep_ckpts: number of regular checkpoints to keep; -1 for all.
-      save_last: also save at the end of training, including early stops, regardless of the interval.
-      save_best: the metric whose best value is saved in a separate checkpoint, `best_<metric>_epoch_4`, or a list of
-        metrics; 'auto' for the first metric of the first validation.
-      rule: 'greater' or 'less', which value is better; one for each metric in a list. By default inferred from the
-        metric name.
-      greater_keys: metric names, or whole words in them, for which the greater value is better, beside those known.
+      save_last: also save at the end of training, including early stops, regardless of the
+        interval.
+      save_best: the metric whose best value is saved in a separate checkpoint,
+        `best_<metric>_epoch_4`, or a list of metrics; 'auto' for the first metric of the first
+        validation.
+      rule: 'greater' or 'less', which value is better; one for each metric in a list. By default
+        inferred from the metric name.
+      greater_keys: metric names, or whole words in them, for which the greater value is better,
+        beside those known.
       less_keys: metric names, or whole words in them, for which the lesser value is better.
-      file_client_args, backend_args: storage of `out_dir` in MMEngine's terms, see `apply_backend_args`.
-      filename_tmpl: name of a regular checkpoint with one `{}` for the number; `epoch_{}` or `iter_{}` by default.
-      published_keys: after training, write copies of the last and the best checkpoints that contain only these keys
-        (see `jengine.checkpoint.publish`).
-      save_begin: the first epoch or iteration to save, counted from 1; the interval counts from there.
-      keep_period: keep regular checkpoints at multiples of this many epochs or iterations permanently, in addition to
-        the `max_keep_ckpts` newest; -1 for none.
-      keep_best: number of best checkpoints per metric; every validation that ranks among them is saved.
-      checksums: whether to store the SHA-256 of each file, which a resume compares; it takes about a second per
-        gigabyte, in the background when saving. You should set False for very large checkpoints.
+      file_client_args, backend_args: storage of `out_dir` in MMEngine's terms, see
+        `apply_backend_args`.
+      filename_tmpl: name of a regular checkpoint with one `{}` for the number; `epoch_{}` or
+        `iter_{}` by default.
+      published_keys: after training, write copies of the last and the best checkpoints that contain
+        only these keys (see `jengine.checkpoint.publish`).
+      save_begin: the first epoch or iteration to save, counted from 1; the interval counts from
+        there.
+      keep_period: keep regular checkpoints at multiples of this many epochs or iterations
+        permanently, in addition to the `max_keep_ckpts` newest; -1 for none.
+      keep_best: number of best checkpoints per metric; every validation that ranks among them is
+        saved.
+      checksums: whether to store the SHA-256 of each file, which a resume compares; it takes about
+        a second per gigabyte, in the background when saving. You should set False for very large
+        checkpoints.
       save_policy: instead of `interval`, one of Orbax's policies, asked after each iteration:
         `orbax.checkpoint.checkpoint_managers.SpecificStepsPolicy([10, 100, 1000])`.
-      preservation_policy: instead of `max_keep_ckpts` and `keep_period`, one of Orbax's policies: `BestN`,
-        `EveryNSeconds`, `AnyPreservationPolicy`, ... The newest checkpoint is kept in any case. Its steps are
-        iterations, and its metrics those of the validation after them.
+      preservation_policy: instead of `max_keep_ckpts` and `keep_period`, one of Orbax's policies:
+        `BestN`, `EveryNSeconds`, `AnyPreservationPolicy`, ... The newest checkpoint is kept in any
+        case. Its steps are iterations, and its metrics those of the validation after them.
 
     Examples:
       >>> CheckpointHook(interval=2, save_best="accuracy/top1").monitored_metrics()
@@ -108,12 +140,18 @@ class CheckpointHook(Hook):
         preservation_policy: KeepPolicy | None = None,
     ) -> None:
         if keep_period != -1 and max_keep_ckpts == -1:
-            raise ValueError("CheckpointHook: keep_period needs a positive max_keep_ckpts; -1 keeps all")
-        check_policies(interval, save_policy, save_begin, keep_period, preservation_policy, max_keep_ckpts)
+            raise ValueError(
+                "CheckpointHook: keep_period needs a positive max_keep_ckpts; -1 keeps all"
+            )
+        check_policies(
+            interval, save_policy, save_begin, keep_period, preservation_policy, max_keep_ckpts
+        )
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best needs save_best")
         out_dir = None if out_dir is None else os.fspath(out_dir)
-        out_dir = apply_backend_args("CheckpointHook.out_dir", out_dir, backend_args, file_client_args)
+        out_dir = apply_backend_args(
+            "CheckpointHook.out_dir", out_dir, backend_args, file_client_args
+        )
         _check_destination(out_dir, filename_tmpl)
         self._schedule = make_schedule(interval, save_policy)
         self._history = SaveHistory(preservation_policy)
@@ -141,10 +179,13 @@ class CheckpointHook(Hook):
         self._saved_iter = 0  # iteration of the newest regular checkpoint, or of the start
         self._epoch_end_iter = -1  # iteration at which the last complete epoch ended
         self._kept: list[int] = []
-        self._not_finite: int | None = None  # the newest of `_kept`, if it is known not to be finite
+        # the newest of `_kept`, if it is known not to be finite
+        self._not_finite: int | None = None
         self._last: str | None = None
-        self._interrupted: list[str] = []  # saved within an epoch, to be removed after the next regular one
-        self._best: dict[str, list[dict[str, Any]]] = {}  # metric -> 'score' and 'name' of each kept one, best first
+        # saved within an epoch, to be removed after the next regular one
+        self._interrupted: list[str] = []
+        # metric -> 'score' and 'name' of each kept one, best first
+        self._best: dict[str, list[dict[str, Any]]] = {}
         self._evicting: list[str] = []  # checkpoints to remove when the pending save is complete
 
     def list_directories(self, work_dir: str) -> list[str]:
@@ -155,8 +196,14 @@ class CheckpointHook(Hook):
 
     @property
     def file_names(self) -> set[tuple[str, str]]:
-        """The checkpoint names, as directory and template; no other hook may write or remove these."""
-        directory = "" if self.out_dir is None else str(storage_path("CheckpointHook.out_dir", self.out_dir))
+        """The checkpoint names, as directory and template; no other hook may write or remove
+        these.
+        """
+        directory = (
+            ""
+            if self.out_dir is None
+            else str(storage_path("CheckpointHook.out_dir", self.out_dir))
+        )
         regular = self.filename_tmpl or ("epoch_{}" if self.by_epoch else "iter_{}")
         return {(directory, regular), *((directory, f"best_{metric}") for metric in self._rules)}
 
@@ -165,25 +212,36 @@ class CheckpointHook(Hook):
         return [("save_best", metric, rule) for metric, rule in self._rules.items()]
 
     def check_auto(self, first_metric: str) -> None:
-        """Raise UnknownDirectionError if 'auto' will choose a metric whose direction is not known."""
+        """Raise UnknownDirectionError if 'auto' will choose a metric whose direction is not
+        known.
+        """
         if self._auto_rule == "infer":
             infer_rule(first_metric, self._greater_keys, self._less_keys)
 
     def check_published_keys(self, hooks: Sequence[Hook]) -> None:
-        """Raise ConfigError if no checkpoint has a key to publish, and no custom hook may add it."""
-        users = [h for h in hooks if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()]
+        """Raise ConfigError if no checkpoint has a key to publish, and no custom hook may add
+        it.
+        """
+        users = [
+            h
+            for h in hooks
+            if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()
+        ]
         for key in self.published_keys:
             is_close = difflib.get_close_matches(key, _CHECKPOINT_KEYS, n=1, cutoff=0.75)
             if key not in _CHECKPOINT_KEYS and (is_close or not users):
                 hint = closest(key, _CHECKPOINT_KEYS)
                 raise ConfigError(
-                    f"`{type(self).__name__}.published_keys` must be keys of a checkpoint, got {key!r}{hint}"
+                    f"`{type(self).__name__}.published_keys` must be keys of a checkpoint, got "
+                    f"{key!r}{hint}"
                 )
 
     # --- Regular checkpoints. ---
 
     def before_train(self, runner: RunnerProtocol) -> None:
-        """Resolve the directory, check the states to save, and remove surplus checkpoints after a resume."""
+        """Resolve the directory, check the states to save, and remove surplus checkpoints after
+        a resume.
+        """
         self._directory = next(iter(self.list_directories(runner.work_dir)), str(runner.work_dir))
         self._training = True
         self._saved_iter = runner.iter
@@ -193,12 +251,14 @@ class CheckpointHook(Hook):
         kept, surplus = self._split_surplus(runner, self._kept)
         # The config may keep fewer now, but maybe only older checkpoints are finite
         if not (surplus and _is_finite(runner.state.params)):
-            kept, surplus = self._kept, []
+            kept = self._kept
+            surplus = []
         self._kept = kept
         for best in self._best.values():
             surplus += [entry["name"] for entry in best[self.keep_best :]]
             del best[self.keep_best :]
-        runner.checkpointer.evict(self._directory, [*self._evicting, *surplus])  # with those that a killed run left
+        # with those that a killed run left
+        runner.checkpointer.evict(self._directory, [*self._evicting, *surplus])
         self._evicting = []
         self._update_hub(runner)
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
@@ -209,18 +269,25 @@ class CheckpointHook(Hook):
         if self.interval == -1:
             return
         if self.by_epoch and not runner.train_loop.by_epoch:
-            what = "only the end will be saved" if self.save_last else "no regular checkpoint will be saved"
+            what = (
+                "only the end will be saved"
+                if self.save_last
+                else "no regular checkpoint will be saved"
+            )
             runner.logger.warning(
                 f"CheckpointHook counts epochs but the train loop counts iterations: {what}; "
                 "set by_epoch=False and an interval in iterations"
             )
             return
-        end, unit = (runner.max_epochs, "epochs") if self.by_epoch else (runner.max_iters, "iterations")
+        end, unit = (
+            (runner.max_epochs, "epochs") if self.by_epoch else (runner.max_iters, "iterations")
+        )
         first = self.save_begin or self.interval
         # At the start: that a run of days has saved nothing would be noticed at its end.
         if first > end and not (self.save_last or self._rules or self._auto_rule):
             runner.logger.warning(
-                f"CheckpointHook saves nothing in this run of {end} {unit}: the first checkpoint would be after "
+                f"CheckpointHook saves nothing in this run of {end} {unit}: the first checkpoint "
+                "would be after "
                 f"{first}, save_last is False, and there is no save_best."
             )
 
@@ -228,11 +295,19 @@ class CheckpointHook(Hook):
         """Save the epoch if it is due."""
         self._epoch_end_iter = runner.iter
         is_last = self.save_last and self.is_last_train_epoch(runner)
-        if self.by_epoch and (is_last or self.every_n_epochs(runner, self.interval, self.save_begin)):
-            self._save_regular(runner, runner.epoch + 1, epoch=runner.epoch + 1, iteration=runner.iter)
+        if self.by_epoch and (
+            is_last or self.every_n_epochs(runner, self.interval, self.save_begin)
+        ):
+            self._save_regular(
+                runner, runner.epoch + 1, epoch=runner.epoch + 1, iteration=runner.iter
+            )
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
         """Save the iteration if it is due."""
         if self.by_epoch:
@@ -243,13 +318,16 @@ class CheckpointHook(Hook):
         else:  # asked at the last iteration too: all processes must be
             is_due = self._schedule.is_due(runner, runner.iter, self._history.infos)
         if is_last or is_due:
-            self._save_regular(runner, runner.iter + 1, epoch=runner.epoch, iteration=runner.iter + 1)
+            self._save_regular(
+                runner, runner.iter + 1, epoch=runner.epoch, iteration=runner.iter + 1
+            )
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the next step after which to save; never if the hook counts epochs."""
         if self.by_epoch:
             return math.inf
-        # A chunk must end at the last iteration, which is saved even if the interval does not reach it.
+        # A chunk must end at the last iteration, which is saved even if the interval does not reach
+        # it.
         last = runner.max_iters - 1 if self.save_last else -1
         if self._schedule is None:
             due = self.next_multiple(self.interval, step, self.save_begin)
@@ -274,7 +352,8 @@ class CheckpointHook(Hook):
         else:  # in the middle of an epoch: the name of a complete epoch would be wrong
             self._flush_log(runner)
             self._last = f"iter_{runner.iter}"
-            evict, self._interrupted = self._interrupted, [self._last]
+            evict = self._interrupted
+            self._interrupted = [self._last]
             self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=evict)
             runner.logger.info(f"Saving checkpoint at {runner.iter} iterations")
 
@@ -284,30 +363,42 @@ class CheckpointHook(Hook):
         with runner.phase_timer.phase("step"):  # a save waits for the device anyway
             runner.log_writer.flush()  # for log lines in order
 
-    def _save_regular(self, runner: RunnerProtocol, number: int, *, epoch: int, iteration: int) -> None:
+    def _save_regular(
+        self, runner: RunnerProtocol, number: int, *, epoch: int, iteration: int
+    ) -> None:
         self._flush_log(runner)
-        numbers = [*(kept for kept in self._kept if kept != number), number]  # one that is saved again is the newest
+        # one that is saved again is the newest
+        numbers = [*(kept for kept in self._kept if kept != number), number]
         self._history.add(number, iteration)
         self._kept, surplus = self._split_surplus(runner, numbers)
         self._last = self._name(number)
         if surplus:
-            bad, self._not_finite = self._not_finite, None
+            bad = self._not_finite
+            self._not_finite = None
             if not _is_finite(runner.state.params):
-                # Any of the others may be the last finite one, except the one that was not when it was saved.
+                # Any of the others may be the last finite one, except the one that was not when it
+                # was saved.
                 self._kept = [kept for kept in numbers if kept != bad or kept == number]
                 surplus = [self._name(kept) for kept in numbers if kept not in self._kept]
                 self._not_finite = number
-                runner.logger.warning(f"{self._last} has parameters that are not finite: earlier checkpoints are kept")
+                runner.logger.warning(
+                    f"{self._last} has parameters that are not finite: earlier checkpoints are kept"
+                )
         self._saved_iter = iteration
         if self._schedule is not None:
             self._schedule.start(runner, iteration)
         self._history.forget_all_but(self._kept)
-        evict, self._interrupted = [*surplus, *self._interrupted], []
+        evict = [*surplus, *self._interrupted]
+        self._interrupted = []
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=evict)
         # Now that it has begun: after a loss that is not finite nothing is saved.
-        runner.logger.info(f"Saving checkpoint at {number} {'epochs' if self.by_epoch else 'iterations'}")
+        runner.logger.info(
+            f"Saving checkpoint at {number} {'epochs' if self.by_epoch else 'iterations'}"
+        )
 
-    def _split_surplus(self, runner: RunnerProtocol, numbers: list[int]) -> tuple[list[int], list[str]]:
+    def _split_surplus(
+        self, runner: RunnerProtocol, numbers: list[int]
+    ) -> tuple[list[int], list[str]]:
         """Return the numbers to keep, and the names of the other regular checkpoints."""
         kept = list(self._explain_regular(numbers))
         if self.preservation_policy is not None:
@@ -323,14 +414,18 @@ class CheckpointHook(Hook):
 
     # --- Best checkpoints. ---
 
-    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
         """Save a best checkpoint for each metric that has improved; do nothing outside training."""
         if self._training and metrics:
             self._history.add_metrics(runner.iter, metrics)
         if not self._training or not (self._rules or self._auto_rule):
             return
         if not metrics:
-            runner.logger.warning("the validation returned no metrics: cannot select a best checkpoint")
+            runner.logger.warning(
+                "the validation returned no metrics: cannot select a best checkpoint"
+            )
             return
         if self._auto_rule:
             self._resolve_auto(next(iter(metrics)))
@@ -338,26 +433,36 @@ class CheckpointHook(Hook):
             score = None if self.is_left_out(runner, key) else pick_metric(metrics, key)
             if score is None or math.isnan(score):  # NaN has no rank
                 continue
-            scores = [*(entry["score"] for entry in self._best.get(key, [])), score]  # the first of equals is better
+            # the first of equals is better
+            scores = [*(entry["score"] for entry in self._best.get(key, [])), score]
             ranking = keep_best(scores, count=self.keep_best, rule=rule)
             if len(scores) - 1 in ranking:
                 self._save_best(runner, key, score, ranking)
 
-    def _save_best(self, runner: RunnerProtocol, key: str, score: float, ranking: list[int]) -> None:
-        """Save a best checkpoint and keep `ranking`, best first; the last of all entries is the new one."""
+    def _save_best(
+        self, runner: RunnerProtocol, key: str, score: float, ranking: list[int]
+    ) -> None:
+        """Save a best checkpoint and keep `ranking`, best first; the last of all entries is the
+        new one.
+        """
         by_epoch = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if by_epoch else runner.iter
-        name = plain_name(f"best_{key}_{self._name(number, by_epoch)}")  # metrics may be 'accuracy/top1'
+        # metrics may be 'accuracy/top1'
+        name = plain_name(f"best_{key}_{self._name(number, by_epoch)}")
         entries = [*self._best.get(key, []), {"score": score, "name": name}]
         new = len(entries) - 1
         kept = [entries[i] for i in ranking if i == new or entries[i]["name"] != name]
         kept_names = {entry["name"] for entry in kept}
         evict = [entry["name"] for entry in entries if entry["name"] not in kept_names]
         if evict and not _is_finite(runner.state.params):
-            runner.logger.warning(f"{name} is not saved: its parameters are not finite, and it would replace {evict}")
+            runner.logger.warning(
+                f"{name} is not saved: its parameters are not finite, and it would replace {evict}"
+            )
             return
         self._best[key] = kept
-        self._write(runner, name, epoch=runner.epoch, iteration=runner.iter, evict=evict, latest=False)
+        self._write(
+            runner, name, epoch=runner.epoch, iteration=runner.iter, evict=evict, latest=False
+        )
         for old in evict:
             runner.logger.info(f"The previous best checkpoint {self._path(old)} is removed")
         unit = "epoch" if by_epoch else "iter"
@@ -369,13 +474,18 @@ class CheckpointHook(Hook):
         """Return the rules by metric that are known before the first validation."""
         rules = tuple(check_rule(rule) for rule in rules)
         if len(set(keys)) != len(keys):
-            raise ArgumentError(f"CheckpointHook: save_best must have different metrics, got {list(keys)}")
+            raise ArgumentError(
+                f"CheckpointHook: save_best must have different metrics, got {list(keys)}"
+            )
         # 'auto' takes the first metric of the first validation, which is not known yet.
         if "auto" in keys and len(keys) > 1:
-            raise ArgumentError(f"CheckpointHook: save_best must have 'auto' alone or metrics, got {list(keys)}")
+            raise ArgumentError(
+                f"CheckpointHook: save_best must have 'auto' alone or metrics, got {list(keys)}"
+            )
         if keys and len(rules) not in (0, 1, len(keys)):
             raise ValueError(
-                f"CheckpointHook: rule must have one entry, or one for each of the {len(keys)} metrics of save_best, "
+                f"CheckpointHook: rule must have one entry, or one for each of the {len(keys)} "
+                "metrics of save_best, "
                 f"got {len(rules)}"
             )
         if keys == ("auto",):
@@ -384,10 +494,14 @@ class CheckpointHook(Hook):
         if len(rules) == len(keys):
             return dict(zip(keys, rules, strict=True))
         with config_path("save_best"):
-            return {key: rules[0] if rules else infer_rule(key, self._greater_keys, self._less_keys) for key in keys}
+            return {
+                key: rules[0] if rules else infer_rule(key, self._greater_keys, self._less_keys)
+                for key in keys
+            }
 
     def _resolve_auto(self, key: str) -> None:
-        rule, self._auto_rule = self._auto_rule, None
+        rule = self._auto_rule
+        self._auto_rule = None
         if rule is None or rule == "infer":
             rule = infer_rule(key, self._greater_keys, self._less_keys)
         self._rules = {key: rule}
@@ -395,9 +509,17 @@ class CheckpointHook(Hook):
     # --- Regular and best checkpoints. ---
 
     def _write(
-        self, runner: RunnerProtocol, name: str, *, epoch: int, iteration: int, evict: list[str], latest: bool = True
+        self,
+        runner: RunnerProtocol,
+        name: str,
+        *,
+        epoch: int,
+        iteration: int,
+        evict: list[str],
+        latest: bool = True,
     ) -> None:
-        # Pending removals are part of the saved state: if the run is killed before them, a resumed run removes them.
+        # Pending removals are part of the saved state: if the run is killed before them, a resumed
+        # run removes them.
         self._evicting = evict
         self._update_hub(runner)  # before the save, which contains the hub
         runner.save_checkpoint(
@@ -426,7 +548,9 @@ class CheckpointHook(Hook):
             hub.update_info(f"best_ckpt{suffix}", self._path(best[0]["name"]))
 
     def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
-        """Store the hub's paths of checkpoints as names: those in a copy of the directory are the copy's."""
+        """Store the hub's paths of checkpoints as names: those in a copy of the directory are
+        the copy's.
+        """
         info = checkpoint["message_hub"]["runtime_info"]
         paths = {self._path(best[0]["name"]) for best in self._best.values()}
         paths |= {self._path(self._last)} if self._last is not None else set()
@@ -451,7 +575,9 @@ class CheckpointHook(Hook):
         return os.path.join(self._directory, name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the existing checkpoints, the best scores and, for information, the reason for keeping each."""
+        """Return the existing checkpoints, the best scores and, for information, the reason for
+        keeping each.
+        """
         return {
             "kept": list(self._kept),
             "not_finite": self._not_finite,
@@ -461,15 +587,20 @@ class CheckpointHook(Hook):
             "evicting": list(self._evicting),
             "interrupted": list(self._interrupted),
             "reasons": self._explain_all(),
-            "history": self._history.state_list() if self._schedule or self.preservation_policy else [],
+            "history": self._history.state_list()
+            if self._schedule or self.preservation_policy
+            else [],
         }
 
     def _explain_all(self) -> dict[str, str]:
         """Return the reason for keeping each checkpoint, by name."""
-        # Later entries replace earlier ones: the best checkpoint is called that even if it is also the last.
+        # Later entries replace earlier ones: the best checkpoint is called that even if it is also
+        # the last.
         reasons = {} if self._last is None else {self._last: "where training ended"}
         reasons |= {self._name(number): "later parameters are not finite" for number in self._kept}
-        reasons |= {self._name(number): why for number, why in self._explain_regular(self._kept).items()}
+        reasons |= {
+            self._name(number): why for number, why in self._explain_regular(self._kept).items()
+        }
         for key, best in self._best.items():
             for rank, entry in enumerate(best):
                 place = "best" if rank == 0 else f"number {rank + 1}"
@@ -479,9 +610,12 @@ class CheckpointHook(Hook):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a result of `state_dict` in a resumed run."""
         self._kept = [int(number) for number in state_dict["kept"]]
-        self._not_finite = state_dict.get("not_finite")  # which checkpoints of earlier versions lack
+        # which checkpoints of earlier versions lack
+        self._not_finite = state_dict.get("not_finite")
         self._last = state_dict["last"]
-        self._best = {key: [dict(entry) for entry in best] for key, best in state_dict["best"].items()}
+        self._best = {
+            key: [dict(entry) for entry in best] for key, best in state_dict["best"].items()
+        }
         self._evicting = list(state_dict["evicting"])
         self._interrupted = list(state_dict.get("interrupted", ()))
         self._history.load_state_list(state_dict.get("history", ()))
@@ -491,9 +625,15 @@ class CheckpointHook(Hook):
 
 @jax.jit
 def _is_finite(params: optax.Params) -> jax.Array:
-    """Return whether all parameters are finite, bool[]; the caller transfers nothing else from the device."""
+    """Return whether all parameters are finite, bool[]; the caller transfers nothing else from
+    the device.
+    """
     floats = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    return jnp.stack([jnp.isfinite(leaf).all() for leaf in floats]).all() if floats else jnp.ones((), bool)
+    return (
+        jnp.stack([jnp.isfinite(leaf).all() for leaf in floats]).all()
+        if floats
+        else jnp.ones((), bool)
+    )
 
 
 def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
@@ -504,16 +644,21 @@ def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
     # A start removes what has these endings, so that such checkpoints would not survive a restart.
     if filename_tmpl.endswith((INCOMING, OUTGOING)):
         raise ConfigError(
-            f"CheckpointHook: filename_tmpl must not end in {INCOMING!r} or {OUTGOING!r}, the names of checkpoints "
+            f"CheckpointHook: filename_tmpl must not end in {INCOMING!r} or {OUTGOING!r}, the "
+            "names of checkpoints "
             f"that are being written or removed, got {filename_tmpl!r}"
         )
     if filename_tmpl.count("{}") != 1 or plain_name(filename_tmpl) != filename_tmpl:
         raise ValueError(
-            "CheckpointHook: filename_tmpl must be a file name without characters of patterns (* ? [ ]), and with "
+            "CheckpointHook: filename_tmpl must be a file name without characters of patterns (* "
+            "? [ ]), and with "
             f"one {{}} for the number, like 'epoch_{{}}', got {filename_tmpl!r}"
         )
     if len(filename_tmpl.encode()) > _LONGEST:
-        raise ConfigError(f"CheckpointHook: filename_tmpl must have at most {_LONGEST} bytes, got {filename_tmpl!r}")
+        raise ConfigError(
+            f"CheckpointHook: filename_tmpl must have at most {_LONGEST} bytes, got "
+            f"{filename_tmpl!r}"
+        )
 
 
 def _as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from jengine.annotations import Count
-from jengine.config.locate import locate_sizes
+from jengine.config.annotations import Count
+from jengine.config.errors import ConfigError
+from jengine.config.json_codec import pack
+from jengine.config.registry import HOOKS, is_built_in
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError
+from jengine.extras.diagnose.locate import locate_sizes
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
-from jengine.json_codec import pack
 from jengine.model.adapters import describe_module
 from jengine.model.labels import LABEL_SETTINGS, OUTPUT_SETTINGS
-from jengine.registry import HOOKS, is_built_in
 from jengine.train.traced_hooks import hook_names
 
 
@@ -53,13 +53,19 @@ def describe_loss(
     """
     loss = f"the loss of iteration {iteration}, counted from 0, is {value} (noticed at iteration {now})"
     path, later = paths
-    newest = f"The newest checkpoint from before it is {path}." if path else "No checkpoint is from before it."
+    newest = (
+        f"The newest checkpoint from before it is {path}."
+        if path
+        else "No checkpoint is from before it."
+    )
     if later:
         newest += f" Do not resume from {later}, which was saved after it."
     elif not path:
         newest = "No checkpoint was saved, since its parameters could not be trusted."
     if labels is not None:
-        labels = labels.replace(LABEL_SETTINGS, "in the data or the settings of `train_dataloader.dataset`")
+        labels = labels.replace(
+            LABEL_SETTINGS, "in the data or the settings of `train_dataloader.dataset`"
+        )
         count = re.search(r"the outputs have (\d+) classes", labels)
         sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
         setting = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
@@ -69,27 +75,39 @@ def describe_loss(
             labels = labels.replace(f" {OUTPUT_SETTINGS}", f" by {setting}")
         return f"{labels}. Therefore {loss}. {newest}"
     # With several groups, `base_lr` is the rate of none
-    largest = max((rate for name, group in rates.items() if not name.endswith("base_lr") for rate in group), default=0)
+    largest = max(
+        (rate for name, group in rates.items() if not name.endswith("base_lr") for rate in group),
+        default=0,
+    )
     rate = f", here {largest:g}," if largest else ""
     # At a rate that no run has, updates of clipped gradients are too large as well.
-    clip = ", or limit the gradients with `optim_wrapper.clip_grad=dict(max_norm=1.0)`" if largest < 10 else ""
+    clip = (
+        ", or limit the gradients with `optim_wrapper.clip_grad=dict(max_norm=1.0)`"
+        if largest < 10
+        else ""
+    )
     cause = (
-        f"Often the learning rate{rate} is too large: set a smaller `optim_wrapper.optimizer.lr`{clip}"
+        f"Often the learning rate{rate} is too large: set a smaller "
+        f"`optim_wrapper.optimizer.lr`{clip}"
         if iteration
-        else "No update came before it: look for values that are not finite, or too large, in the first batch, and for "
+        else "No update came before it: look for values that are not finite, or too large, in the "
+        "first batch, and for "
         "a division, root or logarithm of zero in the model and its loss"
     )
     return (
         f"{loss}. {cause}. {newest}\n"
-        "If that is not it, train with the numerics guard, which drops such steps, and after several in a row stores "
+        "If that is not it, train with the numerics guard, which drops such steps, and after "
+        "several in a row stores "
         f"the batch and the state of one, for `jengine replay` to compute again:\n  {command}"
     )
 
 
 def check_saved_states(hooks: Sequence[Hook]) -> None:
-    """Raise ConfigError, before training, if a checkpoint cannot hold the state of a hook of the user's.
+    """Raise ConfigError, before training, if a checkpoint cannot hold the state of a hook of the
+    user's.
 
-    Those of the engine are tested. A state that exists only during training is checked when it is saved.
+    Those of the engine are tested. A state that exists only during training is checked when it is
+    saved.
     """
     for name, hook in hook_names(hooks).items():
         state = None
@@ -107,10 +125,11 @@ def check_saved_states(hooks: Sequence[Hook]) -> None:
 
 @HOOKS.register_module()
 class CheckInvalidLossHook(Hook):
-    """Check of the loss every `interval` training iterations, which ends training with NonFiniteLossError.
+    """Check of the loss every `interval` training iterations, which ends training with
+    NonFiniteLossError.
 
-    Each check waits for the device, errors are detected late, and nothing is saved: you should prefer
-    `NumericsGuardHook`, which checks every step and skips the bad ones.
+    Each check waits for the device, errors are detected late, and nothing is saved: you should
+    prefer `NumericsGuardHook`, which checks every step and skips the bad ones.
 
     Args:
       interval: iterations between two checks.
@@ -124,27 +143,35 @@ class CheckInvalidLossHook(Hook):
         return self.next_multiple(self.interval, step)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
         """Check the loss if it is due."""
         if outputs and self.every_n_train_iters(runner, self.interval):
             loss = float(outputs["loss"])  # waits for the device
             if not np.isfinite(loss):
                 runner.logger.error("the loss became infinite or NaN!")
-                raise NonFiniteLossError(f"the loss must be finite, got {loss} in iteration {runner.iter}")
+                raise NonFiniteLossError(
+                    f"the loss must be finite, got {loss} in iteration {runner.iter}"
+                )
 
 
 @HOOKS.register_module("NumClassCheckHook")
 @HOOKS.register_module()
 class ClassNumCheckHook(Hook):
-    """Comparison of every `num_classes` in the model with the `classes` in the data, before each loop starts.
+    """Comparison of every `num_classes` in the model with the `classes` in the data, before each
+    loop starts.
 
-    MMDetection's name, `NumClassCheckHook`, works too. The classes are read from the dataset's `metainfo`; without them
-    the hook warns. It visits the model and everything that attributes refer to, but not modules that a Flax module
-    creates within methods.
+    MMDetection's name, `NumClassCheckHook`, works too. The classes are read from the dataset's
+    `metainfo`; without them the hook warns. It visits the model and everything that attributes
+    refer to, but not modules that a Flax module creates within methods.
 
     Args:
-      skip: attribute names to ignore; a region proposal head, for example, has another number of classes.
+      skip: attribute names to ignore; a region proposal head, for example, has another number of
+        classes.
     """
 
     def __init__(self, skip: Sequence[str] = ("rpn_head",)) -> None:
@@ -169,21 +196,28 @@ class ClassNumCheckHook(Hook):
     def _check(self, model: Any, mode: str, loader: Any) -> None:
         classes = (loader.metainfo or {}).get("classes")
         if classes is None:
-            warnings.warn(f"ClassNumCheckHook: the {mode} data have no `classes` in their metainfo", stacklevel=2)
+            warnings.warn(
+                f"ClassNumCheckHook: the {mode} data have no `classes` in their metainfo",
+                stacklevel=2,
+            )
             return
         if isinstance(classes, str):  # `len` would count the letters
             raise TypeError(
-                f"ClassNumCheckHook: classes must be a tuple of names, got {classes!r}; did you mean ({classes!r},)?"
+                f"ClassNumCheckHook: classes must be a tuple of names, got {classes!r}; did you "
+                f"mean ({classes!r},)?"
             )
         for path, number in _find_num_classes(model, "model", self.skip, set()):
             if number != len(classes):
                 raise ConfigError(
-                    f"ClassNumCheckHook: {path} must be {len(classes)}, the number of classes of the {mode} data, "
+                    f"ClassNumCheckHook: {path} must be {len(classes)}, the number of classes of "
+                    f"the {mode} data, "
                     f"got {number}"
                 )
 
 
-def _find_num_classes(owner: Any, path: str, skip: tuple[str, ...], visited: set[int]) -> Iterator[tuple[str, int]]:
+def _find_num_classes(
+    owner: Any, path: str, skip: tuple[str, ...], visited: set[int]
+) -> Iterator[tuple[str, int]]:
     """Yield the path and value of each attribute `num_classes` below `owner`."""
     if id(owner) in visited:
         return
@@ -193,7 +227,9 @@ def _find_num_classes(owner: Any, path: str, skip: tuple[str, ...], visited: set
     elif isinstance(owner, list | tuple):
         attributes = {f"[{index}]": value for index, value in enumerate(owner)}
     # Classes and functions have a `__dict__` too, but no settings of this model
-    elif hasattr(owner, "__dict__") and not isinstance(owner, type) and not hasattr(owner, "__get__"):
+    elif (
+        hasattr(owner, "__dict__") and not isinstance(owner, type) and not hasattr(owner, "__get__")
+    ):
         attributes = {f".{name}": value for name, value in vars(owner).items()}
     else:
         return

@@ -1,19 +1,21 @@
-"""Early end of training: when a metric no longer improves, or is worse than in the other runs of a search."""
+"""Early end of training: when a metric no longer improves, or is worse than in the other runs of
+a search.
+"""
 
 import math
 import pathlib
 from typing import Any, Literal
 
-from jengine.annotations import Finite, Index, NonNegative
-from jengine.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.config.annotations import Finite, Index, NonNegative
+from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.config.json_codec import decode_object, encode
+from jengine.config.registry import HOOKS
+from jengine.config.scores import infer_rule, is_better, pick_metric
+from jengine.config.storage import read_bytes, write_bytes
+from jengine.config.work_dir import TRIAL
+from jengine.extras.sweeps.study import named_errors, open_journal
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import decode_object, encode
-from jengine.registry import HOOKS
-from jengine.runs import TRIAL
-from jengine.runs.study import named_errors, open_journal
-from jengine.scores import infer_rule, is_better, pick_metric
-from jengine.storage import read_bytes, write_bytes
 
 _MIN_DELTA = 0.1  # MMEngine's default, although its documentation gives 0.01
 
@@ -22,19 +24,21 @@ _MIN_DELTA = 0.1  # MMEngine's default, although its documentation gives 0.01
 class EarlyStoppingHook(Hook):
     """End of training after `patience` validations in a row without an improvement.
 
-    After each validation, the first rule that fits applies: a score that is not finite ends training; a score beyond
-    `stopping_threshold` ends training; a score that beats the best by more than `min_delta` becomes the best; any other
-    score, also an equal one, counts as no improvement. Checkpoints contain the best score and the count, so that a
-    resumed run stops at the same epoch as an uninterrupted one.
+    After each validation, the first rule that fits applies: a score that is not finite ends
+    training; a score beyond `stopping_threshold` ends training; a score that beats the best by more
+    than `min_delta` becomes the best; any other score, also an equal one, counts as no improvement.
+    Checkpoints contain the best score and the count, so that a resumed run stops at the same epoch
+    as an uninterrupted one.
 
     Args:
       monitor: the metric.
       rule: 'greater' or 'less', which value is better; by default inferred from the metric name.
-      min_delta: an improvement must be larger than this, in the metric unit; 0.1 by default, with a warning, since that
-        is far too much for a metric between 0 and 1.
+      min_delta: an improvement must be larger than this, in the metric unit; 0.1 by default, with a
+        warning, since that is far too much for a metric between 0 and 1.
       strict: raise if a validation does not return the metric; by default warn.
       check_finite: end training when the metric is infinite or NaN.
-      patience: number of validations without improvement after which training ends; 0 ends it at the first, as 1.
+      patience: number of validations without improvement after which training ends; 0 ends it at
+        the first, as 1.
       stopping_threshold: end training at once when the score is strictly better than this.
 
     Examples:
@@ -72,11 +76,14 @@ class EarlyStoppingHook(Hook):
         return [("monitor", self.monitor, self.rule)]
 
     def before_run(self, runner: RunnerProtocol) -> None:
-        """Check that the training loop can be stopped; ArgumentError if it has no `stop_training`."""
+        """Check that the training loop can be stopped; ArgumentError if it has no
+        `stop_training`.
+        """
         loop = runner.train_loop
         if loop is not None and not hasattr(loop, "stop_training"):
             raise ArgumentError(
-                f"EarlyStoppingHook: the training loop must have the attribute `stop_training`, and end when it is "
+                "EarlyStoppingHook: the training loop must have the attribute `stop_training`, "
+                "and end when it is "
                 f"True, got {type(loop).__name__} without it"
             )
 
@@ -85,7 +92,8 @@ class EarlyStoppingHook(Hook):
         self._training = True
         if not self._is_min_delta_given:
             runner.logger.warning(
-                f"EarlyStoppingHook: min_delta is not given: only improvements of {self.monitor!r} by more than "
+                "EarlyStoppingHook: min_delta is not given: only improvements of "
+                f"{self.monitor!r} by more than "
                 f"{_MIN_DELTA} count; for a metric between 0 and 1 give a smaller one"
             )
 
@@ -93,14 +101,18 @@ class EarlyStoppingHook(Hook):
         """Ignore validations outside training from now on."""
         self._training = False
 
-    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
         """Compare the metric with the best one, and end training if it is due."""
-        if not self._training or self.is_left_out(runner, self.monitor):  # that evaluation may run more rarely
+        # that evaluation may run more rarely
+        if not self._training or self.is_left_out(runner, self.monitor):
             return
         metrics = metrics or {}
         if self.monitor not in metrics:
             message = (
-                f"EarlyStoppingHook: monitor must be a metric of the validation, got {self.monitor!r}"
+                "EarlyStoppingHook: monitor must be a metric of the validation, got "
+                f"{self.monitor!r}"
                 f"{closest(self.monitor, metrics)}"
             )
             if self.strict:
@@ -126,11 +138,14 @@ class EarlyStoppingHook(Hook):
         best = "none" if self.best_score is None else f"{self.best_score:.4g}"
         if self.check_finite and not math.isfinite(score):
             return f"is {score}, the best was {best}"
-        if self.stopping_threshold is not None and is_better(self.rule, score, self.stopping_threshold):
+        if self.stopping_threshold is not None and is_better(
+            self.rule, score, self.stopping_threshold
+        ):
             self.best_score = score
             return f"is {score:.4g}, beyond the threshold {self.stopping_threshold:.4g}"
         if is_better(self.rule, score, self.best_score, self.min_delta):
-            self.best_score, self.wait_count = score, 0
+            self.best_score = score
+            self.wait_count = 0
             return None
         self.wait_count += 1
         if self.wait_count < self.patience:
@@ -140,10 +155,12 @@ class EarlyStoppingHook(Hook):
 
 @HOOKS.register_module()
 class OptunaPruningHook(Hook):
-    """Early end of a run by Optuna's pruner, which compares each validation with those of the other runs.
+    """Early end of a run by Optuna's pruner, which compares each validation with those of the other
+    runs.
 
-    `jengine sweep --search` adds this hook to its runs. The default pruner ends a run whose best value so far is below
-    the median of the others at the same iteration, once five runs are complete.
+    `jengine sweep --search` adds this hook to its runs. The default pruner ends a run whose best
+    value so far is below the median of the others at the same iteration, once five runs are
+    complete.
 
     Args:
       monitor: the metric.
@@ -172,36 +189,52 @@ class OptunaPruningHook(Hook):
         import optuna
 
         self._record = pathlib.Path(runner.work_dir, TRIAL)
-        study = decode_object(read_bytes(self._record)).get("study") if self._record.exists() else None
+        study = (
+            decode_object(read_bytes(self._record)).get("study") if self._record.exists() else None
+        )
         if study is None:
-            raise ConfigError("OptunaPruningHook: the run must be one of `jengine sweep --search`, got another one")
+            raise ConfigError(
+                "OptunaPruningHook: the run must be one of `jengine sweep --search`, got another "
+                "one"
+            )
         storage = open_journal(study["path"])
         with named_errors(study["path"]):
             loaded = optuna.load_study(study_name=study["name"], storage=storage)
             numbers = {trial.number: trial._trial_id for trial in loaded.get_trials(deepcopy=False)}
             self._trial = optuna.Trial(loaded, numbers[study["number"]])
 
-    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
         """Report the metric, and end training if the run is to be pruned."""
         if self._trial is None or self.is_left_out(runner, self.monitor):
             return
         value = pick_metric(metrics or {}, self.monitor)
         if value is None:
             return
-        # By iteration: Optuna compares trials at equal steps, and epochs of trials may differ in length.
+        # By iteration: Optuna compares trials at equal steps, and epochs of trials may differ in
+        # length.
         try:
             self._trial.report(value, runner.iter)
             is_pruned = self._trial.should_prune()
         except Exception as error:
-            # Of any type, if the study's file is locked, damaged, or on a full disk. A search is not worth a run.
+            # Of any type, if the study's file is locked, damaged, or on a full disk. A search is
+            # not worth a run.
             runner.logger.warning(
-                f"Optuna did not compare {self.monitor} at iteration {runner.iter} with the other runs, so training "
+                f"Optuna did not compare {self.monitor} at iteration {runner.iter} with the other "
+                "runs, so training "
                 f"goes on: {type(error).__name__}: {error}"
             )
             return
         if is_pruned:
-            # The run ends in the ordinary way, with a last checkpoint and reports; an exception would look like a
-            # failure.
+            # The run ends in the ordinary way, with a last checkpoint and reports; an exception
+            # would look like a failure.
             runner.train_loop.stop_training = True
-            runner.logger.info(f"Training stops early: {self.monitor} is {value:.4g}, worse than in most other runs.")
-            write_bytes(self._record, encode({**decode_object(read_bytes(self._record)), "pruned": True}).encode())
+            runner.logger.info(
+                f"Training stops early: {self.monitor} is {value:.4g}, worse than in most other "
+                "runs."
+            )
+            write_bytes(
+                self._record,
+                encode({**decode_object(read_bytes(self._record)), "pruned": True}).encode(),
+            )

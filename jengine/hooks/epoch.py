@@ -2,14 +2,15 @@
 
 from typing import Any
 
+from jengine.config.registry import HOOKS
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.registry import HOOKS
 
 
 @HOOKS.register_module()
 class SetEpochInfoHook(Hook):
-    """The epoch as a step input: the model loss reads `hyperparams['epoch']`, f32[], counted from 0.
+    """The epoch as a step input: the model loss reads `hyperparams['epoch']`, f32[], counted from
+    0.
 
     A new epoch does not cause a new trace. In an iteration loop the epoch stays 0.
     """
@@ -30,10 +31,13 @@ class DistSamplerSeedHook(Hook):
     """
 
     def before_train_epoch(self, runner: RunnerProtocol) -> None:
-        """Pass the epoch to the data, unless an epoch may begin within a pass, which must go on as it is."""
+        """Pass the epoch to the data, unless an epoch may begin within a pass, which must go on
+        as it is.
+        """
         if runner.train_loop.repeats_data:
             return
-        loader: Any = runner.train_loop.dataloader  # in a custom loop, perhaps the loader of another library
+        # in a custom loop, perhaps the loader of another library
+        loader: Any = runner.train_loop.dataloader
         nested_sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
         # Where PyTorch's loaders may have it, in MMEngine's order
         owners: list[Any] = [loader, getattr(loader, "sampler", None), nested_sampler]

@@ -1,4 +1,6 @@
-"""Base class of hooks: 22 host stages, four traced points, and a state that is saved in checkpoints."""
+"""Base class of hooks: 22 host stages, four traced points, and a state that is saved in
+checkpoints.
+"""
 
 import math
 import operator
@@ -7,15 +9,16 @@ from typing import Any, ClassVar
 
 import optax
 
-from jengine.construction import recorded
+from jengine.config.construction import recorded
+from jengine.config.errors import ConfigError
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError
 from jengine.hooks.priority import Priority
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.train import StepContext
 from jengine.train.scanned_step import ChunkMetrics
+from jengine.train.traced_hooks import StepContext
 
-Outputs = Mapping[str, Any] | None  # step metrics by name, device arrays; None if the hook runs ahead of the step
+# step metrics by name, device arrays; None if the hook runs ahead of the step
+Outputs = Mapping[str, Any] | None
 
 # The default `before_val_iter` calls `_before_iter`, and so on.
 _SHARED_METHODS = {
@@ -29,27 +32,32 @@ _SHARED_METHODS = {
 class Hook:
     """Code that runs at fixed points of a run, in one of two ways or in both.
 
-    * **Host stages** (`before_run` … `after_run`, MMEngine's names and arguments) are called by the Runner in priority
-      order, outside the compiled step. They can read metrics, files and the clock.
-    * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`, `traced_accumulate`) are pure functions
-      `context -> context` that are compiled into the step, in the same order. They should keep values in the traced
-      state (see `init_traced_state`): an attribute read inside a trace is frozen at its first value.
+    * **Host stages** (`before_run` … `after_run`, MMEngine's names and arguments) are called by the
+    Runner in priority order, outside the compiled step. They can read metrics, files and the clock.
+    * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`, `traced_accumulate`) are
+    pure functions `context -> context` that are compiled into the step, in the same order. They
+    should keep values in the traced state (see `init_traced_state`): an attribute read inside a
+    trace is frozen at its first value.
 
-    With `steps_per_call=K` the Runner runs chunks of K steps in one call of the compiled step, where hooks allow it:
+    With `steps_per_call=K` the Runner runs chunks of K steps in one call of the compiled step,
+    where hooks allow it:
 
-    * By default a hook acts at each step, which limits chunks to one step. `next_step` returns the next step at which
-      it acts; no chunk crosses that step.
-    * A hook whose iteration stages only set hyperparameters sets `runs_ahead`: they are called for each step of a
-      chunk before the chunk runs, with `outputs=None`.
-    * A hook that only reads metrics defines `after_train_chunk`, which is called once per chunk instead of
-      `after_train_iter`.
+    * By default a hook acts at each step, which limits chunks to one step. `next_step` returns the
+    next step at which it acts; no chunk crosses that step.
+    * A hook whose iteration stages only set hyperparameters sets `runs_ahead`: they are called for
+      each step of a chunk before the chunk runs, with `outputs=None`.
+    * A hook that only reads metrics defines `after_train_chunk`, which is called once per chunk
+    instead of `after_train_iter`.
 
     Attributes:
       priority: order among the hooks of a stage, unless overridden at registration.
-      update_on_skipped_steps: whether the traced state is updated at skipped steps (`StepContext.apply_update`).
-      runs_ahead: whether `before_train_iter` and `after_train_iter` use neither the state nor metrics.
+      update_on_skipped_steps: whether the traced state is updated at skipped steps
+        (`StepContext.apply_update`).
+      runs_ahead: whether `before_train_iter` and `after_train_iter` use neither the state nor
+        metrics.
       is_single: whether a run has at most one hook of the class, subclasses included.
-      draws_samples: whether the hook calls `runner.visualizer.add_datasample`, which is then checked before training.
+      draws_samples: whether the hook calls `runner.visualizer.add_datasample`, which is then
+        checked before training.
 
     Examples:
       >>> class StopAtLoss(Hook):
@@ -66,14 +74,35 @@ class Hook:
     draws_samples: bool = False
 
     stages: ClassVar[tuple[str, ...]] = (
-        "before_run", "after_load_checkpoint",
-        "before_train", "before_train_epoch", "before_train_iter", "after_train_iter", "after_train_epoch",
-        "before_val", "before_val_epoch", "before_val_iter", "after_val_iter", "after_val_epoch", "after_val",
-        "before_save_checkpoint", "after_train",
-        "before_test", "before_test_epoch", "before_test_iter", "after_test_iter", "after_test_epoch", "after_test",
+        "before_run",
+        "after_load_checkpoint",
+        "before_train",
+        "before_train_epoch",
+        "before_train_iter",
+        "after_train_iter",
+        "after_train_epoch",
+        "before_val",
+        "before_val_epoch",
+        "before_val_iter",
+        "after_val_iter",
+        "after_val_epoch",
+        "after_val",
+        "before_save_checkpoint",
+        "after_train",
+        "before_test",
+        "before_test_epoch",
+        "before_test_iter",
+        "after_test_iter",
+        "after_test_epoch",
+        "after_test",
         "after_run",
-    )  # fmt: skip
-    traced_points: ClassVar[tuple[str, ...]] = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
+    )
+    traced_points: ClassVar[tuple[str, ...]] = (
+        "traced_batch",
+        "traced_grads",
+        "traced_update",
+        "traced_accumulate",
+    )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -85,7 +114,9 @@ class Hook:
         """Run once before training, validation or testing begins."""
 
     def after_load_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
-        """Run after a checkpoint is read and before it is used; `checkpoint` may be edited in place."""
+        """Run after a checkpoint is read and before it is used; `checkpoint` may be edited in
+        place.
+        """
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Run before the first training iteration."""
@@ -94,15 +125,25 @@ class Hook:
         """Run before each training epoch; once in an iteration loop."""
         self._before_epoch(runner, mode="train")
 
-    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
+    def before_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
+    ) -> None:
         """Run before each training step, with the batch on its device."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="train")
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
-        """Run after each training step is dispatched; `outputs` are step metrics, device arrays that may be pending."""
-        self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train")
+        """Run after each training step is dispatched; `outputs` are step metrics, device arrays
+        that may be pending.
+        """
+        self._after_iter(
+            runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train"
+        )
 
     def after_train_chunk(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
@@ -123,7 +164,9 @@ class Hook:
         """Run before the first batch of a validation."""
         self._before_epoch(runner, mode="val")
 
-    def before_val_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
+    def before_val_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
+    ) -> None:
         """Run before each validation step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="val")
 
@@ -131,9 +174,13 @@ class Hook:
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
     ) -> None:
         """Run after each validation step; `outputs` are the predictions, on the device."""
-        self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val")
+        self._after_iter(
+            runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val"
+        )
 
-    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
         """Run after a validation, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="val")
 
@@ -153,7 +200,9 @@ class Hook:
         """Run before the first batch of a test."""
         self._before_epoch(runner, mode="test")
 
-    def before_test_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
+    def before_test_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
+    ) -> None:
         """Run before each test step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="test")
 
@@ -161,9 +210,13 @@ class Hook:
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
     ) -> None:
         """Run after each test step; `outputs` are the predictions, on the device."""
-        self._after_iter(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test")
+        self._after_iter(
+            runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test"
+        )
 
-    def after_test_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
         """Run after a test, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="test")
 
@@ -187,7 +240,12 @@ class Hook:
         """Run before each iteration of any mode."""
 
     def _after_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None, mode: str = "train"
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Any = None,
+        mode: str = "train",
     ) -> None:
         """Run after each iteration of any mode."""
 
@@ -196,7 +254,8 @@ class Hook:
     def init_traced_state(self, params: optax.Params, model_state: Any) -> Any:
         """Return the hook's entry in `TrainState.hook_state`: a pytree of arrays, or None.
 
-        Leaves must be separate arrays (copy a parameter): each step donates the state, and a buffer only once.
+        Leaves must be separate arrays (copy a parameter): each step donates the state, and a buffer
+        only once.
         """
         return None
 
@@ -205,15 +264,21 @@ class Hook:
         return ctx
 
     def traced_grads(self, ctx: StepContext) -> StepContext:
-        """Run between the gradients and the update; may change `ctx.grads`, `ctx.metrics`, `ctx.hook_state`."""
+        """Run between the gradients and the update; may change `ctx.grads`, `ctx.metrics`,
+        `ctx.hook_state`.
+        """
         return ctx
 
     def traced_update(self, ctx: StepContext) -> StepContext:
-        """Run after the update, with the new `ctx.params`; may change them, `ctx.model_state`, `ctx.hook_state`."""
+        """Run after the update, with the new `ctx.params`; may change them, `ctx.model_state`,
+        `ctx.hook_state`.
+        """
         return ctx
 
     def traced_accumulate(self, ctx: StepContext) -> StepContext:
-        """Run instead of `traced_update` where gradients were only accumulated: `ctx.params` are unchanged."""
+        """Run instead of `traced_update` where gradients were only accumulated: `ctx.params` are
+        unchanged.
+        """
         return ctx
 
     # --- Evaluation. ---
@@ -221,48 +286,57 @@ class Hook:
     def eval_variables(
         self, runner: RunnerProtocol, variables: dict[str, tuple[Any, Any]]
     ) -> dict[str, tuple[Any, Any]]:
-        """Return the variables to evaluate, one pass per entry: suffix of the metric names -> `(params, model_state)`.
+        """Return the variables to evaluate, one pass per entry: suffix of the metric names ->
+        `(params, model_state)`.
 
-        An averaged model replaces the raw one here; the training state does not change. `variables` is what the
-        previous hook returned; for the first hook, the training state under the suffix ''.
+        An averaged model replaces the raw one here; the training state does not change. `variables`
+        is what the previous hook returned; for the first hook, the training state under the suffix
+        ''.
         """
         return variables
 
     def monitored_metrics(self) -> list[tuple[str, str, str]]:
         """Return `(argument, metric, rule)` for each validation metric that the hook requires.
 
-        `argument` is the hook argument that names the metric, and `rule` is 'greater' or 'less', whichever value is
-        better. The table of validations marks the best values.
+        `argument` is the hook argument that names the metric, and `rule` is 'greater' or 'less',
+        whichever value is better. The table of validations marks the best values.
         """
         return []
 
     # --- Host state, saved in every checkpoint. ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the hook needs after a restart: numbers, strings, bytes, arrays, lists, tuples and dicts."""
+        """Return what the hook needs after a restart: numbers, strings, bytes, arrays, lists,
+        tuples and dicts.
+        """
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the values that `state_dict` returned."""
 
     def list_directories(self, work_dir: str) -> list[str]:
-        """Return the directories besides the work dir to which the hook writes checkpoints; the run locks them."""
+        """Return the directories besides the work dir to which the hook writes checkpoints; the
+        run locks them.
+        """
         return []
 
     # --- When the hook acts. ---
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return the first step from `step` on at which `before_train_iter` or `after_train_iter` acts.
+        """Return the first step from `step` on at which `before_train_iter` or `after_train_iter`
+        acts.
 
-        Both stages are called only at these steps, and no chunk crosses one of them. Steps count from 0 over the whole
-        run, like `runner.iter`. The default is every step; `math.inf` is none.
+        Both stages are called only at these steps, and no chunk crosses one of them. Steps count
+        from 0 over the whole run, like `runner.iter`. The default is every step; `math.inf` is
+        none.
         """
         return step
 
     # --- Helpers. ---
 
     def next_multiple(self, n: int, step: int, begin: int = 0) -> float:
-        """Return the first step from `step` on for which `every_n_train_iters(runner, n, begin)` is true.
+        """Return the first step from `step` on for which `every_n_train_iters(runner, n, begin)` is
+        true.
 
         Examples:
           >>> Hook().next_multiple(10, step=3)
@@ -274,7 +348,9 @@ class Hook:
         return count - 1 + (begin - count) % n
 
     def every_n_epochs(self, runner: RunnerProtocol, n: int, start: int = 0) -> bool:
-        """Return whether the current epoch is every `n`-th from epoch `start` on, counted from 1."""
+        """Return whether the current epoch is every `n`-th from epoch `start` on, counted from
+        1.
+        """
         return n > 0 and runner.epoch + 1 >= start and (runner.epoch + 1 - start) % n == 0
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
@@ -282,19 +358,25 @@ class Hook:
         return n > 0 and (batch_idx + 1) % n == 0
 
     def every_n_train_iters(self, runner: RunnerProtocol, n: int, start: int = 0) -> bool:
-        """Return whether the current training iteration is every `n`-th from iteration `start` on, counted from 1."""
+        """Return whether the current training iteration is every `n`-th from iteration `start`
+        on, counted from 1.
+        """
         return n > 0 and runner.iter + 1 >= start and (runner.iter + 1 - start) % n == 0
 
     def end_of_epoch(self, dataloader: Sized, batch_idx: int) -> bool:
         """Return whether this is the last batch of the loader; False if its length is unknown."""
-        return batch_idx + 1 == operator.length_hint(dataloader, -1)  # `len` would raise for a stream
+        # `len` would raise for a stream
+        return batch_idx + 1 == operator.length_hint(dataloader, -1)
 
     def require_epoch_length(self, runner: RunnerProtocol) -> int:
-        """Return the epoch length in iterations; ConfigError if it is unknown, because the data have no length."""
+        """Return the epoch length in iterations; ConfigError if it is unknown, because the data
+        have no length.
+        """
         if (length := runner.train_loop.epoch_length) is None:
             name = type(self).__name__
             raise ConfigError(
-                f"`train_cfg.epoch_length` must be given for {name}, because the data have no length, got none"
+                f"`train_cfg.epoch_length` must be given for {name}, because the data have no "
+                "length, got none"
             )
         return length
 
@@ -307,7 +389,9 @@ class Hook:
         return runner.iter + 1 == runner.max_iters
 
     def is_left_out(self, runner: RunnerProtocol, metric: str) -> bool:
-        """Return whether the current validation leaves out the evaluation of a metric, which has its own interval."""
+        """Return whether the current validation leaves out the evaluation of a metric, which has
+        its own interval.
+        """
         return metric.partition("/")[0] in runner.message_hub.get_info("evaluations_left_out", ())
 
     @property
@@ -325,9 +409,19 @@ class Hook:
         methods = {*Hook.stages, *_SHARED_METHODS.values()}
         cls = type(self)
         # A method may also be set on the instance, or be one of the shared ones
-        defined = {x for x in methods if x in self.__dict__ or getattr(cls, x) is not getattr(Hook, x)}
-        return [stage for stage in Hook.stages if not defined.isdisjoint((stage, _SHARED_METHODS.get(stage)))]
+        defined = {
+            x for x in methods if x in self.__dict__ or getattr(cls, x) is not getattr(Hook, x)
+        }
+        return [
+            stage
+            for stage in Hook.stages
+            if not defined.isdisjoint((stage, _SHARED_METHODS.get(stage)))
+        ]
 
     def get_traced_points(self) -> list[str]:
         """Return the traced points that this hook defines."""
-        return [point for point in Hook.traced_points if getattr(type(self), point) is not getattr(Hook, point)]
+        return [
+            point
+            for point in Hook.traced_points
+            if getattr(type(self), point) is not getattr(Hook, point)
+        ]

@@ -4,20 +4,21 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jengine.config.errors import ConfigError, config_path, did_you_mean
+from jengine.config.registry import HOOKS, as_config
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError, config_path, did_you_mean
 from jengine.hooks.checks import HookStateError, NonFiniteLossError
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.logging import shorten_rows, tables
+from jengine.logging import tables
 from jengine.logging.notebook import in_notebook
-from jengine.registry import HOOKS, as_config
+from jengine.logging.tables import shorten_rows
 from jengine.train.scanned_step import ChunkMetrics
 
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
-# A hook that defines a stage, its method, and whether it is called only at the steps that `Hook.next_step` returns. A
-# plain tuple, because each call of a stage unpacks one for each hook.
+# A hook that defines a stage, its method, and whether it is called only at the steps that
+# `Hook.next_step` returns. A plain tuple, because each call of a stage unpacks one for each hook.
 _Listener = tuple[Hook, Callable[..., Any], bool]
 
 
@@ -40,7 +41,8 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
 _NOTEBOOK_HOOKS = dict(progress=dict(type="ProgressHook"))  # further default hooks in a notebook
 _MODES = ("train", "val", "test")
 _MAX_ROWS = 10  # of the table
-_ALMOST = 0.9  # similarity at which a method is a misspelled stage; hooks may define their own stages
+# similarity at which a method is a misspelled stage; hooks may define their own stages
+_ALMOST = 0.9
 
 
 class HookList:
@@ -62,19 +64,22 @@ class HookList:
         return tuple(self._named)
 
     def register(
-        self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None, name: str | None = None
+        self,
+        hook: Hook | dict[str, Any],
+        priority: int | str | Priority | None = None,
+        name: str | None = None,
     ) -> Hook:
         """Add a hook.
 
         Args:
-          hook: an instance, or `dict(type=..., priority=..., **arguments)`, which is not modified. `level`, on the
-            scale of iMIX, may replace `priority`.
+          hook: an instance, or `dict(type=..., priority=..., **arguments)`, which is not modified.
+            `level`, on the scale of iMIX, may replace `priority`.
           priority: overrides the config's `priority`, which overrides that of the class.
           name: the hook replaces the one that was registered under this name.
 
         Raises:
-          TypeError: not a hook or its config. ConfigError: both a priority and a level, or a second hook of a class
-            with `is_single`.
+          TypeError: not a hook or its config. ConfigError: both a priority and a level, or a second
+            hook of a class with `is_single`.
         """
         hook = as_config(hook)
         if not isinstance(hook, Hook) and hasattr(hook, "items"):
@@ -99,9 +104,13 @@ class HookList:
         return hook
 
     def register_defaults(self, hooks: Mapping[str, Any] | None = None) -> None:
-        """Register the default hooks; `hooks` replaces them by name, removes them with None, or adds others."""
+        """Register the default hooks; `hooks` replaces them by name, removes them with None, or
+        adds others.
+        """
         if hooks is not None and not hasattr(hooks, "items"):
-            raise TypeError(f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}")
+            raise TypeError(
+                f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}"
+            )
         # A dict of some hooks changes these only; the others stay, as in MMEngine.
         defaults = {**DEFAULT_HOOKS, **(_NOTEBOOK_HOOKS if in_notebook() else {})}
         missing = {name: hook for name, hook in defaults.items() if name not in self.names}
@@ -112,7 +121,9 @@ class HookList:
                     _check_hook_name(name, known)
                     self.register(hook, name=name)
                 elif name not in known:
-                    raise ValueError(f"a default hook to remove must be one of {', '.join(known)}, got {name!r}")
+                    raise ValueError(
+                        f"a default hook to remove must be one of {', '.join(known)}, got {name!r}"
+                    )
                 else:
                     self.remove(name)
 
@@ -121,17 +132,24 @@ class HookList:
         if isinstance(hooks, str | Hook) or hasattr(hooks, "items"):
             hooks = [hooks]
         if hooks is not None and not isinstance(hooks, list | tuple):
-            raise TypeError(f"custom_hooks must be a list of hooks, or one, got {type(hooks).__name__}")
+            raise TypeError(
+                f"custom_hooks must be a list of hooks, or one, got {type(hooks).__name__}"
+            )
         for i, hook in enumerate(hooks or []):
             with config_path("custom_hooks", i):
                 self.register(hook)
 
     def _check_single(self, hook: Hook) -> None:
         # The base that sets it, so that subclasses count as the same kind
-        kind = next((kind for kind in reversed(type(hook).__mro__) if getattr(kind, "is_single", False)), None)
+        kind = next(
+            (kind for kind in reversed(type(hook).__mro__) if getattr(kind, "is_single", False)),
+            None,
+        )
         if kind is None or not hook.is_single or not any(isinstance(other, kind) for other in self):
             return
-        default = next((name for name, other in self._named.items() if isinstance(other, kind)), None)
+        default = next(
+            (name for name, other in self._named.items() if isinstance(other, kind)), None
+        )
         hint = f"; change the default one with default_hooks=dict({default}=...)" if default else ""
         raise ConfigError(f"a run must have at most one {kind.__name__}, got a second{hint}")
 
@@ -143,9 +161,11 @@ class HookList:
         self._stages.clear()
 
     def call(self, runner: RunnerProtocol, stage: str, arguments: Mapping[str, Any]) -> None:
-        """Call the method `stage` of every hook that defines it, in order, with the keyword arguments of the stage.
+        """Call the method `stage` of every hook that defines it, in order, with the keyword
+        arguments of the stage.
 
-        An exception keeps its type and traceback; a note names the hook, the stage and the iteration.
+        An exception keeps its type and traceback; a note names the hook, the stage and the
+        iteration.
         """
         # Looked up here first: a Python call less for each stage of each iteration
         listeners, _, _ = self._stages.get(stage) or self._find_stage(stage)
@@ -170,27 +190,41 @@ class HookList:
     def call_after_chunk(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
     ) -> None:
-        """Call `after_train_chunk` of the hooks that define it, and `after_train_iter` of the others that are due."""
-        step, last = runner.iter, None
-        listeners, _, _ = self._stages.get("after_train_iter") or self._find_stage("after_train_iter")
+        """Call `after_train_chunk` of the hooks that define it, and `after_train_iter` of the
+        others that are due.
+        """
+        step = runner.iter
+        last = None
+        listeners, _, _ = self._stages.get("after_train_iter") or self._find_stage(
+            "after_train_iter"
+        )
         for hook, method, scheduled in listeners:
             try:
                 if hook.is_per_chunk:
-                    hook.after_train_chunk(runner, batch_idx=batch_idx, data_batch=data_batch, metrics=metrics)
+                    hook.after_train_chunk(
+                        runner, batch_idx=batch_idx, data_batch=data_batch, metrics=metrics
+                    )
                 elif hook.runs_ahead:
                     method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=None)
                 elif not scheduled or hook.next_step(runner, step) <= step:
-                    last = metrics.last() if last is None else last  # slices device arrays: only on demand
+                    # slices device arrays: only on demand
+                    last = metrics.last() if last is None else last
                     method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=last)
             except Exception as error:
                 _add_note(error, hook, "after_train_iter", runner)
                 raise
 
     def allows_chunk(self, runner: RunnerProtocol, size: int) -> bool:
-        """Return whether no hook acts within a chunk of `size` steps that starts at `runner.iter`."""
-        first, last = runner.iter, runner.iter + size - 1
+        """Return whether no hook acts within a chunk of `size` steps that starts at
+        `runner.iter`.
+        """
+        first = runner.iter
+        last = runner.iter + size - 1
         # At the ends of a chunk hooks are called as usual: before the first step, after the last
-        for stage, start, end in (("before_train_iter", first + 1, last + 1), ("after_train_iter", first, last)):
+        for stage, start, end in (
+            ("before_train_iter", first + 1, last + 1),
+            ("after_train_iter", first, last),
+        ):
             _, _, limiting = self._stages.get(stage) or self._find_stage(stage)
             for hook in limiting:  # no generator, which calls itself for each hook
                 if hook.next_step(runner, start) < end:
@@ -198,12 +232,22 @@ class HookList:
         return True
 
     def list_chunk_blockers(self, runner: RunnerProtocol) -> list[Hook]:
-        """Return the hooks that act at this step and at the next, which limits chunks to one step."""
-        hooks = dict.fromkeys(hook for stage in _ITERATION_STAGES for hook in self._find_stage(stage).limiting)
-        return [h for h in hooks if all(h.next_step(runner, i) == i for i in (runner.iter, runner.iter + 1))]
+        """Return the hooks that act at this step and at the next, which limits chunks to one
+        step.
+        """
+        hooks = dict.fromkeys(
+            hook for stage in _ITERATION_STAGES for hook in self._find_stage(stage).limiting
+        )
+        return [
+            h
+            for h in hooks
+            if all(h.next_step(runner, i) == i for i in (runner.iter, runner.iter + 1))
+        ]
 
     def describe(self) -> str:
-        """Return the order of calls, stage by stage, with the traced points between the stages of an iteration."""
+        """Return the order of calls, stage by stage, with the traced points between the stages
+        of an iteration.
+        """
         sections = []
         hooks = [
             (value, type(hook).__name__, [*hook.get_triggered_stages(), *hook.get_traced_points()])
@@ -212,20 +256,33 @@ class HookList:
         # Traced points stand where they act: between the stages before and after an iteration.
         step = Hook.stages.index("after_train_iter")
         for stage in (*Hook.stages[:step], *Hook.traced_points, *Hook.stages[step:]):
-            lines = [f"({get_priority_name(value):<12}) {name:<35}" for value, name, stages in hooks if stage in stages]
+            lines = [
+                f"({get_priority_name(value):<12}) {name:<35}"
+                for value, name, stages in hooks
+                if stage in stages
+            ]
             if lines:
                 sections.append("\n".join([f"{stage}:", *lines, " -------------------- "]))
         return "\n".join(sections)
 
     def format_table(self) -> str:
-        """Return a table with the hooks in order: priority, the loops in which they act, and the traced points."""
+        """Return a table with the hooks in order: priority, the loops in which they act, and the
+        traced points.
+        """
         rows = []
         for value, hook in self._hooks:
             stages = hook.get_triggered_stages()
             loops = [mode for mode in _MODES if any(f"_{mode}" in stage for stage in stages)]
             others = [stage for stage in stages if not any(f"_{mode}" in stage for mode in _MODES)]
             traced = [point.removeprefix("traced_") for point in hook.get_traced_points()]
-            rows.append([type(hook).__name__, get_priority_name(value), ", ".join(loops or others), ", ".join(traced)])
+            rows.append(
+                [
+                    type(hook).__name__,
+                    get_priority_name(value),
+                    ", ".join(loops or others),
+                    ", ".join(traced),
+                ]
+            )
         return tables.format_table(
             ["hooks, in order", "priority", "acts in", "in the step"], shorten_rows(rows, _MAX_ROWS)
         )
@@ -247,7 +304,8 @@ class HookList:
         for hook in self:
             if not (name in hook.get_triggered_stages() if is_known else hasattr(hook, name)):
                 continue
-            # Such a hook acts on a chunk by other means: ahead of it, or after it with the metrics of all steps
+            # Such a hook acts on a chunk by other means: ahead of it, or after it with the metrics
+            # of all steps
             in_chunk = hook.runs_ahead or hook.is_per_chunk
             is_scheduled = name in _ITERATION_STAGES and hook.is_scheduled and not in_chunk
             listener = hook, getattr(hook, name), is_scheduled
@@ -261,9 +319,15 @@ class HookList:
 
 def _check_hook_name(name: str, known: Sequence[str]) -> None:
     # `logger_of_mine` is another name, `loger` is a misspelled one
-    hint = "" if any(str(name).startswith(other) for other in known) else did_you_mean(str(name), known, cutoff=0.8)
+    hint = (
+        ""
+        if any(str(name).startswith(other) for other in known)
+        else did_you_mean(str(name), known, cutoff=0.8)
+    )
     if hint:
-        raise ConfigError(f"`default_hooks` must have other names for further hooks, got {name!r}{hint}")
+        raise ConfigError(
+            f"`default_hooks` must have other names for further hooks, got {name!r}{hint}"
+        )
 
 
 def _check_stages(hook: Hook) -> None:
@@ -275,23 +339,32 @@ def _check_stages(hook: Hook) -> None:
         match = difflib.get_close_matches(method, known, n=1, cutoff=_ALMOST)
         if match and callable(getattr(type(hook), method)):
             owner = type(hook).__name__
-            raise ConfigError(f"`{owner}.{method}` must be the name of a stage; did you mean {match[0]!r}?")
+            raise ConfigError(
+                f"`{owner}.{method}` must be the name of a stage; did you mean {match[0]!r}?"
+            )
 
 
 def _add_note(error: Exception, hook: Hook, stage: str, runner: RunnerProtocol) -> None:
-    # Found where this hook waits for the losses, or looks at the states of the others: not its fault.
+    # Found where this hook waits for the losses, or looks at the states of the others: not its
+    # fault.
     if not isinstance(error, NonFiniteLossError | HookStateError):
-        error.add_note(f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})")
+        error.add_note(
+            f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})"
+        )
 
 
 def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
-    """Remove `priority`, or `level` on iMIX's scale, from a hook's config and return the priority."""
-    priority, level = cfg.pop("priority", None), cfg.pop("level", None)
+    """Remove `priority`, or `level` on iMIX's scale, from a hook's config and return the
+    priority.
+    """
+    priority = cfg.pop("priority", None)
+    level = cfg.pop("level", None)
     if level is None:
         return priority
     if priority is not None:
         raise ConfigError(
-            "a hook must have a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in iMIX), got both: "
+            "a hook must have a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in "
+            "iMIX), got both: "
             f"{priority!r} and {level!r}"
         )
     return to_priority(get_level(level))

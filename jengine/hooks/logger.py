@@ -8,15 +8,15 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from jengine.annotations import Count
+from jengine.config.annotations import Count
+from jengine.config.json_codec import encode, to_plain
+from jengine.config.registry import HOOKS
+from jengine.config.storage import storage_path
 from jengine.data.batch_check import Batch
-from jengine.downloads import apply_backend_args
+from jengine.extras.cloud.downloads import apply_backend_args
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import encode, to_plain
-from jengine.logging import set_file_handler
-from jengine.registry import HOOKS
-from jengine.storage import storage_path
+from jengine.logging.console import set_file_handler
 from jengine.train.scanned_step import ChunkMetrics
 
 
@@ -24,25 +24,28 @@ from jengine.train.scanned_step import ChunkMetrics
 class LoggerHook(Hook):
     """Log lines every `interval` iterations and after each validation and test.
 
-    Metrics leave the device only for a log line: those of all past iterations, in one transfer. A background thread
-    waits for them and writes the line while training continues.
+    Metrics leave the device only for a log line: those of all past iterations, in one transfer. A
+    background thread waits for them and writes the line while training continues.
 
-    In the backends all scalars have the number of completed training iterations as step. JSON lines have a `mode`:
-    'train', 'val' or 'test'.
+    In the backends all scalars have the number of completed training iterations as step. JSON lines
+    have a `mode`: 'train', 'val' or 'test'.
 
     Args:
       interval: iterations between two lines, counted from 0 in each epoch.
-      ignore_last: do not log the incomplete rest of an epoch, unless the whole epoch is shorter than `interval`.
+      ignore_last: do not log the incomplete rest of an epoch, unless the whole epoch is shorter
+        than `interval`.
       interval_exp_name: iterations between two lines that repeat the experiment name.
-      out_dir: after the run, copy the log files to this directory, into a folder named like the work dir. A path or a
-        URL (`gs://`, `s3://`).
+      out_dir: after the run, copy the log files to this directory, into a folder named like the
+        work dir. A path or a URL (`gs://`, `s3://`).
       out_suffix: file name endings of the files to copy from the log directory.
       keep_local: False removes the local files after they are copied.
-      log_metric_by_epoch: in a loop over epochs, validation and test metrics have the number of completed epochs as
-        their step.
+      log_metric_by_epoch: in a loop over epochs, validation and test metrics have the number of
+        completed epochs as their step.
       file_handler_cfg: the handler of the log file, see `set_file_handler`. With
-        `dict(type='RotatingFileHandler', maxBytes=10**7, backupCount=5)` older lines are in `.log.1`, `.log.2`, ...
-      file_client_args, backend_args: storage of `out_dir` in MMEngine's terms, see `apply_backend_args`.
+        `dict(type='RotatingFileHandler', maxBytes=10**7, backupCount=5)` older lines are in
+        `.log.1`, `.log.2`, ...
+      file_client_args, backend_args: storage of `out_dir` in MMEngine's terms, see
+        `apply_backend_args`.
 
     Examples:
       >>> hook = LoggerHook(interval=50, out_dir="gs://bucket/logs")
@@ -69,7 +72,9 @@ class LoggerHook(Hook):
         if out_dir is not None:
             storage_path("LoggerHook.out_dir", out_dir)  # refuses what cannot be written
         if out_dir is None and not keep_local:
-            raise ValueError("LoggerHook: keep_local=False needs an out_dir, or the logs would be lost")
+            raise ValueError(
+                "LoggerHook: keep_local=False needs an out_dir, or the logs would be lost"
+            )
         self.interval = interval
         self.ignore_last = ignore_last
         self.interval_exp_name = interval_exp_name
@@ -88,12 +93,17 @@ class LoggerHook(Hook):
         """Warn if `log_metric_by_epoch` has no effect."""
         if self.log_metric_by_epoch and not runner.train_loop.by_epoch:
             runner.logger.warning(
-                "LoggerHook: log_metric_by_epoch=True has no effect in a loop over iterations, which has no epochs: "
+                "LoggerHook: log_metric_by_epoch=True has no effect in a loop over iterations, "
+                "which has no epochs: "
                 "the step of validation metrics is the iteration."
             )
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
         """Log the iteration if it is due."""
         self._log_train(runner, batch_idx, 1)
@@ -106,24 +116,30 @@ class LoggerHook(Hook):
 
     def _log_train(self, runner: RunnerProtocol, batch_idx: int, count: int) -> None:
         """Log the iterations that are due among the last `count`."""
-        loop, iteration = runner.train_loop, runner.iter
+        loop = runner.train_loop
+        iteration = runner.iter
         by_epoch = loop.by_epoch
-        # An iteration loop has no epochs: its batch index keeps growing, and its only end is the end of training.
+        # An iteration loop has no epochs: its batch index keeps growing, and its only end is the
+        # end of training.
         end = (loop.epoch_length or math.inf) if by_epoch else runner.max_iters
         lines: list[tuple[int, int | None]] = []  # see `_write_lines`
         for offset in range(count - 1, -1, -1):
-            completed, inner = iteration - offset + 1, batch_idx - offset + 1
+            completed = iteration - offset + 1
+            inner = batch_idx - offset + 1
             is_last = (inner if by_epoch else completed) == end
             if completed % self.interval_exp_name == 0 or (is_last and by_epoch):
                 lines.append((completed - 1, None))
-            if inner % self.interval == 0 or (is_last and (not self.ignore_last or end <= self.interval)):
+            if inner % self.interval == 0 or (
+                is_last and (not self.ignore_last or end <= self.interval)
+            ):
                 lines.append((completed - 1, inner - 1))
         if lines:
             loop.check()  # raises here, in the thread of the loop
             timer = runner.phase_timer
             previous = timer.enter("logging")  # a context manager would take as long as the rest
             try:
-                runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)  # it waits for the device
+                # it waits for the device
+                runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)
             finally:
                 timer.enter(previous)
             runner.message_hub.pop_info("slowest")  # the line has it
@@ -140,15 +156,23 @@ class LoggerHook(Hook):
         """Log the progress of a test to the terminal and the log file."""
         self._log_eval_iter(runner, batch_idx, "test")
 
-    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
         """Log validation metrics, also to the backends."""
         self._log_pass(runner, runner.val_loop.epoch_length or 0, "val")
 
-    def after_test_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
-        """Log test metrics and write them to the backends and to `<timestamp>.json` in the log directory."""
+    def after_test_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
+        """Log test metrics and write them to the backends and to `<timestamp>.json` in the log
+        directory.
+        """
         last = runner.test_loop.epoch_length or 0
         self._log_pass(runner, last, "test")
-        tag, _ = runner.log_processor.get_log_after_epoch(runner, last, "test", with_non_scalar=True)
+        tag, _ = runner.log_processor.get_log_after_epoch(
+            runner, last, "test", with_non_scalar=True
+        )
         if runner.is_main_process:
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
                 file.write(encode(_to_json_entries(tag), for_logs=True))
@@ -165,13 +189,18 @@ class LoggerHook(Hook):
         runner.log_writer.flush()  # lines of training come first
         tag, text = runner.log_processor.get_log_after_epoch(runner, last, mode)
         runner.logger.info(text)
-        by_epoch = runner.train_loop is not None and runner.train_loop.by_epoch  # None in a test alone
-        progress = {"epoch": runner.epoch, "iter": runner.iter} if by_epoch else {"iter": runner.iter}
+        # None in a test alone
+        by_epoch = runner.train_loop is not None and runner.train_loop.by_epoch
+        progress = (
+            {"epoch": runner.epoch, "iter": runner.iter} if by_epoch else {"iter": runner.iter}
+        )
         step = runner.epoch if by_epoch and self.log_metric_by_epoch else runner.iter
         scalars = {**tag, **progress, "mode": mode}
         runner.visualizer.add_scalars(scalars, step=step, file_path=f"{runner.timestamp}.json")
 
-    def _log_eval_iter(self, runner: RunnerProtocol, batch_idx: int, mode: Literal["val", "test"]) -> None:
+    def _log_eval_iter(
+        self, runner: RunnerProtocol, batch_idx: int, mode: Literal["val", "test"]
+    ) -> None:
         if self.every_n_inner_iters(batch_idx, self.interval):
             _, text = runner.log_processor.get_log_after_iter(runner, batch_idx, mode)
             runner.logger.info(text)
@@ -180,7 +209,9 @@ class LoggerHook(Hook):
         assert self.out_dir is not None
         source = storage_path("log_dir", runner.log_dir)
         # `run/` ends in an empty name
-        target = storage_path("LoggerHook.out_dir", self.out_dir) / os.path.basename(runner.work_dir.rstrip("/"))
+        target = storage_path("LoggerHook.out_dir", self.out_dir) / os.path.basename(
+            runner.work_dir.rstrip("/")
+        )
         for folder, _, files in os.walk(runner.log_dir):
             for name in files:
                 if name.endswith(self.out_suffix):
@@ -194,20 +225,29 @@ class LoggerHook(Hook):
 
 
 class _RunnerView:
-    """Frozen progress of a runner, for the thread that writes the log; the runner has all other attributes."""
+    """Frozen progress of a runner, for the thread that writes the log; the runner has all other
+    attributes.
+    """
 
     def __init__(self, runner: RunnerProtocol) -> None:
         self._runner = runner
         self.message_hub = runner.message_hub.snapshot()  # training goes on while the thread reads
-        self.train_loop, self.iter, self.epoch = runner.train_loop, runner.iter, runner.epoch
-        self.max_iters, self.max_epochs = runner.max_iters, runner.max_epochs
+        self.train_loop = runner.train_loop
+        self.iter = runner.iter
+        self.epoch = runner.epoch
+        self.max_iters = runner.max_iters
+        self.max_epochs = runner.max_epochs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)
 
 
-def _write_lines(runner: RunnerProtocol, view: _RunnerView, lines: Sequence[tuple[int, int | None]]) -> None:
-    """Write log lines: `(iteration, batch index)` for metrics, `(iteration, None)` for the experiment name."""
+def _write_lines(
+    runner: RunnerProtocol, view: _RunnerView, lines: Sequence[tuple[int, int | None]]
+) -> None:
+    """Write log lines: `(iteration, batch index)` for metrics, `(iteration, None)` for the
+    experiment name.
+    """
     try:
         for iteration, batch_idx in lines:
             view.iter = iteration
@@ -219,13 +259,17 @@ def _write_lines(runner: RunnerProtocol, view: _RunnerView, lines: Sequence[tupl
             tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
             _log_line(runner.logger, text, tag)
             scalars = {**tag, "mode": "train"}
-            runner.visualizer.add_scalars(scalars, step=iteration + 1, file_path=f"{runner.timestamp}.json")
+            runner.visualizer.add_scalars(
+                scalars, step=iteration + 1, file_path=f"{runner.timestamp}.json"
+            )
     finally:
         view.message_hub.flush()
 
 
 def _log_line(logger: logging.Logger, text: str, tag: Mapping[str, Any]) -> None:
-    """Log a line of training, without a search for the caller, which takes as long as formatting the line."""
+    """Log a line of training, without a search for the caller, which takes as long as formatting
+    the line.
+    """
     if logger.isEnabledFor(logging.INFO):
         record = logging.LogRecord(logger.name, logging.INFO, __file__, 0, text, (), None)
         record.periodic = tag  # read by a `ProgressHook`

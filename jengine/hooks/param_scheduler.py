@@ -4,21 +4,22 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from jengine.annotations import Finite, Positive
+from jengine.config.annotations import Finite, Positive
+from jengine.config.errors import ConfigError
+from jengine.config.registry import HOOKS
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.optim.schedules import flatten_schedulers
-from jengine.registry import HOOKS
+from jengine.optim.schedules.scheduler import flatten_schedulers
 
 
 @HOOKS.register_module()
 class ParamSchedulerHook(Hook):
     """Stepping of the parameter schedulers.
 
-    Schedulers with `by_epoch=False` step after every iteration, the others after every epoch; those that follow a
-    metric receive the metrics after every validation. Hyperparameters are inputs of the compiled step.
+    Schedulers with `by_epoch=False` step after every iteration, the others after every epoch; those
+    that follow a metric receive the metrics after every validation. Hyperparameters are inputs of
+    the compiled step.
     """
 
     priority = "LOW"
@@ -26,7 +27,11 @@ class ParamSchedulerHook(Hook):
     runs_ahead = True
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
         """Step the schedulers that count iterations."""
         schedulers = runner.param_schedulers
@@ -35,7 +40,8 @@ class ParamSchedulerHook(Hook):
             if not scheduler.by_epoch:
                 try:
                     scheduler.step()
-                except ConfigError:  # an illegal value, which no iteration uses if this was the last one
+                except ConfigError:
+                    # an illegal value, which no iteration uses if this was the last one
                     if runner.iter + 1 < runner.max_iters:
                         raise
 
@@ -49,7 +55,9 @@ class ParamSchedulerHook(Hook):
                     if runner.epoch + 1 < runner.max_epochs:
                         raise
 
-    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
         """Pass the metrics to the schedulers that follow one."""
         for scheduler in _list_schedulers(runner):
             is_due = scheduler.by_epoch and scheduler.need_val_args
@@ -62,8 +70,8 @@ class ParamSchedulerHook(Hook):
 class WarmupParamHook(Hook):
     """Linear warm-up of a step input: the model loss reads `hyperparams[param_name]`, f32[].
 
-    In iteration i, counted from 0, it is `value * min(1, i / (warmup_epochs * iterations per epoch))`. A new value does
-    not cause a new trace.
+    In iteration i, counted from 0, it is `value * min(1, i / (warmup_epochs * iterations per
+    epoch))`. A new value does not cause a new trace.
 
     Args:
       param_name: name of the hyperparameter; the optimizer must not have one with this name.
@@ -89,7 +97,9 @@ class WarmupParamHook(Hook):
             )
         self._set_value(runner)  # a name that comes later would compile the step again
 
-    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
+    def before_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
+    ) -> None:
         """Set the value of the iteration."""
         self._set_value(runner)
 

@@ -1,10 +1,12 @@
-"""Hook priorities: MMEngine's nine names for 0 to 100, and iMIX's seven levels for 0 to 60; lower values run first."""
+"""Hook priorities: MMEngine's nine names for 0 to 100, and iMIX's seven levels for 0 to 60;
+lower values run first.
+"""
 
 import enum
 import warnings
 from typing import Any
 
-from jengine.errors import UnknownNameError, closest
+from jengine.config.errors import UnknownNameError, closest
 
 
 class Priority(enum.IntEnum):
@@ -48,7 +50,9 @@ def get_priority(priority: int | str | Priority) -> int:
     if isinstance(priority, str):
         if priority.upper() not in Priority.__members__:
             hint = closest(priority, Priority.__members__)
-            raise UnknownNameError(f"a priority must be the name of a level, got {priority!r}{hint}")
+            raise UnknownNameError(
+                f"a priority must be the name of a level, got {priority!r}{hint}"
+            )
         return int(Priority[priority.upper()])
     if not 0 <= priority <= 100:
         raise ValueError(f"a priority must be between 0 and 100, got {priority}")
@@ -62,19 +66,33 @@ def get_priority_name(priority: int | str | Priority) -> str:
 
 
 def get_level(level: Any) -> PriorityStatus:
-    """Return an iMIX level by name, in any case, or number; NORMAL, with a warning, for anything else."""
+    """Return an iMIX level by name, in any case, or number; NORMAL, with a warning, for anything
+    else.
+    """
     if isinstance(level, str) and level.upper() in PriorityStatus.__members__:
         return PriorityStatus[level.upper()]
-    if isinstance(level, int) and not isinstance(level, bool) and level in PriorityStatus._value2member_map_:
+    if (
+        isinstance(level, int)
+        and not isinstance(level, bool)
+        and level in PriorityStatus._value2member_map_
+    ):
         return PriorityStatus(level)
-    legal = {**PriorityStatus.__members__, **{str(member.value): member for member in PriorityStatus}}
+    legal = {
+        **PriorityStatus.__members__,
+        **{str(member.value): member for member in PriorityStatus},
+    }
     hint = closest(str(level), legal)
     # A warning, as in iMIX, where an unknown level is NORMAL too.
-    warnings.warn(f"a level must be one of iMIX's, got {level!r}{hint}; NORMAL is used", UserWarning, stacklevel=2)
+    warnings.warn(
+        f"a level must be one of iMIX's, got {level!r}{hint}; NORMAL is used",
+        UserWarning,
+        stacklevel=2,
+    )
     return PriorityStatus.NORMAL
 
 
 def to_priority(level: PriorityStatus) -> Priority:
     """Return the priority on MMEngine's scale for a level, in the same order."""
-    names = {"HIGHER": "VERY_HIGH", "LOWER": "VERY_LOW"}  # the others have the same name on both scales
+    # the others have the same name on both scales
+    names = {"HIGHER": "VERY_HIGH", "LOWER": "VERY_LOW"}
     return Priority[names.get(level.name, level.name)]

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jengine.config.registry import HOOKS
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.logging import console, terminal_handlers
+from jengine.logging import console
+from jengine.logging.console import terminal_handlers
 from jengine.logging.notebook import NotebookProgress, in_notebook
-from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 
 _REDRAW_SECONDS = 0.1
@@ -53,10 +54,12 @@ class _TerminalProgress:
 
 @HOOKS.register_module()
 class ProgressHook(Hook):
-    """Progress bar with the remaining time and the loss of the newest training line; in a notebook with a plot of it.
+    """Progress bar with the remaining time and the loss of the newest training line; in a notebook
+    with a plot of it.
 
-    The command line adds it when the output is a TTY; in a notebook it is a default hook, `progress`. The bar is
-    redrawn at most ten times a second, and one training line a minute is shown; the log file has all lines.
+    The command line adds it when the output is a TTY; in a notebook it is a default hook,
+    `progress`. The bar is redrawn at most ten times a second, and one training line a minute is
+    shown; the log file has all lines.
 
     Args:
       clock: returns the time in seconds.
@@ -92,7 +95,9 @@ class ProgressHook(Hook):
         return True
 
     def _is_due(self, record: logging.LogRecord) -> bool:
-        """Return whether the terminal should show a record: one training line a minute, and all other lines."""
+        """Return whether the terminal should show a record: one training line a minute, and all
+        other lines.
+        """
         if getattr(record, "periodic", None) is None:
             return True
         if self._clock() - self._last_line < _LINE_SECONDS:
@@ -101,7 +106,11 @@ class ProgressHook(Hook):
         return True
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
         """Update the bar."""
         now = self._clock()

@@ -1,4 +1,6 @@
-"""Record of a run, the file `run.json` in its log directory: what it is, and the progress and times of each session."""
+"""Record of a run, the file `run.json` in its log directory: what it is, and the progress and
+times of each session.
+"""
 
 import math
 import pathlib
@@ -9,10 +11,10 @@ from typing import Any
 
 import jax
 
+from jengine.config.json_codec import decode_object, encode
+from jengine.config.storage import read_bytes, write_bytes
+from jengine.config.work_dir import RECORD
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import decode_object, encode
-from jengine.runs import RECORD
-from jengine.storage import read_bytes, write_bytes
 from jengine.train.state import count_parameters
 from jengine.versions import __version__, describe_device, environment_versions
 
@@ -40,7 +42,8 @@ def start_record(runner: RunnerProtocol, groups: GroupTable) -> None:
     record = dict(
         experiment_name=runner.experiment_name,
         seed=runner.seed,
-        max_iters=runner.max_iters if math.isfinite(runner.max_iters) else None,  # JSON has no infinity
+        # JSON has no infinity
+        max_iters=runner.max_iters if math.isfinite(runner.max_iters) else None,
         max_epochs=runner.max_epochs if runner.train_loop.by_epoch else None,
         epoch_length=runner.train_loop.epoch_length,
         model=dict(tensors=tensors, parameters=parameters, bytes=size),
@@ -51,7 +54,9 @@ def start_record(runner: RunnerProtocol, groups: GroupTable) -> None:
     update_record(runner)
 
 
-def update_record(runner: RunnerProtocol, status: str | None = None, background: bool = False) -> None:
+def update_record(
+    runner: RunnerProtocol, status: str | None = None, background: bool = False
+) -> None:
     """Update the progress, the time by phase and the status in the record.
 
     Args:

@@ -1,4 +1,6 @@
-"""What a run reports about itself while it trains: progress in its record, the slowest process, profiles on demand."""
+"""What a run reports about itself while it trains: progress in its record, the slowest process,
+profiles on demand.
+"""
 
 import contextlib
 import math
@@ -9,11 +11,11 @@ from typing import NamedTuple
 
 import jax
 
-from jengine.distributed import get_processes
+from jengine.config.json_codec import decode_object
+from jengine.config.storage import StorageError, read_bytes, remove_files, storage_path
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.json_codec import decode_object
-from jengine.storage import StorageError, read_bytes, remove_files, storage_path
+from jengine.parallel.processes import get_processes
 
 PROFILE_REQUEST = "profile_request.json"  # in the work dir, written by `jengine profile`
 TRACES = "tf_tracing_logs"  # below the log directory
@@ -33,7 +35,8 @@ class _Report(NamedTuple):
 class RunWatch:
     """Exchange of times and requests between the processes, about every 10 seconds of training.
 
-    All processes exchange at the same iterations, since each computes the next one from the same values.
+    All processes exchange at the same iterations, since each computes the next one from the same
+    values.
 
     Attributes:
       next_step: number of completed iterations at which to call `exchange`.
@@ -41,7 +44,9 @@ class RunWatch:
 
     def __init__(self) -> None:
         self.next_step = 1
-        self._last_step, self._last_time, self._own_seconds = 0, 0.0, 0.0
+        self._last_step = 0
+        self._last_time = 0.0
+        self._own_seconds = 0.0
         self._last_record = 0.0
         self._trace = ""  # the name of the current one
         self._requested = 0  # steps to profile, as the request file says
@@ -49,55 +54,76 @@ class RunWatch:
 
     def start(self, runner: RunnerProtocol) -> None:
         """Start to watch with the next iteration."""
-        self._last_step, self.next_step = runner.iter, runner.iter + 1
+        self._last_step = runner.iter
+        self.next_step = runner.iter + 1
         self._last_time = self._last_record = 0.0
         self._own_seconds = _own_seconds(runner)
         self._read_request(runner)
 
     def exchange(self, runner: RunnerProtocol, completed: int, seconds: float) -> None:
-        """Exchange reports after `completed` iterations, and `seconds` of training since `start`; or end a profile."""
+        """Exchange reports after `completed` iterations, and `seconds` of training since
+        `start`; or end a profile.
+        """
         if self._trace:
             self.end_trace(runner)
             self.next_step = completed + 1
             return
         own = _own_seconds(runner)
-        elapsed, done = seconds - self._last_time, completed - self._last_step
+        elapsed = seconds - self._last_time
+        done = completed - self._last_step
         processes = get_processes()
-        requested = max(self._requested, DEFAULT_STEPS if runner.interrupts.profile_requested else 0)
+        requested = max(
+            self._requested, DEFAULT_STEPS if runner.interrupts.profile_requested else 0
+        )
         report = _Report(self._host, own - self._own_seconds, elapsed, requested)
-        with runner.phase_timer.phase("step"):  # a wait for the slowest process, as in the step itself
+        # a wait for the slowest process, as in the step itself
+        with runner.phase_timer.phase("step"):
             reports: list[_Report] = processes.all_gather("the times of the processes", report)
         if seconds - self._last_record >= PERIOD:
             self._last_record = seconds
             update_record(runner, background=True)  # what a kill loses is counted from here
-            runner.log_writer.submit(self._read_request, runner)  # for the next exchange: a store takes its time
+            # for the next exchange: a store takes its time
+            runner.log_writer.submit(self._read_request, runner)
         if processes.count > 1:
-            runner.message_hub.update_info("slowest", describe_slowest(reports, done), resumed=False)
+            runner.message_hub.update_info(
+                "slowest", describe_slowest(reports, done), resumed=False
+            )
         # Growing by two at most: the first iterations compile, and a loop may become slower
         due = math.ceil(PERIOD * done / max(reports[0].elapsed, 1e-9))
-        self._last_step, self._last_time, self._own_seconds = completed, seconds, own
+        self._last_step = completed
+        self._last_time = seconds
+        self._own_seconds = own
         self.next_step = completed + max(1, min(due, 2 * done))
         if steps := max(report.profile_steps for report in reports):
             self._start_trace(runner, completed, steps, [report.host for report in reports])
 
-    def _start_trace(self, runner: RunnerProtocol, completed: int, steps: int, hosts: list[str]) -> None:
-        runner.interrupts.profile_requested, self._requested = False, 0
-        name = os.path.join(TRACES, f"iter_{completed}", own_directory(hosts, jax.process_index())).rstrip(os.sep)
+    def _start_trace(
+        self, runner: RunnerProtocol, completed: int, steps: int, hosts: list[str]
+    ) -> None:
+        runner.interrupts.profile_requested = False
+        self._requested = 0
+        name = os.path.join(
+            TRACES, f"iter_{completed}", own_directory(hosts, jax.process_index())
+        ).rstrip(os.sep)
         try:
             jax.profiler.start_trace(os.path.join(runner.log_dir, name))
         except RuntimeError as error:  # a hook of the user traces
             runner.logger.warning(f"The requested profile cannot start: {error}")
             return
-        self._trace, self.next_step = name, completed + steps
+        self._trace = name
+        self.next_step = completed + steps
         runner.logger.info(f"Profiling {steps} iterations from {completed} on, as requested.")
 
     def end_trace(self, runner: RunnerProtocol, failed: bool = False) -> None:
-        """End the current profile, if there is one; in a run that failed without a wait for the device."""
+        """End the current profile, if there is one; in a run that failed without a wait for the
+        device.
+        """
         if self._trace:
             if not failed:
                 jax.block_until_ready(runner.state)  # or the trace would end before the device
             jax.profiler.stop_trace()
-            path = os.path.join(runner.work_dir, runner.timestamp, self._trace)  # of a URL: where it will be sent
+            # of a URL: where it will be sent
+            path = os.path.join(runner.work_dir, runner.timestamp, self._trace)
             runner.logger.info(f"Wrote a profile to {path}. To view it: {view_command(path)}")
             self._trace = ""
 
@@ -106,19 +132,26 @@ class RunWatch:
         if not runner.is_main_process:
             return
         path = storage_path("work_dir", runner.work_dir) / PROFILE_REQUEST
-        with contextlib.suppress(OSError, StorageError):  # nobody has requested one, or the store is asked again later
+        # nobody has requested one, or the store is asked again later
+        with contextlib.suppress(OSError, StorageError):
             text = read_bytes(path).decode(errors="replace")
             remove_files([path])
             try:
                 self._requested = max(int(decode_object(text)["steps"]), 1)
             except (ValueError, TypeError, KeyError, OverflowError):
-                runner.logger.warning(f"{path} must be as `jengine profile` writes it, got {text[:100]!r}")
+                runner.logger.warning(
+                    f"{path} must be as `jengine profile` writes it, got {text[:100]!r}"
+                )
 
 
 def own_directory(hosts: list[str], process: int) -> str:
-    """Return the directory of a process's trace, since the profiler names its files by the host alone.
+    """Return the directory of a process's trace, since the profiler names its files by the host
+    alone.
 
-    >>> own_directory(["node-1", "node-1", "node-2"], 1), own_directory(["node-1", "node-1", "node-2"], 2)
+    >>> (
+    ...     own_directory(["node-1", "node-1", "node-2"], 1),
+    ...     own_directory(["node-1", "node-1", "node-2"], 2),
+    ... )
     ('process_1', '')
     """
     return f"process_{process}" if hosts.count(hosts[process]) > 1 else ""
@@ -134,11 +167,16 @@ def view_command(path: str) -> str:
 
 
 def describe_slowest(reports: list[_Report], iterations: int) -> str:
-    """Return the process that spent the most time outside the step, where the others wait for it."""
+    """Return the process that spent the most time outside the step, where the others wait for
+    it.
+    """
     times = [report.own_seconds / iterations for report in reports]
     index = max(range(len(times)), key=times.__getitem__)
     median = sorted(times)[(len(times) - 1) // 2]
-    return f"process {index} on {reports[index].host} ({times[index]:.4f} s of data and hooks, median {median:.4f})"
+    return (
+        f"process {index} on {reports[index].host} ({times[index]:.4f} s of data and hooks, "
+        f"median {median:.4f})"
+    )
 
 
 def _own_seconds(runner: RunnerProtocol) -> float:

@@ -1,8 +1,9 @@
 """Protocols of the Runner and its loops, as hooks see them.
 
 Hooks annotate `runner: RunnerProtocol` instead of importing `jengine.runner`, which imports them.
-Members are read-only unless a hook may set them. The types are those that a hook sees in the stages of training,
-validation or test; what a run does not need, such as the training loop in a test, is None in the other stages.
+Members are read-only unless a hook may set them. The types are those that a hook sees in the stages
+of training, validation or test; what a run does not need, such as the training loop in a test, is
+None in the other stages.
 """
 # ruff: noqa: D102 - comments describe the members
 
@@ -10,17 +11,22 @@ import logging
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
-from jengine.checkpoint import Checkpointer
-from jengine.data import DataLoader, IterableLoader
-from jengine.distributed.processes import ProcessGroup
-from jengine.evaluation import Evaluator
-from jengine.logging import AsyncWriter, LogProcessor, MessageHub, PhaseTimer
-from jengine.model import Model
-from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.schedules import Schedulers
-from jengine.sharding import Strategy
-from jengine.train import TrainState
-from jengine.visualization import Visualizer
+from jengine.checkpoint.checkpointer import Checkpointer
+from jengine.data.iterables import IterableLoader
+from jengine.data.loader import DataLoader
+from jengine.evaluation.evaluator import Evaluator
+from jengine.logging.async_writer import AsyncWriter
+from jengine.logging.message_hub import MessageHub
+from jengine.logging.phase_timer import PhaseTimer
+from jengine.logging.processor import LogProcessor
+from jengine.logging.visualizer import Visualizer
+from jengine.model.model import Model
+from jengine.optim.schedules.scheduler import Schedulers
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.parallel.processes import ProcessGroup
+from jengine.parallel.strategy import Strategy
+from jengine.train.state import TrainState
 
 Loader = DataLoader | IterableLoader
 
@@ -39,14 +45,17 @@ class Progress(Protocol):
 
 
 class TrainLoopProtocol(Progress, Protocol):
-    """Training loop, as hooks see it; set `stop_training` to end training after the current iteration or chunk."""
+    """Training loop, as hooks see it; set `stop_training` to end training after the current
+    iteration or chunk.
+    """
 
     stop_training: bool
 
     @property
     def by_epoch(self) -> bool: ...  # whether the loop counts in epochs
     @property
-    def repeats_data(self) -> bool: ...  # whether epochs are parts of one stream over the data, not passes
+    # whether epochs are parts of one stream over the data, not passes
+    def repeats_data(self) -> bool: ...
     @property
     def dataloader(self) -> Loader: ...
     @property
@@ -54,22 +63,29 @@ class TrainLoopProtocol(Progress, Protocol):
     @property
     def epoch_start(self) -> int: ...  # `iter` at the start of the current epoch
     @property
-    def epoch_length(self) -> int | None: ...  # iterations in an epoch, or in a pass over the data; None if unknown
-    def check(self) -> None: ...  # whether training is still what its config and hooks describe; for log lines
+    # iterations in an epoch, or in a pass over the data; None if unknown
+    def epoch_length(self) -> int | None: ...
+    # whether training is still what its config and hooks describe; for log lines
+    def check(self) -> None: ...
     def run(self) -> None: ...  # train to the end
 
 
 class EvalLoopProtocol(Protocol):
-    """Validation or test loop, as hooks see it; among several evaluations, the members are those of the current one."""
+    """Validation or test loop, as hooks see it; among several evaluations, the members are those
+    of the current one.
+    """
 
     @property
     def dataloader(self) -> Loader: ...
     @property
-    def epoch_length(self) -> int | None: ...  # batches in a pass; None before the first if unknown until then
+    # batches in a pass; None before the first if unknown until then
+    def epoch_length(self) -> int | None: ...
     @property
     def evaluator(self) -> Evaluator: ...
-    def predict_with(self, model: Any) -> None: ...  # evaluate `model` from now on, with the parameters of the run
-    def run(self, names: Sequence[str] | None = None) -> dict[str, float]: ...  # evaluate once; the metrics by name
+    # evaluate `model` from now on, with the parameters of the run
+    def predict_with(self, model: Any) -> None: ...
+    # evaluate once; the metrics by name
+    def run(self, names: Sequence[str] | None = None) -> dict[str, float]: ...
 
 
 class InterruptsProtocol(Protocol):
@@ -88,7 +104,8 @@ class RunnerProtocol(Progress, Protocol):
     """The run, as hooks see it.
 
     Attributes:
-      state: the `TrainState`; None before the first call of `train`, `val` or `test`. The next step donates its arrays.
+      state: the `TrainState`; None before the first call of `train`, `val` or `test`. The next step
+        donates its arrays.
     """
 
     state: TrainState
@@ -101,7 +118,8 @@ class RunnerProtocol(Progress, Protocol):
     @property
     def work_dir(self) -> str: ...  # directory or URL of checkpoints and logs
     @property
-    def local_dir(self) -> str: ...  # directory for small files: the work dir, or one that is copied to its URL
+    # directory for small files: the work dir, or one that is copied to its URL
+    def local_dir(self) -> str: ...
     @property
     def log_dir(self) -> str: ...  # directory of the log files, in `local_dir`
     @property
@@ -125,7 +143,8 @@ class RunnerProtocol(Progress, Protocol):
     @property
     def param_schedulers(self) -> Schedulers: ...  # by optimizer if there are several
     @property
-    def hyperparams(self) -> MutableMapping[str, Any]: ...  # step inputs; a new value does not recompile the step
+    # step inputs; a new value does not recompile the step
+    def hyperparams(self) -> MutableMapping[str, Any]: ...
     @property
     def strategy(self) -> Strategy: ...  # places arrays on devices
 
@@ -161,7 +180,8 @@ class RunnerProtocol(Progress, Protocol):
 
     # --- Hooks and checkpoints ---
     @property
-    def hooks(self) -> Sequence[Any]: ...  # `Hook`s (that module imports this one), in the order in which they run
+    # `Hook`s (that module imports this one), in the order in which they run
+    def hooks(self) -> Sequence[Any]: ...
     @property
     def checkpointer(self) -> Checkpointer: ...
     def register_hook(self, hook: Any, priority: int | str | None = None) -> None:
@@ -173,11 +193,15 @@ class RunnerProtocol(Progress, Protocol):
     def set_lr(self, lr: float, optimizer: str = "") -> None:
         """Set the learning rate from the next step on; a schedule goes on from it."""
 
-    def reset_optimizer(self, groups: Sequence[int | str] | None = None, optimizer: str = "") -> None:
+    def reset_optimizer(
+        self, groups: Sequence[int | str] | None = None, optimizer: str = ""
+    ) -> None:
         """Start the optimizer anew, for all or some parameter groups."""
 
     def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> Any:
-        """Return the predictions for arrays, a dataset or batches, with the weights of a validation."""
+        """Return the predictions for arrays, a dataset or batches, with the weights of a
+        validation.
+        """
 
     def save_checkpoint(
         self,

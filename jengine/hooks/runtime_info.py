@@ -3,17 +3,19 @@
 import math
 import numbers
 
+from jengine.config.registry import HOOKS
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.registry import HOOKS
 from jengine.train.scanned_step import ChunkMetrics
 from jengine.versions import __version__
 
 
 @HOOKS.register_module()
 class RuntimeInfoHook(Hook):
-    """Updates of the message hub, from which all loggers read; losses stay on the device until the first read."""
+    """Updates of the message hub, from which all loggers read; losses stay on the device until
+    the first read.
+    """
 
     priority = "VERY_HIGH"
     runs_ahead = True
@@ -40,12 +42,20 @@ class RuntimeInfoHook(Hook):
         """Record the epoch."""
         runner.message_hub.update_info("epoch", runner.epoch)
 
-    def before_train_iter(self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None) -> None:
-        """Record the iteration; the loop records the learning rates, after all hooks that may set them."""
+    def before_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
+    ) -> None:
+        """Record the iteration; the loop records the learning rates, after all hooks that may
+        set them.
+        """
         runner.message_hub.update_info("iter", runner.train_loop.iter)
 
     def after_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Outputs = None
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Outputs = None,
     ) -> None:
         """Record the step metrics."""
         scalars = {}
@@ -57,7 +67,8 @@ class RuntimeInfoHook(Hook):
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
     ) -> None:
         """Record the metrics of all steps in a chunk."""
-        hub, first = runner.message_hub, runner.iter - metrics.num_steps + 1
+        hub = runner.message_hub
+        first = runner.iter - metrics.num_steps + 1
         for name, values in metrics.values.items():
             hub.update_scalar_batch(f"train/{name}", values, first, metrics.reported(name))
 
@@ -67,7 +78,9 @@ class RuntimeInfoHook(Hook):
         self._stage_before_val = runner.message_hub.get_info("loop_stage")
         runner.message_hub.update_info("loop_stage", "val")
 
-    def after_val_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
         """Record the metrics as `val/…`."""
         self._record_metrics(runner, "val", metrics)
 
@@ -87,16 +100,21 @@ class RuntimeInfoHook(Hook):
         runner.message_hub.start_pass("test")
         runner.message_hub.update_info("loop_stage", "test")
 
-    def after_test_epoch(self, runner: RunnerProtocol, metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(
+        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
+    ) -> None:
         """Record the metrics as `test/…`."""
         self._record_metrics(runner, "test", metrics)
 
     after_test = after_train
 
     @staticmethod
-    def _record_metrics(runner: RunnerProtocol, mode: str, metrics: dict[str, float] | None) -> None:
+    def _record_metrics(
+        runner: RunnerProtocol, mode: str, metrics: dict[str, float] | None
+    ) -> None:
         for name, value in (metrics or {}).items():
-            if isinstance(value, numbers.Number) or getattr(value, "size", 0) == 1:  # others draw no curve
+            # others draw no curve
+            if isinstance(value, numbers.Number) or getattr(value, "size", 0) == 1:
                 runner.message_hub.update_scalar(f"{mode}/{name}", value)
             else:
                 runner.message_hub.update_info(f"{mode}/{name}", value)

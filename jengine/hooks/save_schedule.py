@@ -1,4 +1,6 @@
-"""When CheckpointHook saves: after a time, or as a policy of Orbax decides; and which checkpoints a policy keeps."""
+"""When CheckpointHook saves: after a time, or as a policy of Orbax decides; and which
+checkpoints a policy keeps.
+"""
 
 import dataclasses
 import datetime
@@ -7,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from jengine.distributed.processes import ProcessGroup
-from jengine.duration import parse_duration
-from jengine.errors import ConfigError
+from jengine.config.duration import parse_duration
+from jengine.config.errors import ConfigError
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.parallel.processes import ProcessGroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,9 @@ class CheckpointInfo:
     """
 
     step: int
-    time: datetime.datetime = dataclasses.field(default_factory=lambda: datetime.datetime.now(datetime.UTC))
+    time: datetime.datetime = dataclasses.field(
+        default_factory=lambda: datetime.datetime.now(datetime.UTC)
+    )
     metrics: dict[str, float] | None = None
 
 
@@ -47,8 +51,9 @@ class KeepPolicy(Protocol):
 class TimedSaves:
     """Saves after each `seconds`.
 
-    The clocks of several processes differ, so process 0 decides. It tells the others so only at a few steps, which are
-    known ahead: each time the next one is where half of the time that is left should have passed.
+    The clocks of several processes differ, so process 0 decides. It tells the others so only at a
+    few steps, which are known ahead: each time the next one is where half of the time that is left
+    should have passed.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -59,12 +64,17 @@ class TimedSaves:
         self._next = 0  # step at which process 0 is asked
 
     def start(self, runner: RunnerProtocol, step: int) -> None:
-        """Begin to count the time: the run begins or continues at `step`, or the step before it was saved."""
+        """Begin to count the time: the run begins or continues at `step`, or the step before it
+        was saved.
+        """
         self._since = self._clock()
-        self._asked, self._next = (self._since, step), step
+        self._asked = (self._since, step)
+        self._next = step
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return `step` if the time is over; with several processes, the next step at which process 0 is asked."""
+        """Return `step` if the time is over; with several processes, the next step at which
+        process 0 is asked.
+        """
         if runner.processes.count > 1:
             return max(step, self._next)
         return step if self._remaining() <= 0 else math.inf
@@ -76,10 +86,14 @@ class TimedSaves:
             return remaining <= 0
         if step < self._next:  # the hook acts for another reason
             return False
-        now, (last, last_step) = self._clock(), self._asked
+        now = self._clock()
+        (last, last_step) = self._asked
         steps_left = remaining * max(step - last_step, 1) / max(now - last, 1e-6)
-        is_over, ahead = runner.processes.broadcast("time of a save", (remaining <= 0, max(1, int(steps_left / 2))))
-        self._asked, self._next = (now, step), step + ahead
+        is_over, ahead = runner.processes.broadcast(
+            "time of a save", (remaining <= 0, max(1, int(steps_left / 2)))
+        )
+        self._asked = (now, step)
+        self._next = step + ahead
         return bool(is_over)
 
     def _remaining(self) -> float:
@@ -94,21 +108,32 @@ class PolicySaves:
 
         self._policy = policy
         # These look at nothing but the step, so that they can be asked ahead
-        self._is_by_step = all(isinstance(p, FixedIntervalPolicy | SpecificStepsPolicy) for p in _list_parts(policy))
+        self._is_by_step = all(
+            isinstance(p, FixedIntervalPolicy | SpecificStepsPolicy) for p in _list_parts(policy)
+        )
 
     def start(self, runner: RunnerProtocol, step: int) -> None:
-        """Raise ConfigError for a policy that would have all processes wait for each other after each iteration."""
+        """Raise ConfigError for a policy that would have all processes wait for each other after
+        each iteration.
+        """
         from orbax.checkpoint.checkpoint_managers import ContinuousCheckpointingPolicy
 
-        waits = any(isinstance(policy, ContinuousCheckpointingPolicy) for policy in _list_parts(self._policy))
+        waits = any(
+            isinstance(policy, ContinuousCheckpointingPolicy)
+            for policy in _list_parts(self._policy)
+        )
         if runner.processes.count > 1 and waits:
             raise ConfigError(
-                "`CheckpointHook.save_policy` must not be ContinuousCheckpointingPolicy with several processes, which "
-                "asks process 0 after each iteration; interval='15m' asks it a few times between two saves"
+                "`CheckpointHook.save_policy` must not be ContinuousCheckpointingPolicy with "
+                "several processes, which "
+                "asks process 0 after each iteration; interval='15m' asks it a few times between "
+                "two saves"
             )
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return the next step that the policy saves, as far as a chunk reaches; else each, if only it can tell."""
+        """Return the next step that the policy saves, as far as a chunk reaches; else each, if
+        only it can tell.
+        """
         if not self._is_by_step:
             return step
         chunk = range(step, step + runner.train_loop.steps_per_call)
@@ -131,14 +156,24 @@ class PolicySaves:
 
 
 def _list_parts(policy: SavePolicy) -> list[SavePolicy]:
-    """Return the policies in an AnySavePolicy, nested ones too; a list with the policy if it is another."""
+    """Return the policies in an AnySavePolicy, nested ones too; a list with the policy if it is
+    another.
+    """
     from orbax.checkpoint.checkpoint_managers import AnySavePolicy
 
-    return [x for part in policy.policies for x in _list_parts(part)] if isinstance(policy, AnySavePolicy) else [policy]
+    return (
+        [x for part in policy.policies for x in _list_parts(part)]
+        if isinstance(policy, AnySavePolicy)
+        else [policy]
+    )
 
 
-def make_schedule(interval: int | str, save_policy: SavePolicy | None) -> TimedSaves | PolicySaves | None:
-    """Return when to save, by steps that count from 0; None for a number of epochs or iterations."""
+def make_schedule(
+    interval: int | str, save_policy: SavePolicy | None
+) -> TimedSaves | PolicySaves | None:
+    """Return when to save, by steps that count from 0; None for a number of epochs or
+    iterations.
+    """
     if isinstance(interval, str):
         return TimedSaves(parse_duration(interval))
     return None if save_policy is None else PolicySaves(save_policy)
@@ -152,10 +187,13 @@ def check_policies(
     preservation_policy: KeepPolicy | None,
     max_keep_ckpts: int,
 ) -> None:
-    """Raise ConfigError for arguments of CheckpointHook that would have no effect beside a time or a policy."""
+    """Raise ConfigError for arguments of CheckpointHook that would have no effect beside a time
+    or a policy.
+    """
     if preservation_policy is not None and max_keep_ckpts != -1:
         raise ConfigError(
-            f"CheckpointHook: max_keep_ckpts must be -1 with a preservation_policy, got {max_keep_ckpts}; "
+            "CheckpointHook: max_keep_ckpts must be -1 with a preservation_policy, got "
+            f"{max_keep_ckpts}; "
             "AnyPreservationPolicy([..., LatestN(n)]) also keeps the newest n"
         )
     if save_policy is not None and interval != -1:
@@ -163,8 +201,8 @@ def check_policies(
             f"CheckpointHook: interval must be -1 with a save_policy, got {interval!r}; "
             "AnySavePolicy([..., FixedIntervalPolicy(n)]) also saves every n iterations"
         )
-    # Orbax's policies and durations decide by time as well, so that what counts in epochs or iterations cannot be
-    # combined with them.
+    # Orbax's policies and durations decide by time as well, so that what counts in epochs or
+    # iterations cannot be combined with them.
     if save_policy is None and not isinstance(interval, str):
         return
     schedule = "save_policy" if save_policy is not None else f"interval={interval!r}"
@@ -172,16 +210,19 @@ def check_policies(
         raise ConfigError(f"CheckpointHook: save_begin must be 0 with {schedule}, got {save_begin}")
     if keep_period != -1:
         raise ConfigError(
-            f"CheckpointHook: keep_period must be -1 with {schedule}, which saves at any iteration, got {keep_period}; "
-            "preservation_policy=AnyPreservationPolicy([LatestN(2), EveryNSeconds(7200)]) keeps one for each two hours"
+            f"CheckpointHook: keep_period must be -1 with {schedule}, which saves at any "
+            f"iteration, got {keep_period}; "
+            "preservation_policy=AnyPreservationPolicy([LatestN(2), EveryNSeconds(7200)]) keeps "
+            "one for each two hours"
         )
 
 
 class SaveHistory:
-    """What the policies see of the regular checkpoints, by number (epoch or iteration), oldest save first.
+    """What the policies see of the regular checkpoints, by number (epoch or iteration), oldest save
+    first.
 
     >>> from orbax.checkpoint.checkpoint_managers import EveryNSteps
-    >>> from jengine.distributed.processes import SingleProcess
+    >>> from jengine.parallel.processes import SingleProcess
     >>> history = SaveHistory(EveryNSteps(20))
     >>> for epoch in (1, 2, 3):
     ...     history.add(epoch, 10 * epoch)
@@ -210,29 +251,44 @@ class SaveHistory:
         """Add the metrics of a validation to the checkpoint of the same iteration."""
         for number, info in self._infos.items():
             if info.step == step and self._policy is not None:
-                self._infos[number] = dataclasses.replace(info, metrics={**(info.metrics or {}), **metrics})
+                self._infos[number] = dataclasses.replace(
+                    info, metrics={**(info.metrics or {}), **metrics}
+                )
 
     def forget_all_but(self, numbers: Sequence[int]) -> None:
         """Forget the checkpoints that are removed."""
         self._infos = {number: self._infos[number] for number in numbers if number in self._infos}
 
     def select_kept(self, numbers: Sequence[int], processes: ProcessGroup) -> list[int]:
-        """Return the numbers to keep: the newest, those of which nothing is known, and those that the policy keeps."""
+        """Return the numbers to keep: the newest, those of which nothing is known, and those
+        that the policy keeps.
+        """
         kept = [True] * len(self._infos)
-        if processes.index == 0 and self._policy is not None:  # policies read the clock, so process 0 decides for all
+        # policies read the clock, so process 0 decides for all
+        if processes.index == 0 and self._policy is not None:
             from orbax.checkpoint.checkpoint_managers import PreservationContext
 
-            kept = [bool(flag) for flag in self._policy.should_preserve(self.infos, context=PreservationContext())]
-        flags = dict(zip(self._infos, processes.broadcast("the checkpoints to keep", kept), strict=True))
+            kept = [
+                bool(flag)
+                for flag in self._policy.should_preserve(self.infos, context=PreservationContext())
+            ]
+        flags = dict(
+            zip(self._infos, processes.broadcast("the checkpoints to keep", kept), strict=True)
+        )
         return [number for number in numbers if number == numbers[-1] or flags.get(number, True)]
 
     def state_list(self) -> list[Any]:
         """Return what `load_state_list` restores."""
-        return [[number, info.step, info.time.timestamp(), info.metrics] for number, info in self._infos.items()]
+        return [
+            [number, info.step, info.time.timestamp(), info.metrics]
+            for number, info in self._infos.items()
+        ]
 
     def load_state_list(self, state: Iterable[Sequence[Any]]) -> None:
         """Restore a result of `state_list`."""
         self._infos = {
-            int(number): CheckpointInfo(int(step), datetime.datetime.fromtimestamp(seconds, datetime.UTC), metrics)
+            int(number): CheckpointInfo(
+                int(step), datetime.datetime.fromtimestamp(seconds, datetime.UTC), metrics
+            )
             for number, step, seconds, metrics in state
         }

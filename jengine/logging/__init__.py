@@ -1,6 +1,11 @@
-"""Scalars and log lines of a run: message hub, log processor, logger and tables."""
+"""Everything that a run writes while it runs: scalars, log lines, and the backends that store them.
+
+Hooks send scalars to the `MessageHub`, the `LogProcessor` makes lines of them, and the `Visualizer`
+passes them on to its backends. Imports `config`.
+"""
 
 from jengine.logging.async_writer import AsyncWriter as AsyncWriter
+from jengine.logging.backend import BaseVisBackend as BaseVisBackend
 from jengine.logging.console import build_logger as build_logger
 from jengine.logging.console import current_logger as current_logger
 from jengine.logging.console import escape_control as escape_control
@@ -11,6 +16,9 @@ from jengine.logging.console import print_log as print_log
 from jengine.logging.console import set_file_handler as set_file_handler
 from jengine.logging.console import terminal as terminal
 from jengine.logging.console import terminal_handlers as terminal_handlers
+from jengine.logging.convert import Histogram as Histogram
+from jengine.logging.files import CSVVisBackend as CSVVisBackend
+from jengine.logging.files import LocalVisBackend as LocalVisBackend
 from jengine.logging.goodput import Goodput as Goodput
 from jengine.logging.goodput import measure_goodput as measure_goodput
 from jengine.logging.history import HistoryBuffer as HistoryBuffer
@@ -20,3 +28,5 @@ from jengine.logging.phase_timer import PhaseTimer as PhaseTimer
 from jengine.logging.processor import LogProcessor as LogProcessor
 from jengine.logging.tables import format_table as format_table
 from jengine.logging.tables import shorten_rows as shorten_rows
+from jengine.logging.tensorboard import TensorboardVisBackend as TensorboardVisBackend
+from jengine.logging.visualizer import Visualizer as Visualizer

@@ -33,7 +33,8 @@ class AsyncWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="jengine-log", daemon=True)
             self._thread.start()
-            # A daemon thread is killed at exit, in the middle of a line; so the process waits for it.
+            # A daemon thread is killed at exit, in the middle of a line; so the process waits for
+            # it.
             atexit.register(self.close)
         # Wait rather than drop: a log without some of its lines would mislead.
         if self._jobs.qsize() >= _MAX_PENDING_JOBS:
@@ -42,7 +43,9 @@ class AsyncWriter:
         self._raise_error()
 
     def flush(self) -> None:
-        """Wait until all jobs are done and raise the error of one that failed; return at once if a job calls it."""
+        """Wait until all jobs are done and raise the error of one that failed; return at once if
+        a job calls it.
+        """
         # A job that waits for all jobs would wait for itself.
         if threading.current_thread() is not self._thread:
             if self._thread is not None:
@@ -52,8 +55,11 @@ class AsyncWriter:
             self._raise_error()
 
     def close(self) -> None:
-        """Wait for all jobs and end the thread; the next job starts a new one. `flush` raises pending errors."""
-        thread, self._thread = self._thread, None
+        """Wait for all jobs and end the thread; the next job starts a new one. `flush` raises
+        pending errors.
+        """
+        thread = self._thread
+        self._thread = None
         if thread is not None:
             self._jobs.put(None)
             thread.join()
@@ -68,6 +74,7 @@ class AsyncWriter:
                 self._error = self._error or error
 
     def _raise_error(self) -> None:
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error

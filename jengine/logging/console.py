@@ -1,4 +1,6 @@
-"""Logger of a run: formats for the terminal and the log file, and a terminal shared with progress bars."""
+"""Logger of a run: formats for the terminal and the log file, and a terminal shared with
+progress bars.
+"""
 
 import functools
 import logging
@@ -13,7 +15,7 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
-from jengine.errors import ConfigError, closest
+from jengine.config.errors import ConfigError, closest
 
 terminal = Console(highlight=False)
 """The only console of the process: with one console, progress bars and log lines do not overwrite each other."""
@@ -21,8 +23,11 @@ terminal = Console(highlight=False)
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 _MAX_SEEN_WARNINGS = 1000
 _LOGGED = "_jengine_log_file"  # attribute of a logged error
-# ASCII's, those of Latin-1, separators of lines, overrides of the writing direction, and halves of surrogate pairs
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# ASCII's, those of Latin-1, separators of lines, overrides of the writing direction, and halves of
+# surrogate pairs
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _DATE_FORMAT = "%Y/%m/%d %H:%M:%S"
 _FILE_HANDLERS: dict[str, type[logging.FileHandler]] = {
     "FileHandler": logging.FileHandler,
@@ -43,20 +48,24 @@ def build_logger(
 ) -> logging.Logger:
     """Set up and return `logging.getLogger(name)` as the run logger.
 
-    It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and at every level, to
-    `log_file`; errors have the file, the function and the line before the text. A record with the attribute
-    `on_terminal`, of `extra=`, has that text there, and is left out above the level DEBUG if it is "". Records do not
-    propagate to the root logger, where handlers of other libraries would print them again. Identical warnings are
-    printed once. Processes other than the first only print errors.
+    It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and
+    at every level, to `log_file`; errors have the file, the function and the line before the text.
+    A record with the attribute `on_terminal`, of `extra=`, has that text there, and is left out
+    above the level DEBUG if it is "". Records do not propagate to the root logger, where handlers
+    of other libraries would print them again. Identical warnings are printed once. Processes other
+    than the first only print errors.
 
-    Building a logger again replaces the handlers: a second run in the same process writes to another file.
+    Building a logger again replaces the handlers: a second run in the same process writes to
+    another file.
 
     Args:
       name: the logger name; it also prints the records of child loggers, such as 'name.child'.
-      log_file: a file to append to, in a directory that will be created. None writes to the terminal only.
+      log_file: a file to append to, in a directory that will be created. None writes to the
+        terminal only.
       wait: keep the records for the file in memory, and create nothing, until `open_log_file`.
       file_handler_cfg: see `set_file_handler`.
-      level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR', 'CRITICAL' or a number.
+      level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR',
+        'CRITICAL' or a number.
     """
     level_number = parse_level(level)
     logger = logging.getLogger(name)
@@ -88,9 +97,9 @@ def set_file_handler(logger: logging.Logger, cfg: Mapping[str, Any]) -> None:
 
     Args:
       logger: a logger of `build_logger`.
-      cfg: `type` is one of the file handlers in Python's `logging` ('FileHandler', 'RotatingFileHandler',
-        'TimedRotatingFileHandler', 'WatchedFileHandler'), the rest are its arguments:
-        `dict(type='RotatingFileHandler', maxBytes=10**7, backupCount=5)`.
+      cfg: `type` is one of the file handlers in Python's `logging` ('FileHandler',
+        'RotatingFileHandler', 'TimedRotatingFileHandler', 'WatchedFileHandler'), the rest are its
+        arguments: `dict(type='RotatingFileHandler', maxBytes=10**7, backupCount=5)`.
 
     Raises:
       ConfigError: an unknown type, or arguments that it does not accept.
@@ -101,11 +110,14 @@ def set_file_handler(logger: logging.Logger, cfg: Mapping[str, Any]) -> None:
 
 
 def log_error(error: BaseException) -> str | None:
-    """Write a traceback to the log file of the newest logger, once; return the file path, None without a file."""
+    """Write a traceback to the log file of the newest logger, once; return the file path, None
+    without a file.
+    """
     logger = current_logger()
     handlers = [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
     files = [handler.path for handler in handlers if handler.waiting is None]
-    # The error is marked with the file: it passes the Runner and then the command line, and both log it.
+    # The error is marked with the file: it passes the Runner and then the command line, and both
+    # log it.
     if files and getattr(error, _LOGGED, None) != files[0]:
         setattr(error, _LOGGED, files[0])
         logger.debug("%s ended the run.", type(error).__name__, exc_info=error)
@@ -113,7 +125,9 @@ def log_error(error: BaseException) -> str | None:
 
 
 def open_log_file(logger: logging.Logger) -> None:
-    """Create the log file and write the records that wait for it; also after the directory was deleted."""
+    """Create the log file and write the records that wait for it; also after the directory was
+    deleted.
+    """
     for handler in logger.handlers:
         if isinstance(handler, _RunFileHandler):
             handler.open()
@@ -124,12 +138,14 @@ def current_logger() -> logging.Logger:
     return next(reversed(_loggers.values())) if _loggers else logging.getLogger("jengine")
 
 
-def print_log(msg: object, logger: logging.Logger | str | None = None, level: int = logging.INFO) -> None:
+def print_log(
+    msg: object, logger: logging.Logger | str | None = None, level: int = logging.INFO
+) -> None:
     """Print or log a message.
 
     Args:
-      logger: None prints to the terminal, 'silent' does nothing, 'current' uses the logger built last; otherwise a
-        logger, or the name of one that `build_logger` built.
+      logger: None prints to the terminal, 'silent' does nothing, 'current' uses the logger built
+        last; otherwise a logger, or the name of one that `build_logger` built.
       level: the level of the record; not used without a logger.
     """
     if logger is None:
@@ -144,34 +160,43 @@ def print_log(msg: object, logger: logging.Logger | str | None = None, level: in
         logger = current_logger() if logger == "current" else _loggers[logger]
     if not isinstance(logger, logging.Logger):
         kind = type(logger).__name__
-        raise TypeError(f"`logger` must be a logger, its name, 'silent', 'current' or None, got {kind}")
+        raise TypeError(
+            f"`logger` must be a logger, its name, 'silent', 'current' or None, got {kind}"
+        )
     logger.log(level, msg)
 
 
 def write_line(line: str, level: str = "INFO") -> None:
-    """Write a line to the terminal verbatim, without wrapping or markup; on a TTY, ` - level - ` is colored."""
+    """Write a line to the terminal verbatim, without wrapping or markup; on a TTY, ` - level - `
+    is colored.
+    """
     file = terminal.file
     # Without rich: a file or a pipe needs none of its layout.
     if not _is_tty(file):
-        file.write(f"{line}\n")  # in one piece: `print` writes the newline separately, after another thread's line
+        # in one piece: `print` writes the newline separately, after another thread's line
+        file.write(f"{line}\n")
         file.flush()
         return
     text = Text(line)
     start = line.find(f" - {level} - ")
     if start >= 0 and level in _LEVEL_STYLES:
         text.stylize(_LEVEL_STYLES[level], start + 3, start + 3 + len(level))
-    # Otherwise rich breaks lines at the width of the terminal, and a copied path has a newline in it.
+    # Otherwise rich breaks lines at the width of the terminal, and a copied path has a newline in
+    # it.
     terminal.print(text, soft_wrap=True)
 
 
 @functools.lru_cache(maxsize=1)
 def _is_tty(file: IO[str]) -> bool:
-    """Return whether `file`, that of `terminal`, is a TTY; cached, as the check costs as much as writing a line."""
+    """Return whether `file`, that of `terminal`, is a TTY; cached, as the check costs as much as
+    writing a line.
+    """
     return terminal.is_terminal
 
 
 def escape_control(text: str) -> str:
-    """Escape control characters except tabs and newlines: they could clear the terminal or hide a line.
+    """Escape control characters except tabs and newlines: they could clear the terminal or hide a
+    line.
 
     Examples:
       >>> print(escape_control("x\\x1b[2J größe"))
@@ -215,7 +240,8 @@ class _Formatter(logging.Formatter):
         """Return the time of the record, computed once per second."""
         second = int(record.created)
         if second != self._second:
-            self._time, self._second = super().formatTime(record, datefmt), second
+            self._time = super().formatTime(record, datefmt)
+            self._second = second
         return self._time
 
 
@@ -237,7 +263,8 @@ class _TerminalHandler(logging.Handler):
             return
         try:
             write_line(self.format(record), record.levelname)
-        except Exception:  # as in all logging handlers: a record that cannot be written does not end the run
+        except Exception:
+            # as in all logging handlers: a record that cannot be written does not end the run
             self.handleError(record)
 
 
@@ -269,7 +296,9 @@ class _RunFileHandler(logging.Handler):
             # delay: the file is created by the first record, after the run has been accepted.
             file = _FILE_HANDLERS[kind](self.path, encoding="utf-8", delay=True, **options)
         except TypeError as error:
-            raise ConfigError(f"`file_handler_cfg` must have the arguments of logging's {kind}: {error}") from error
+            raise ConfigError(
+                f"`file_handler_cfg` must have the arguments of logging's {kind}: {error}"
+            ) from error
         if hasattr(self, "_file"):
             self._file.close()
         self._file = file
@@ -288,13 +317,16 @@ class _RunFileHandler(logging.Handler):
             self.waiting.append(record)
 
     def open(self) -> None:
-        """Create the file, also again after it was deleted, and write the records that wait for it."""
+        """Create the file, also again after it was deleted, and write the records that wait for
+        it.
+        """
         path = pathlib.Path(self.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if _process_index() == 0:
             path.touch()
         self._file.close()  # the next record opens it again
-        waiting, self.waiting = self.waiting or [], None
+        waiting = self.waiting or []
+        self.waiting = None
         for record in waiting:
             self.emit(record)
 
@@ -305,7 +337,9 @@ class _RunFileHandler(logging.Handler):
 
 
 class _RecordFilter(logging.Filter):
-    """Filter against warnings whose text was logged before, and against all but errors of processes after the first."""
+    """Filter against warnings whose text was logged before, and against all but errors of
+    processes after the first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,12 +361,15 @@ class _RecordFilter(logging.Filter):
 
 
 def _process_index() -> int:
-    # jax.process_index initializes the backends, which must not happen before jax.distributed.initialize
+    # jax.process_index initializes the backends, which must not happen before
+    # jax.distributed.initialize
     return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
 def parse_level(level: int | str) -> int:
-    """Return the number of a log level, given by number or by name in any case; ValueError for another name."""
+    """Return the number of a log level, given by number or by name in any case; ValueError for
+    another name.
+    """
     if isinstance(level, int):
         return level
     names = logging.getLevelNamesMapping()

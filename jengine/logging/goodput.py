@@ -36,11 +36,12 @@ class Goodput(NamedTuple):
 def measure_goodput(sessions: Sequence[Mapping[str, Any]]) -> Goodput:
     """Return where the time went, over the sessions of one run.
 
-    A killed session has iterations after its newest checkpoint, which the next session repeats: they are lost.
+    A killed session has iterations after its newest checkpoint, which the next session repeats:
+      they are lost.
 
     Args:
-      sessions: in order, with the first iteration `first_iter`, the completed iterations `iter` at the end or at the
-        last update before a kill, and the `seconds` by phase until then.
+      sessions: in order, with the first iteration `first_iter`, the completed iterations `iter` at
+        the end or at the last update before a kill, and the `seconds` by phase until then.
 
     Examples:
       >>> killed = dict(first_iter=0, iter=100, seconds={"step": 40.0, "compile": 10.0})
@@ -50,9 +51,13 @@ def measure_goodput(sessions: Sequence[Mapping[str, Any]]) -> Goodput:
       (25, 10.0, 0.8)
     """
     seconds: Counter[str] = Counter()
-    lost_seconds, lost_iterations, kept = 0.0, 0, float("inf")
-    for session in reversed(sessions):  # a later session may also repeat iterations of several earlier ones
-        first, last = session.get("first_iter", 0), session.get("iter", 0)
+    lost_seconds = 0.0
+    lost_iterations = 0
+    kept = float("inf")
+    # a later session may also repeat iterations of several earlier ones
+    for session in reversed(sessions):
+        first = session.get("first_iter", 0)
+        last = session.get("iter", 0)
         lost = int(max(last - max(first, kept), 0))
         kept = min(kept, first)
         share = lost / (last - first) if lost else 0.0

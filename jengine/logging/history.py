@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
-from jengine.errors import UnknownNameError, closest
+from jengine.config.errors import UnknownNameError, closest
 
 Statistic = TypeVar("Statistic", bound=Callable[..., Any])
 
@@ -20,7 +20,8 @@ Window = int | Literal["epoch"] | None
 
 @dataclasses.dataclass
 class Totals:
-    """Sum, weight and extrema of many values. Values that are not finite have no part in a mean, and NaN in none.
+    """Sum, weight and extrema of many values. Values that are not finite have no part in a mean,
+    and NaN in none.
 
     Attributes:
       sum: sum of value * weight.
@@ -48,9 +49,10 @@ class Totals:
 class HistoryBuffer:
     """Buffer with the newest `capacity` values of one scalar, at least 1.
 
-    An update costs the same at any run length. Totals cover *all* values, and all in the current epoch, so that
-    statistics over the whole run and over an epoch are exact. NaN, and values with weight 0, do not count in means and
-    extrema, and infinity does not count in means. Where no value counts, a statistic is the newest value.
+    An update costs the same at any run length. Totals cover *all* values, and all in the current
+    epoch, so that statistics over the whole run and over an epoch are exact. NaN, and values with
+    weight 0, do not count in means and extrema, and infinity does not count in means. Where no
+    value counts, a statistic is the newest value.
 
     Attributes:
       epoch_start: iteration at which the current epoch started, see `start_epoch`.
@@ -72,7 +74,8 @@ class HistoryBuffer:
         self._clear()
 
     def _clear(self) -> None:
-        # 8 bytes a value, where a list or a deque of floats has 32; with a few that are older than the capacity.
+        # 8 bytes a value, where a list or a deque of floats has 32; with a few that are older than
+        # the capacity.
         self._values = array.array("d")
         self._counts: array.array[int] | None = None  # None as long as all counts are 1
         self._weights: array.array[float] | None = None  # None as long as all weights are 1
@@ -85,7 +88,9 @@ class HistoryBuffer:
 
     @classmethod
     def register_statistics(cls, method: Statistic) -> Statistic:
-        """Register `method(buffer, ...)`, as a decorator, so that `statistics` can call it by name."""
+        """Register `method(buffer, ...)`, as a decorator, so that `statistics` can call it by
+        name.
+        """
         cls._statistics[method.__name__] = method
         return method
 
@@ -93,11 +98,14 @@ class HistoryBuffer:
         """Append a value: a number, or the sum over `count` samples.
 
         Raises:
-          TypeError: `value` is not a real number. ValueError: `value` has several elements, or `count` is below 1.
+          TypeError: `value` is not a real number. ValueError: `value` has several elements, or
+            `count` is below 1.
         """
         self.extend([to_float(value)], check_count(count))
 
-    def extend(self, values: list[float], count: int = 1, weights: Sequence[float] | None = None) -> None:
+    def extend(
+        self, values: list[float], count: int = 1, weights: Sequence[float] | None = None
+    ) -> None:
         """Append several values that are already checked, each the sum over `count` samples.
 
         `weights` are those in means, 1 by default; a value with weight 0 does not count.
@@ -129,10 +137,15 @@ class HistoryBuffer:
 
     def keep(self, window_size: int) -> None:
         """Keep this many values from now on, also in checkpoints."""
-        self._capacity, self._num_saved = max(self._capacity, window_size), max(self._num_saved, window_size)
+        self._capacity, self._num_saved = (
+            max(self._capacity, window_size),
+            max(self._num_saved, window_size),
+        )
 
     def _fold(self) -> None:
-        """Bring the totals up to date: with the values since the last call, as few log lines need them."""
+        """Bring the totals up to date: with the values since the last call, as few log lines
+        need them.
+        """
         columns = self._columns(len(self._values) - self._folded)
         self._folded = len(self._values)
         self._all.add(*columns)
@@ -155,24 +168,31 @@ class HistoryBuffer:
         return np.array(values), np.array(counts, np.float64)
 
     def mean(self, window_size: Window = None) -> float:
-        """Return the mean of the newest `window_size` values, weighted by sample counts and weights.
+        """Return the mean of the newest `window_size` values, weighted by sample counts and
+        weights.
 
-        Without a window, or if it covers all updates, or for 'epoch', the mean is exact for any number of values.
+        Without a window, or if it covers all updates, or for 'epoch', the mean is exact for any
+        number of values.
 
         Raises:
-          ValueError: the history is empty, or `window_size` is below 1 or more than the number of values kept.
+          ValueError: the history is empty, or `window_size` is below 1 or more than the number of
+            values kept.
           TypeError: `window_size` is not an int.
         """
         totals = self._totals(window_size)
         return totals.sum / totals.weight if totals.weight else self._values[-1]
 
     def max(self, window_size: Window = None) -> float:
-        """Return the largest of the newest `window_size` values; arguments and errors as in `mean`."""
+        """Return the largest of the newest `window_size` values; arguments and errors as in
+        `mean`.
+        """
         totals = self._totals(window_size)
         return totals.max if totals.max >= totals.min else self._values[-1]
 
     def min(self, window_size: Window = None) -> float:
-        """Return the smallest of the newest `window_size` values; arguments and errors as in `mean`."""
+        """Return the smallest of the newest `window_size` values; arguments and errors as in
+        `mean`.
+        """
         totals = self._totals(window_size)
         return totals.min if totals.max >= totals.min else self._values[-1]
 
@@ -182,11 +202,15 @@ class HistoryBuffer:
         return self._values[-1]
 
     def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the statistic `method_name` with the other arguments; names and errors as in `statistic`."""
+        """Call the statistic `method_name` with the other arguments; names and errors as in
+        `statistic`.
+        """
         return self.statistic(method_name)(*args, **kwargs)
 
     def statistic(self, method_name: str) -> Callable[..., Any]:
-        """Return the bound statistic `method_name`: 'mean', 'max', 'min', 'current' or a registered one."""
+        """Return the bound statistic `method_name`: 'mean', 'max', 'min', 'current' or a
+        registered one.
+        """
         if method_name not in self._statistics:
             raise UnknownNameError(
                 f"no statistic is called {method_name!r}{closest(method_name, self._statistics)} "
@@ -200,7 +224,8 @@ class HistoryBuffer:
         At most 256 values, unless a window is longer.
         """
         self._fold()
-        # A bounded number, so that checkpoints of long runs stay small; the totals below are over all values.
+        # A bounded number, so that checkpoints of long runs stay small; the totals below are over
+        # all values.
         values, counts, weights = self._columns(min(self._num_saved, len(self)))
         return {
             "values": list(values),
@@ -208,7 +233,11 @@ class HistoryBuffer:
             "weights": None if self._weights is None else list(weights),
             "updates": self._updates,
             "totals": dataclasses.asdict(self._all),
-            "epoch": {"start": self.epoch_start, "updates": self._epoch_updates, **dataclasses.asdict(self._epoch)},
+            "epoch": {
+                "start": self.epoch_start,
+                "updates": self._epoch_updates,
+                **dataclasses.asdict(self._epoch),
+            },
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -216,11 +245,18 @@ class HistoryBuffer:
         self._clear()
         weights = state.get("weights")
         for i, (value, count) in enumerate(zip(state["values"], state["counts"], strict=True)):
-            self.extend([float(value)], int(count), None if weights is None else [float(weights[i])])
+            self.extend(
+                [float(value)], int(count), None if weights is None else [float(weights[i])]
+            )
         # After the values, whose `extend` has counted them only.
         self._folded, self._updates = len(self._values), int(state["updates"])
         if "totals" not in state:  # of an earlier version, which had no totals of the epoch
-            old = {"sum": state["sum"], "weight": state["count"], "max": state["max"], "min": state["min"]}
+            old = {
+                "sum": state["sum"],
+                "weight": state["count"],
+                "max": state["max"],
+                "min": state["min"],
+            }
             state = {**state, "totals": old, "epoch": {"start": -1, "updates": 0}}
         self._all = Totals(**{name: float(value) for name, value in state["totals"].items()})
         epoch = dict(state["epoch"])
@@ -240,7 +276,8 @@ class HistoryBuffer:
         if window_size is not None and window_size != "epoch":
             if isinstance(window_size, bool) or not isinstance(window_size, int):
                 raise TypeError(
-                    f"`window_size` must be an int (number of values), 'epoch' or None, got {window_size!r}"
+                    "`window_size` must be an int (number of values), 'epoch' or None, got "
+                    f"{window_size!r}"
                 )
             if window_size < 1:
                 raise ValueError(f"`window_size` must be at least 1, got {window_size}")
@@ -254,7 +291,8 @@ class HistoryBuffer:
         # A cut window would be the statistic of something else.
         if window_size > self._capacity:
             raise ValueError(
-                f"`window_size` must be at most {self._capacity}, the number of values that are kept, got "
+                f"`window_size` must be at most {self._capacity}, the number of values that are "
+                "kept, got "
                 f"{window_size}; a window in `log_processor` keeps as many as it needs"
             )
         self.keep(window_size)
@@ -281,17 +319,23 @@ def to_float(value: Any) -> float:
     """Convert a Python number, NumPy number or one-element array to a Python float."""
     size = getattr(value, "size", 1)
     if size != 1:
-        raise ValueError(f"a logged scalar must have one element, got {size} (shape {tuple(value.shape)})")
+        raise ValueError(
+            f"a logged scalar must have one element, got {size} (shape {tuple(value.shape)})"
+        )
     if isinstance(value, str | bytes) or value is None:
         raise TypeError(f"a logged scalar must be a number, got {type(value).__name__}: {value!r}")
     try:
         return float(value.item() if hasattr(value, "item") else value)
     except TypeError as error:
-        raise TypeError(f"a logged scalar must be a real number, got {type(value).__name__}: {value!r}") from error
+        raise TypeError(
+            f"a logged scalar must be a real number, got {type(value).__name__}: {value!r}"
+        ) from error
 
 
 def check_count(count: int) -> int:
-    """Return `count` as a Python int; TypeError if it is not an int, ValueError if it is below 1."""
+    """Return `count` as a Python int; TypeError if it is not an int, ValueError if it is below
+    1.
+    """
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise TypeError(f"`count` of a logged scalar must be an int, got {count!r}")
     if count < 1:

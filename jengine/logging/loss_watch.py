@@ -18,10 +18,13 @@ class LossWatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()  # log lines are written in another thread
         self._bad: list[tuple[int, float]] = []  # iteration and value of each non-finite loss
-        self._counters: dict[str, tuple[int, float]] = {}  # the iteration and the value that were seen last
+        # the iteration and the value that were seen last
+        self._counters: dict[str, tuple[int, float]] = {}
         self._dropped: list[tuple[int, int]] = []  # first and last iteration
 
-    def add(self, key: str, iterations: Sequence[int], values: Sequence[float], before: float) -> None:
+    def add(
+        self, key: str, iterations: Sequence[int], values: Sequence[float], before: float
+    ) -> None:
         """Add the fetched values of any scalar, in order; most names are ignored.
 
         `before` is the value that precedes them, 0 without one.
@@ -32,33 +35,47 @@ class LossWatch:
             if key == _LOSS:
                 if not all(map(math.isfinite, values)):
                     pairs = zip(iterations, values, strict=True)
-                    self._bad += [(iteration, value) for iteration, value in pairs if not math.isfinite(value)]
+                    self._bad += [
+                        (iteration, value) for iteration, value in pairs if not math.isfinite(value)
+                    ]
                 return
-            # All earlier iterations belong to the first value: an accumulation window reports the counter at its end.
+            # All earlier iterations belong to the first value: an accumulation window reports the
+            # counter at its end.
             last, count = self._counters.get(key, (-1, before))
             for iteration, value in zip(iterations, values, strict=True):
                 if value > count:
                     self._dropped.append((last + 1, iteration))
-                if not math.isnan(value):  # a dropped step does not report the counter of a loss scale
-                    last, count = iteration, value
+                # a dropped step does not report the counter of a loss scale
+                if not math.isnan(value):
+                    last = iteration
+                    count = value
             self._counters[key] = last, count
 
     def pop(self, last: float = math.inf, *, waits: bool = False) -> tuple[int, float] | None:
-        """Return iteration and value of the first non-finite loss in a step that counts, and forget those seen.
+        """Return iteration and value of the first non-finite loss in a step that counts, and forget
+        those seen.
 
         Args:
           last: the last iteration to consider; later losses are kept.
-          waits: keep losses without a later value of a counter, as within an accumulation window, which a loss scale
-            skips as a whole.
+          waits: keep losses without a later value of a counter, as within an accumulation window,
+            which a loss scale skips as a whole.
         """
         with self._lock:
             if not self._bad:  # nearly always
                 self._dropped = []
                 return None
-            known = max((last for last, _ in self._counters.values()), default=-1) if waits else math.inf
+            known = (
+                max((last for last, _ in self._counters.values()), default=-1)
+                if waits
+                else math.inf
+            )
             decided = [entry for entry in self._bad if entry[0] <= min(known, last)]
             self._bad = self._bad[len(decided) :]
-            counted = (e for e in decided if not any(first <= e[0] <= last for first, last in self._dropped))
+            counted = (
+                e
+                for e in decided
+                if not any(first <= e[0] <= last for first, last in self._dropped)
+            )
             found = next(counted, None)
             if not self._bad:
                 self._dropped = []

@@ -1,7 +1,7 @@
 """Message hub: scalars with histories, and other infos, for loggers to read.
 
-Step metrics stay on the device, so that the loop never waits for them; the first read of a scalar fetches all pending
-arrays in one transfer.
+Step metrics stay on the device, so that the loop never waits for them; the first read of a scalar
+fetches all pending arrays in one transfer.
 """
 
 import bisect
@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jengine.errors import ArgumentError, UnknownNameError, closest
-from jengine.json_codec import to_plain
+from jengine.config.errors import ArgumentError, UnknownNameError, closest
+from jengine.config.json_codec import to_plain
 from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.loss_watch import LossWatch
 from jengine.logging.pending_scalars import PendingScalars
@@ -29,18 +29,19 @@ _ARRAY_TYPES: set[type] = set()
 class MessageHub:
     """Store of scalars with history, and of infos without.
 
-    A scalar (`update_scalar`) has a `HistoryBuffer`; an info (`update_info`) is just the latest value, of any type.
-    Keys start with the loop: 'train/', 'val/' or 'test/'.
+    A scalar (`update_scalar`) has a `HistoryBuffer`; an info (`update_info`) is just the latest
+    value, of any type. Keys start with the loop: 'train/', 'val/' or 'test/'.
 
     Args:
       name: the hub name.
-      capacity: number of pending scalar updates beyond which the hub fetches them, so that memory is bounded.
+      capacity: number of pending scalar updates beyond which the hub fetches them, so that memory
+        is bounded.
 
     Attributes:
       iteration: the training iteration for subsequent scalar updates.
       fetches: number of transfers from the device so far.
-      before_read: called before a scalar is read; the Runner flushes its log writer here, whose pending jobs hold
-        earlier scalars (see `snapshot`).
+      before_read: called before a scalar is read; the Runner flushes its log writer here, whose
+        pending jobs hold earlier scalars (see `snapshot`).
       last_snapshot: iteration of the last snapshot.
       losses: receives the fetched scalars; None in runs that do not check losses.
 
@@ -52,8 +53,11 @@ class MessageHub:
       2.0
     """
 
-    _instances: ClassVar["weakref.WeakValueDictionary[str, MessageHub]"] = weakref.WeakValueDictionary()
-    # Strong references to the hubs without a run, and to that of the newest run: the others live as long as their runs.
+    _instances: ClassVar["weakref.WeakValueDictionary[str, MessageHub]"] = (
+        weakref.WeakValueDictionary()
+    )
+    # Strong references to the hubs without a run, and to that of the newest run: the others live as
+    # long as their runs.
     _kept: ClassVar[dict[str, "MessageHub"]] = {}
     _newest: ClassVar["MessageHub | None"] = None
 
@@ -71,7 +75,8 @@ class MessageHub:
         self._resumed: dict[str, bool] = {}
         self._windows: Mapping[str, int] = {}
         self._epoch_starts = [0]  # iterations
-        self._is_by_example: dict[str, bool] = {}  # weighted scalars: whether by examples, or only 0 and 1
+        # weighted scalars: whether by examples, or only 0 and 1
+        self._is_by_example: dict[str, bool] = {}
         self._weights: dict[int, float] = {}  # by iteration, of which scalars may still come
 
     @classmethod
@@ -127,23 +132,28 @@ class MessageHub:
                 history.start_epoch(self.iteration)
 
     def keep(self, windows: Mapping[str, int]) -> None:
-        """Keep the newest values, also in checkpoints: how many by name without the loop, by the name '' of others."""
+        """Keep the newest values, also in checkpoints: how many by name without the loop, by the
+        name '' of others.
+        """
         self._windows = windows
         for key, history in self.log_scalars.items():
             history.keep(self._window(key))
 
     def update_weight(self, value: Any, is_by_example: Mapping[str, bool]) -> None:
-        """Set the weight in means of the current iteration's scalars, without waiting for the device.
+        """Set the weight in means of the current iteration's scalars, without waiting for the
+        device.
 
         Args:
           value: the share of real examples in the batch; 0 for an iteration that does not count.
-          is_by_example: the training scalars with this weight, by name without the loop; those with False have the
-            weight 1 instead, or 0.
+          is_by_example: the training scalars with this weight, by name without the loop; those with
+            False have the weight 1 instead, or 0.
         """
         self._is_by_example = dict(is_by_example)
         self.update_scalar(_WEIGHT, value, resumed=False)
 
-    def update_weight_batch(self, values: jax.Array, first_iteration: int, is_by_example: Mapping[str, bool]) -> None:
+    def update_weight_batch(
+        self, values: jax.Array, first_iteration: int, is_by_example: Mapping[str, bool]
+    ) -> None:
         """Set the weights of several iterations, real[K]; see `update_weight`."""
         self._is_by_example = dict(is_by_example)
         self.update_scalar_batch(_WEIGHT, values, first_iteration, resumed=False)
@@ -153,13 +163,15 @@ class MessageHub:
 
         Args:
           key: the name, usually with a loop: 'train/loss'.
-          value: a number or a one-element array (NumPy or device array); for `count` > 1, the sum over the samples.
+          value: a number or a one-element array (NumPy or device array); for `count` > 1, the sum
+            over the samples.
           count: number of samples in `value`.
           resumed: whether checkpoints contain this key.
 
         Raises:
-          TypeError: `value` is not a real number, or is traced. ValueError: `value` does not have one element, or
-            `count` is below 1. ArgumentError: `resumed` differs from earlier updates of the key.
+          TypeError: `value` is not a real number, or is traced. ValueError: `value` does not have
+            one element, or `count` is below 1. ArgumentError: `resumed` differs from earlier
+            updates of the key.
         """
         # The common cases are one type comparison: this runs for each scalar of each step.
         if type(value) is not float and not (type(value) in _ARRAY_TYPES and value.shape == ()):
@@ -186,11 +198,13 @@ class MessageHub:
         """
         if type(scalars) is not dict and not isinstance(scalars, Mapping):
             raise TypeError(f"`scalars` must be a dict name -> value, got {type(scalars).__name__}")
-        pending, iteration = self._pending, self.iteration
+        pending = self._pending
+        iteration = self.iteration
         for key, value in scalars.items():
             kind = type(value)
             is_plain = kind is float or (kind in _ARRAY_TYPES and value.shape == ())
-            if is_plain and self._resumed.get(key) is resumed:  # without a call, as in each training iteration
+            # without a call, as in each training iteration
+            if is_plain and self._resumed.get(key) is resumed:
                 steps, values = pending.columns.get(key) or pending.start_column(key)
                 steps.append(iteration)
                 values.append(value)
@@ -198,7 +212,8 @@ class MessageHub:
             elif isinstance(value, dict):
                 if "value" not in value or not value.keys() <= {"value", "count"}:
                     raise KeyError(
-                        f"scalar {key!r} must have the key 'value' and optionally 'count', got {sorted(value)}"
+                        f"scalar {key!r} must have the key 'value' and optionally 'count', got "
+                        f"{sorted(value)}"
                     )
                 self.update_scalar(key, value["value"], value.get("count", 1), resumed)
             else:
@@ -223,7 +238,8 @@ class MessageHub:
           key, resumed: as in `update_scalar`.
         """
         self._check_resumed(key, resumed)
-        # The array stays whole on the device: slicing it here would dispatch a program for each metric.
+        # The array stays whole on the device: slicing it here would dispatch a program for each
+        # metric.
         indices = range(len(values)) if reported is None else np.flatnonzero(reported).tolist()
         self._pending.add(key, values, first_iteration, indices)
         self._pending.size += len(indices)
@@ -250,7 +266,9 @@ class MessageHub:
         return self._runtime_info.get(key, default)
 
     def get_scalar(self, key: str) -> HistoryBuffer:
-        """Return the history of the scalar `key`, with pending values; KeyError, with a suggestion, for no scalar."""
+        """Return the history of the scalar `key`, with pending values; KeyError, with a
+        suggestion, for no scalar.
+        """
         self.flush()
         return _get_history(self._log_scalars, key)
 
@@ -269,26 +287,30 @@ class MessageHub:
         """Move pending scalars into the histories, with one transfer for all device arrays.
 
         Raises:
-          RuntimeError: the device failed; pending values are dropped, so that the error is raised only once.
+          RuntimeError: the device failed; pending values are dropped, so that the error is raised
+            only once.
         """
         if self.before_read is not None:
             self.before_read()
         self._move_to_histories(self._pending, math.inf)
 
     def snapshot(self) -> "HubSnapshot":
-        """Move the pending scalars and a copy of the infos into a snapshot, for a reader in another thread.
+        """Move the pending scalars and a copy of the infos into a snapshot, for a reader in another
+        thread.
 
         Snapshots share the hub's histories, so you should flush them in the order of creation.
         """
-        pending, self._pending = self._pending, PendingScalars()  # the loop goes on without a lock
+        pending = self._pending  # the loop goes on without a lock
+        self._pending = PendingScalars()
         self.last_snapshot = self.iteration
         return HubSnapshot(self, pending, dict(self._runtime_info))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the JSON-serializable state for checkpoints, whose size does not grow with the run.
+        """Return the JSON-serializable state for checkpoints, whose size does not grow with the
+        run.
 
-        Keys with `resumed=False` are omitted, infos that JSON cannot store are omitted with a warning; tuples become
-        lists, and NumPy numbers become Python numbers.
+        Keys with `resumed=False` are omitted, infos that JSON cannot store are omitted with a
+        warning; tuples become lists, and NumPy numbers become Python numbers.
         """
         scalars = {key: h.state_dict() for key, h in self.log_scalars.items() if self._resumed[key]}
         infos = {}
@@ -296,23 +318,32 @@ class MessageHub:
             if not self._resumed[key]:
                 continue
             try:
-                # Arrays among infos may be predictions of any size, which do not belong into a checkpoint.
+                # Arrays among infos may be predictions of any size, which do not belong into a
+                # checkpoint.
                 infos[key] = to_plain(value, key, arrays=False)
             except TypeError:
-                kind = type(value).__name__ + (f" of shape {value.shape}" if hasattr(value, "shape") else "")
+                kind = type(value).__name__ + (
+                    f" of shape {value.shape}" if hasattr(value, "shape") else ""
+                )
                 logging.getLogger("jengine").warning(
-                    f"info {key!r} is not saved: {kind} is not JSON-serializable (resumed=False silences this warning)"
+                    f"info {key!r} is not saved: {kind} is not JSON-serializable (resumed=False "
+                    "silences this warning)"
                 )
         return {"log_scalars": scalars, "runtime_info": infos}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of `state_dict`; other keys, and those with `resumed=False` since, are unchanged."""
+        """Restore a result of `state_dict`; other keys, and those with `resumed=False` since,
+        are unchanged.
+        """
         for part in ("log_scalars", "runtime_info"):
             if part not in state:
-                raise KeyError(f"the state of a message hub must have the key {part!r}, got {sorted(state)}")
+                raise KeyError(
+                    f"the state of a message hub must have the key {part!r}, got {sorted(state)}"
+                )
         self.flush()
         for key, history in state["log_scalars"].items():
-            # A key that this run has declared as not resumed keeps its value: hooks set it before the state is loaded.
+            # A key that this run has declared as not resumed keeps its value: hooks set it before
+            # the state is loaded.
             if self._resumed.setdefault(key, True):
                 self._start_history(key).load_state_dict(history)
         for key, value in state["runtime_info"].items():
@@ -326,7 +357,9 @@ class MessageHub:
     def _check_resumed(self, key: str, resumed: bool) -> None:
         """Record `resumed` for a new key; check that it does not change for a known one."""
         if self._resumed.setdefault(key, resumed) is not resumed:
-            raise ArgumentError(f"`resumed` of {key!r} must be {not resumed} as in earlier updates, got {resumed}")
+            raise ArgumentError(
+                f"`resumed` of {key!r} must be {not resumed} as in earlier updates, got {resumed}"
+            )
 
     def _move_to_histories(self, pending: PendingScalars, iteration: float) -> None:
         if pending.size:
@@ -334,7 +367,10 @@ class MessageHub:
         taken = list(pending.take(iteration))
         for _, iterations, values, _ in (part for part in taken if part[0] == _WEIGHT):
             # The newest is kept, as other scalars of its iteration may follow
-            self._weights = {**dict([*self._weights.items()][-1:]), **dict(zip(iterations, values, strict=True))}
+            self._weights = {
+                **dict([*self._weights.items()][-1:]),
+                **dict(zip(iterations, values, strict=True)),
+            }
         for key, iterations, values, count in taken:
             if key == _WEIGHT:
                 continue
@@ -342,7 +378,9 @@ class MessageHub:
             if history is None:
                 history = self._start_history(key)
             if self.losses is not None:
-                self.losses.add(key, iterations, values, history.current() if history.updates else 0.0)
+                self.losses.add(
+                    key, iterations, values, history.current() if history.updates else 0.0
+                )
             weights = self._find_weights(key, iterations)
             for epoch_start, rows in self._split_by_epoch(key, iterations):
                 if epoch_start is not None and epoch_start != history.epoch_start:
@@ -361,21 +399,34 @@ class MessageHub:
 
     def _find_weights(self, key: str, iterations: list[int]) -> list[float] | None:
         """Return the weights of a scalar's values; None if all are 1."""
-        is_by_example = self._is_by_example.get(key.removeprefix("train/")) if key.startswith("train/") else None
+        is_by_example = (
+            self._is_by_example.get(key.removeprefix("train/"))
+            if key.startswith("train/")
+            else None
+        )
         if not self._weights or is_by_example is None:
             return None
         weights = [self._weights.get(iteration, 1.0) for iteration in iterations]
         return weights if is_by_example else [float(weight > 0) for weight in weights]
 
-    def _split_by_epoch(self, key: str, iterations: list[int]) -> Iterator[tuple[int | None, slice]]:
-        """Yield the start of each epoch and the positions of its values; validations begin their windows themselves."""
+    def _split_by_epoch(
+        self, key: str, iterations: list[int]
+    ) -> Iterator[tuple[int | None, slice]]:
+        """Yield the start of each epoch and the positions of its values; validations begin their
+        windows themselves.
+        """
         if not key.startswith("train/"):
             yield None, slice(None)
             return
-        begin, starts = 0, self._epoch_starts
+        begin = 0
+        starts = self._epoch_starts
         while begin < len(iterations):
             epoch = bisect.bisect_right(starts, iterations[begin])
-            end = bisect.bisect_left(iterations, starts[epoch]) if epoch < len(starts) else len(iterations)
+            end = (
+                bisect.bisect_left(iterations, starts[epoch])
+                if epoch < len(starts)
+                else len(iterations)
+            )
             yield starts[max(epoch - 1, 0)], slice(begin, end)
             begin = end
 
@@ -386,13 +437,17 @@ class HubSnapshot:
     It shares the histories of `hub`; `pending` are scalars that are not in them yet.
     """
 
-    def __init__(self, hub: MessageHub, pending: PendingScalars, runtime_info: dict[str, Any]) -> None:
+    def __init__(
+        self, hub: MessageHub, pending: PendingScalars, runtime_info: dict[str, Any]
+    ) -> None:
         self.runtime_info = runtime_info
         self._hub = hub
         self._pending = pending
 
     def flush(self, iteration: float = math.inf) -> None:
-        """Move the scalars up to and including `iteration` into the histories, fetching device arrays."""
+        """Move the scalars up to and including `iteration` into the histories, fetching device
+        arrays.
+        """
         self._hub._move_to_histories(self._pending, iteration)
 
     @property
@@ -416,11 +471,14 @@ def _get_history(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuf
 
 
 def _check_scalar(key: str, value: Any) -> Any:
-    """Return a one-element device array, or a host value as a Python float; errors as in `update_scalar`."""
+    """Return a one-element device array, or a host value as a Python float; errors as in
+    `update_scalar`.
+    """
     # First: a tracer is a jax.Array too, and would be kept after its trace has ended.
     if isinstance(value, jax.core.Tracer):
         raise TypeError(
-            f"scalar {key!r} is a traced value: return it from the compiled function and update the hub outside"
+            f"scalar {key!r} is a traced value: return it from the compiled function and update "
+            "the hub outside"
         )
     if isinstance(value, jax.Array):
         if value.size != 1:

@@ -1,4 +1,6 @@
-"""Progress of a training run in a notebook: a bar, and a plot of the loss that grows with the run."""
+"""Progress of a training run in a notebook: a bar, and a plot of the loss that grows with the
+run.
+"""
 
 import html
 import math
@@ -9,11 +11,13 @@ from typing import Any
 
 _REDRAW_SECONDS = 0.5  # each picture is a message to the browser
 _MAX_POINTS = 500  # of the plot
-_WIDTH, _HEIGHT = 560, 140  # of the plot, in pixels
+_WIDTH = 560  # of the plot, in pixels
+_HEIGHT = 140
 
 
 def in_notebook() -> bool:
-    """Return whether this process is a kernel of Jupyter, Colab or an editor, whose front end draws HTML.
+    """Return whether this process is a kernel of Jupyter, Colab or an editor, whose front end draws
+    HTML.
 
     >>> in_notebook()
     False
@@ -23,7 +27,8 @@ def in_notebook() -> bool:
 
 
 class NotebookProgress:
-    """Progress bar of a run with its newest loss, above a plot of all logged losses, in the output of the cell.
+    """Progress bar of a run with its newest loss, above a plot of all logged losses, in the output
+    of the cell.
 
     The picture is one output that is replaced, at most twice a second, and stays after the run.
 
@@ -33,9 +38,13 @@ class NotebookProgress:
       clock: returns the time in seconds.
     """
 
-    def __init__(self, total: int | None, completed: int = 0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, total: int | None, completed: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._clock = clock
-        self._total, self._first, self._completed = total, completed, completed
+        self._total = total
+        self._first = completed
+        self._completed = completed
         self._started = self._drawn = clock()
         self._points: list[tuple[int, float]] = []
         self._output: Any = None
@@ -47,7 +56,9 @@ class NotebookProgress:
         self._output = display(self, display_id=True)
 
     def add_loss(self, iteration: int, loss: float) -> None:
-        """Add a point to the plot; it is drawn by the next `update`, as only the thread of the cell may draw."""
+        """Add a point to the plot; it is drawn by the next `update`, as only the thread of the
+        cell may draw.
+        """
         if len(self._points) >= 2 * _MAX_POINTS:
             del self._points[1:-1:2]
         self._points.append((iteration, loss))
@@ -70,10 +81,13 @@ class NotebookProgress:
 
     def __repr__(self) -> str:
         total = "" if self._total is None else f" of {self._total:,}"
-        done, seconds = self._completed - self._first, self._drawn - self._started
+        done = self._completed - self._first
+        seconds = self._drawn - self._started
         parts = [f"iteration {self._completed:,}{total}"]
         if self._total is not None and done > 0 and self._completed < self._total:
-            parts.append(f"{_format_seconds(seconds / done * (self._total - self._completed))} left")
+            parts.append(
+                f"{_format_seconds(seconds / done * (self._total - self._completed))} left"
+            )
         else:
             parts.append(_format_seconds(seconds))
         if self._points:
@@ -83,11 +97,15 @@ class NotebookProgress:
     def _repr_html_(self) -> str:
         value = "" if self._total is None else f' value="{self._completed}" max="{self._total}"'
         bar = f'<progress{value} style="width:{_WIDTH}px;max-width:100%"></progress>'
-        return f'<div style="font:13px sans-serif">{bar}<div>{html.escape(repr(self))}</div>{plot(self._points)}</div>'
+        return (
+            '<div style="font:13px '
+            f'sans-serif">{bar}<div>{html.escape(repr(self))}</div>{plot(self._points)}</div>'
+        )
 
 
 def plot(points: Sequence[tuple[int, float]]) -> str:
-    """Return an SVG picture of a curve, with the ranges at its axes; '' for fewer than two finite values.
+    """Return an SVG picture of a curve, with the ranges at its axes; '' for fewer than two finite
+    values.
 
     It uses the color of the text, so that it fits a light and a dark page.
 
@@ -100,19 +118,36 @@ def plot(points: Sequence[tuple[int, float]]) -> str:
     finite = [(x, y) for x, y in points if math.isfinite(y)]
     if len(finite) < 2:
         return ""
-    (first, last), values = (finite[0][0], finite[-1][0]), [y for _, y in finite]
-    low, high = min(values), max(values)
-    left, bottom = 60, _HEIGHT - 20
-    horizontal, vertical = (_WIDTH - left - 4) / max(last - first, 1), (bottom - 8) / ((high - low) or 1.0)
-    line = " ".join(f"{left + (x - first) * horizontal:.1f},{bottom - (y - low) * vertical:.1f}" for x, y in finite)
+    first = finite[0][0]
+    last = finite[-1][0]
+    values = [y for _, y in finite]
+    low = min(values)
+    high = max(values)
+    left = 60
+    bottom = _HEIGHT - 20
+    horizontal = (_WIDTH - left - 4) / max(last - first, 1)
+    vertical = (bottom - 8) / ((high - low) or 1.0)
+    line = " ".join(
+        f"{left + (x - first) * horizontal:.1f},{bottom - (y - low) * vertical:.1f}"
+        for x, y in finite
+    )
     labels = [(left - 6, 14, "end", f"{high:.4g}"), (left - 6, bottom, "end", f"{low:.4g}")]
-    labels += [(left, _HEIGHT - 4, "start", f"{first:,}"), (_WIDTH - 4, _HEIGHT - 4, "end", f"{last:,}")]
-    texts = [f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>' for x, y, anchor, text in labels]
+    labels += [
+        (left, _HEIGHT - 4, "start", f"{first:,}"),
+        (_WIDTH - 4, _HEIGHT - 4, "end", f"{last:,}"),
+    ]
+    texts = [
+        f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
+        for x, y, anchor, text in labels
+    ]
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" style="max-width:100%;display:block" role="img" '
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
+        'style="max-width:100%;display:block" role="img" '
         'aria-label="loss over iterations" fill="currentColor" font-size="11">'
-        f'<path d="M{left},4V{bottom}H{_WIDTH - 4}" fill="none" stroke="currentColor" opacity=".35"/>'
-        f'<polyline points="{line}" fill="none" stroke="#3b6fd4" stroke-width="1.8"/>{"".join(texts)}</svg>'
+        f'<path d="M{left},4V{bottom}H{_WIDTH - 4}" fill="none" stroke="currentColor" '
+        'opacity=".35"/>'
+        f'<polyline points="{line}" fill="none" stroke="#3b6fd4" '
+        f'stroke-width="1.8"/>{"".join(texts)}</svg>'
     )
 
 

@@ -38,13 +38,17 @@ class PhaseTimer:
 
     def enter(self, phase: str) -> str:
         """Switch to `phase`; return the previous phase."""
-        previous, now = self._phase, self._clock()
+        previous = self._phase
+        now = self._clock()
         self.seconds[previous] = self.seconds.get(previous, 0.0) + now - self._since
-        self._phase, self._since = phase, now
+        self._phase = phase
+        self._since = now
         return previous
 
     def relabel(self, phase: str) -> None:
-        """Attribute the time since the last switch to `phase`, for example if a call turned out to compile."""
+        """Attribute the time since the last switch to `phase`, for example if a call turned out
+        to compile.
+        """
         self._phase = phase
 
     @contextlib.contextmanager

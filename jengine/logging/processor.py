@@ -1,4 +1,6 @@
-"""Log processor: the scalars in the message hub as log lines, and as tags for the visualization backends."""
+"""Log processor: the scalars in the message hub as log lines, and as tags for the visualization
+backends.
+"""
 
 import datetime
 import difflib
@@ -11,20 +13,20 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from jengine.annotations import Count, Index, checked
-from jengine.errors import ArgumentError, config_path
+from jengine.config.annotations import Count, Index, checked
+from jengine.config.errors import ArgumentError, config_path
+from jengine.config.registry import LOG_PROCESSORS, check_arguments
 from jengine.logging.console import current_logger, escape_name
 from jengine.logging.history import HistoryBuffer
 from jengine.logging.message_hub import HubSnapshot, MessageHub
-from jengine.registry import LOG_PROCESSORS, check_arguments
 
 Mode = Literal["train", "val", "test"]
 
 _BYTES_PER_MB = 1024**2
 _MODE = re.compile(r"^(train|val|test)/")
 _BUILT_IN = ("mean", "max", "min", "current")  # statistics
-# A state of the optimizer, in spite of its name: a mean of powers of two is none. With several optimizers the name of
-# one follows.
+# A state of the optimizer, in spite of its name: a mean of powers of two is none. With several
+# optimizers the name of one follows.
 _LOSS_SCALE = re.compile(r"loss_scale(_[^\W\d]\w*)?")
 
 
@@ -34,7 +36,9 @@ class _Loop(Protocol):
 
 
 class _Run(Protocol):
-    """Progress and histories of a run, as log lines need them; without a loop for what the run does not do."""
+    """Progress and histories of a run, as log lines need them; without a loop for what the run
+    does not do.
+    """
 
     @property
     def iter(self) -> int: ...
@@ -58,26 +62,29 @@ class _Run(Protocol):
 class LogProcessor:
     """Formatter of log lines, in MMEngine's format, with one statistic for each scalar.
 
-    Scalars whose name matches `mean_pattern` are shown as the mean over the newest `window_size` values, all others as
-    the current value, as is the loss scale of mixed precision. `custom_cfg` adds or replaces statistics.
+    Scalars whose name matches `mean_pattern` are shown as the mean over the newest `window_size`
+    values, all others as the current value, as is the loss scale of mixed precision. `custom_cfg`
+    adds or replaces statistics.
 
     Args:
       window_size: number of values in a mean.
-      by_epoch: whether headers count epochs, `Epoch(train) [1][2/4]`, or iterations, `Iter(train) [2/40]`.
-      custom_cfg: list of `dict(data_src, method_name, window_size, log_name)`: the scalar (without the loop), the
-        statistic, the window (a number of values, 'epoch' for those since the start of the epoch or validation, or
-        'global' for all), and the result name (default: `data_src`, which replaces the default statistic). Other keys
-        are passed to the statistic.
+      by_epoch: whether headers count epochs, `Epoch(train) [1][2/4]`, or iterations, `Iter(train)
+        [2/40]`.
+      custom_cfg: list of `dict(data_src, method_name, window_size, log_name)`: the scalar (without
+        the loop), the statistic, the window (a number of values, 'epoch' for those since the start
+        of the epoch or validation, or 'global' for all), and the result name (default: `data_src`,
+        which replaces the default statistic). Other keys are passed to the statistic.
       num_digits: digits after the decimal point.
       log_with_hierarchy: whether names in the tag include the loop: 'train/loss'.
-      mean_pattern: regular expression, searched in names without the loop. By default losses, norms and times, not
-        `loss_scale`, which is a setting of the step that used it.
+      mean_pattern: regular expression, searched in names without the loop. By default losses, norms
+        and times, not `loss_scale`, which is a setting of the step that used it.
 
     Raises:
-      ArgumentError: two entries of `custom_cfg` have the same result name, an entry has no `data_src`, or has the
-        window 'epoch' with `by_epoch=False`.
+      ArgumentError: two entries of `custom_cfg` have the same result name, an entry has no
+        `data_src`, or has the window 'epoch' with `by_epoch=False`.
       KeyError: an entry has no known `method_name`, or no `window_size` with `by_epoch=False`.
-      TypeError: a window is not an int, 'epoch' or 'global', or the statistic does not take an argument.
+      TypeError: a window is not an int, 'epoch' or 'global', or the statistic does not take an
+        argument.
       ValueError: a window is below 1.
 
     Examples:
@@ -109,20 +116,28 @@ class LogProcessor:
 
     @property
     def windows(self) -> dict[str, int]:
-        """The longest window of each scalar, by name without the loop; that of others has the name ''."""
+        """The longest window of each scalar, by name without the loop; that of others has the
+        name ''.
+        """
         windows = {"": self.window_size}
         for entry in self.custom_cfg:
-            name, window = _MODE.sub("", entry["data_src"]), entry.get("window_size", 1)
-            if isinstance(window, str):  # the totals have 'epoch' and 'global'; other statistics need all values
+            name = _MODE.sub("", entry["data_src"])
+            window = entry.get("window_size", 1)
+            # the totals have 'epoch' and 'global'; other statistics need all values
+            if isinstance(window, str):
                 window = 1 if entry["method_name"] in _BUILT_IN else sys.maxsize
             windows[name] = max(windows.get(name, self.window_size), window)
         return windows
 
-    def get_log_after_iter(self, runner: _Run, batch_idx: int, mode: Mode) -> tuple[dict[str, Any], str]:
-        """Format the scalars of an iteration, with the batch `batch_idx`, counted from 0 in the loop.
+    def get_log_after_iter(
+        self, runner: _Run, batch_idx: int, mode: Mode
+    ) -> tuple[dict[str, Any], str]:
+        """Format the scalars of an iteration, with the batch `batch_idx`, counted from 0 in the
+        loop.
 
         Returns:
-          The tag (name -> number, with `epoch` and `iter`, both from 1, and `memory` if available) and the line.
+          The tag (name -> number, with `epoch` and `iter`, both from 1, and `memory` if available)
+          and the line.
         """
         _check_mode(mode, ("train", "val", "test"))
         scalars = self._compute_statistics(runner, batch_idx, mode, self.custom_cfg)
@@ -131,13 +146,18 @@ class LogProcessor:
             tag["epoch"] = _current_epoch(runner, mode)
         tag["iter"] = runner.iter + 1 if runner.train_loop is not None else 0
 
-        digits, rates, others = self.num_digits, [], {}
+        digits = self.num_digits
+        rates = []
+        others = {}
         for name, value in scalars.items():
-            # Rates span many powers of ten, so they are in scientific notation, and first, as in MMEngine.
+            # Rates span many powers of ten, so they are in scientific notation, and first, as in
+            # MMEngine.
             if name.endswith("lr"):
                 rates.append(f"{escape_name(name)}: {value:.{digits}e}")
-            elif mode == "train":  # in other modes, the hub has the metrics of the previous pass until this one ends
-                text = f"{value:.{digits}f}" if type(value) is float else self._format_value(value)  # without a call
+            elif mode == "train":
+                # in other modes, the hub has the metrics of the previous pass until this one ends
+                # without a call
+                text = f"{value:.{digits}f}" if type(value) is float else self._format_value(value)
                 others[name] = f"{escape_name(name)}: {text}"
         parts = [self._format_header(runner, batch_idx, mode) + " ".join(rates)]
         eta = runner.message_hub.get_info("eta")
@@ -146,18 +166,22 @@ class LogProcessor:
             for name in ("time", "data_time"):
                 parts.append(others.pop(name, "") or f"{name}: {self._format_value(scalars[name])}")
         if self._reporting_devices:  # the highest peak since the process started
-            peaks = [device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices]
+            peaks = [
+                device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices
+            ]
             tag["memory"] = max(peaks) // _BYTES_PER_MB
             parts.append(f"memory: {tag['memory']}")
         parts.append("  ".join(others.values()))
-        if mode == "train" and (slowest := runner.message_hub.get_info("slowest")):  # of several processes
+        # of several processes
+        if mode == "train" and (slowest := runner.message_hub.get_info("slowest")):
             parts.append(f"slowest: {slowest}")
         return tag, "  ".join(parts)
 
     def get_log_after_epoch(
         self, runner: _Run, batch_idx: int, mode: Mode, with_non_scalar: bool = False
     ) -> tuple[dict[str, Any], str]:
-        """Format the results of a validation or test pass; `time` and `data_time` are last, as means over the pass.
+        """Format the results of a validation or test pass; `time` and `data_time` are last, as
+        means over the pass.
 
         Args:
           batch_idx: index of the last batch, from 0.
@@ -175,14 +199,20 @@ class LogProcessor:
             if name not in sources
         ]
         scalars = self._compute_statistics(runner, 0, mode, [*self.custom_cfg, *pass_means])
-        times = self._add_mode_prefix({k: v for k, v in scalars.items() if k in ("time", "data_time")}, mode)
-        metrics = self._add_mode_prefix({k: v for k, v in scalars.items() if k not in ("time", "data_time")}, mode)
+        times = self._add_mode_prefix(
+            {k: v for k, v in scalars.items() if k in ("time", "data_time")}, mode
+        )
+        metrics = self._add_mode_prefix(
+            {k: v for k, v in scalars.items() if k not in ("time", "data_time")}, mode
+        )
         infos = self._add_mode_prefix(_select_mode(runner.message_hub.runtime_info, mode), mode)
 
         epoch = f"[{_current_epoch(runner, mode)}]" if self.by_epoch and mode == "val" else ""
         header = f"{'Epoch' if self.by_epoch else 'Iter'}({mode}) {epoch}[{size}/{size}]    "
         items = [*metrics.items(), *infos.items(), *times.items()]
-        line = header + "  ".join(f"{escape_name(name)}: {self._format_value(value)}" for name, value in items)
+        line = header + "  ".join(
+            f"{escape_name(name)}: {self._format_value(value)}" for name, value in items
+        )
         return {**metrics, **(infos if with_non_scalar else {}), **times}, line
 
     def _compute_statistics(
@@ -194,13 +224,18 @@ class LogProcessor:
         """
         hub = runner.message_hub
         histories = _select_mode(hub.log_scalars, mode)
-        left_out = hub.get_info("evaluations_left_out", ()) if mode != "train" else ()  # their values are old
+        # their values are old
+        left_out = hub.get_info("evaluations_left_out", ()) if mode != "train" else ()
         if left_out:
-            histories = {name: h for name, h in histories.items() if name.partition("/")[0] not in left_out}
+            histories = {
+                name: h for name, h in histories.items() if name.partition("/")[0] not in left_out
+            }
         scalars = {}
         for name, history in histories.items():
             may_average = mode == "train" or name in ("time", "data_time")
-            is_averaged = may_average and self._matches_mean_pattern(name) and not _LOSS_SCALE.fullmatch(name)
+            is_averaged = (
+                may_average and self._matches_mean_pattern(name) and not _LOSS_SCALE.fullmatch(name)
+            )
             scalars[name] = history.mean(self.window_size) if is_averaged else history.current()
         for entry in custom_cfg:
             arguments = dict(entry)
@@ -213,7 +248,8 @@ class LogProcessor:
             history = histories[source]
             name = arguments.pop("log_name", source).removeprefix(f"{mode}/")
             if arguments.get("window_size") == "epoch":
-                # The history has the epoch of its newest value: a scalar may have none in this epoch
+                # The history has the epoch of its newest value: a scalar may have none in this
+                # epoch
                 has_begun = mode != "train" or history.epoch_start == runner.iter - batch_idx
                 if not (has_begun and history.epoch_updates):
                     scalars.pop(name, None)
@@ -227,21 +263,29 @@ class LogProcessor:
 
     def _warn_of_typo(self, source: str, histories: Mapping[str, Any]) -> None:
         """Log once that no scalar has the name `source` but one has a similar name."""
-        if source not in self._unknown_sources and (similar := difflib.get_close_matches(source, histories, n=1)):
+        if source not in self._unknown_sources and (
+            similar := difflib.get_close_matches(source, histories, n=1)
+        ):
             self._unknown_sources.add(source)
             current_logger().warning(
-                f"log_processor.custom_cfg: there is no scalar {source!r} to log; did you mean {similar[0]!r}?"
+                f"log_processor.custom_cfg: there is no scalar {source!r} to log; did you mean "
+                f"{similar[0]!r}?"
             )
 
     def _add_mode_prefix(self, values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
-        return {f"{mode}/{name}": value for name, value in values.items()} if self.log_with_hierarchy else dict(values)
+        return (
+            {f"{mode}/{name}": value for name, value in values.items()}
+            if self.log_with_hierarchy
+            else dict(values)
+        )
 
     def _format_header(self, runner: _Run, batch_idx: int, mode: Mode) -> str:
         counts_batches = self.by_epoch or mode != "train"  # else iterations of the whole run
         size = _epoch_length(runner, mode) if counts_batches else runner.max_iters
         done = batch_idx + 1 if counts_batches else runner.iter + 1
         progress = f"[{done:>{len(str(size))}}/{size}]  " if size is not None else f"[{done}]  "
-        evaluation = runner.message_hub.get_info("evaluation") if mode != "train" else ""  # one of several
+        # one of several
+        evaluation = runner.message_hub.get_info("evaluation") if mode != "train" else ""
         label = f"{mode}/{evaluation}" if evaluation else mode
         if not self.by_epoch:
             return f"Iter({label}) {progress}"
@@ -253,7 +297,11 @@ class LogProcessor:
 
     @functools.cached_property
     def _reporting_devices(self) -> list[jax.Device]:
-        return [device for device in jax.local_devices() if "peak_bytes_in_use" in (device.memory_stats() or {})]
+        return [
+            device
+            for device in jax.local_devices()
+            if "peak_bytes_in_use" in (device.memory_stats() or {})
+        ]
 
     def _format_value(self, value: Any) -> str:
         if isinstance(value, float):
@@ -270,7 +318,9 @@ def _select_mode(values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
 
 
 def _current_epoch(runner: _Run, mode: Mode) -> int:
-    """Return the epoch to show: from 1 in training; validation runs after the increment; 0 without training."""
+    """Return the epoch to show: from 1 in training; validation runs after the increment; 0
+    without training.
+    """
     if mode == "train":
         return runner.epoch + 1
     return runner.epoch if runner.train_loop is not None else 0
@@ -291,7 +341,10 @@ _ENTRY_KEYS = ("data_src", "log_name", "method_name", "window_size")
 
 @functools.partial(checked, owner="")
 def _check_entry(
-    data_src: str, window_size: Count | Literal["epoch", "global"] = 1, log_name: str = "", method_name: str = ""
+    data_src: str,
+    window_size: Count | Literal["epoch", "global"] = 1,
+    log_name: str = "",
+    method_name: str = "",
 ) -> None:
     """Check the types in an entry of `custom_cfg`."""
 
@@ -301,18 +354,31 @@ def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -
     for index, entry in enumerate(custom_cfg):
         with config_path("custom_cfg", index):
             if "data_src" not in entry:
-                raise ArgumentError(f"an entry must have the key 'data_src', the name of a scalar, got {sorted(entry)}")
+                raise ArgumentError(
+                    "an entry must have the key 'data_src', the name of a scalar, got "
+                    f"{sorted(entry)}"
+                )
             _check_entry(**{key: entry[key] for key in _ENTRY_KEYS if key in entry})
             name = entry.get("log_name", entry["data_src"])
             if name in names:
-                raise ArgumentError(f"result names must be unique, got {name!r} twice; set another 'log_name'")
+                raise ArgumentError(
+                    f"result names must be unique, got {name!r} twice; set another 'log_name'"
+                )
             names.add(name)
             if not by_epoch and "window_size" not in entry:
                 raise KeyError("an entry must have the key 'window_size' when by_epoch=False")
             if not by_epoch and entry["window_size"] == "epoch":
-                raise ArgumentError("`window_size` must be an int or 'global' when by_epoch=False, got 'epoch'")
+                raise ArgumentError(
+                    "`window_size` must be an int or 'global' when by_epoch=False, got 'epoch'"
+                )
             if "method_name" not in entry:
-                raise KeyError("an entry must have the key 'method_name', such as 'mean', 'max', 'min' or 'current'")
+                raise KeyError(
+                    "an entry must have the key 'method_name', such as 'mean', 'max', 'min' or "
+                    "'current'"
+                )
             statistic = HistoryBuffer().statistic(entry["method_name"])
             arguments = {key: value for key, value in entry.items() if key not in _ENTRY_KEYS[:3]}
-            check_arguments(statistic, {key: value for key, value in arguments.items() if not isinstance(value, str)})
+            check_arguments(
+                statistic,
+                {key: value for key, value in arguments.items() if not isinstance(value, str)},
+            )

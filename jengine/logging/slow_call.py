@@ -12,8 +12,11 @@ _AFTER = 10.0  # seconds
 
 
 @contextlib.contextmanager
-def report_if_slow(name: str, after: float = _AFTER, logger: logging.Logger | None = None) -> Iterator[None]:
-    """Log once that the body takes long, and how long it took; on a TTY, show its seconds with a spinner meanwhile.
+def report_if_slow(
+    name: str, after: float = _AFTER, logger: logging.Logger | None = None
+) -> Iterator[None]:
+    """Log once that the body takes long, and how long it took; on a TTY, show its seconds with a
+    spinner meanwhile.
 
     Args:
       name: what the body does: 'compiling the training step'.
@@ -22,7 +25,9 @@ def report_if_slow(name: str, after: float = _AFTER, logger: logging.Logger | No
     """
     logger = logger or logging.getLogger("jengine")
     start = time.monotonic()
-    lock, is_slow, is_done = threading.Lock(), False, False
+    lock = threading.Lock()
+    is_slow = False
+    is_done = False
     with contextlib.ExitStack() as spinner:
 
         def report() -> None:
@@ -52,7 +57,11 @@ def _spin(name: str, elapsed: float) -> Iterator[None]:
     """Show a spinner with the seconds since the start of a call, `elapsed` s ago."""
     from rich import progress
 
-    columns = progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.TimeElapsedColumn()
+    columns = (
+        progress.SpinnerColumn(),
+        progress.TextColumn("{task.description}"),
+        progress.TimeElapsedColumn(),
+    )
     with progress.Progress(*columns, console=console.terminal, transient=True) as spinner:
         spinner.add_task(name, total=None)
         spinner.tasks[0].start_time = spinner.get_time() - elapsed

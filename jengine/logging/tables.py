@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jengine.annotations import is_number
+from jengine.config.annotations import is_number
 from jengine.logging.console import escape_name
 
 Align = Literal["left", "center", "right"]
@@ -26,12 +26,14 @@ def format_table(
 ) -> str:
     """Format rows as a plain ASCII table, without colors or wrapping.
 
-    Integers have thousands separators, floats have six significant digits, and None is an empty cell.
+    Integers have thousands separators, floats have six significant digits, and None is an empty
+    cell.
 
     Args:
       columns: the headings.
       title: a line above the table.
-      align: 'left', 'center' or 'right' for each column; by default numbers are aligned right, all else left.
+      align: 'left', 'center' or 'right' for each column; by default numbers are aligned right, all
+        else left.
 
     Examples:
       >>> print(format_table(["phase", "steps"], [["train", 12000], ["val", None]]))
@@ -45,12 +47,18 @@ def format_table(
     cells = [list(row) for row in rows]
     for index, row in enumerate(cells):
         if len(row) != len(columns):
-            raise ValueError(f"`rows[{index}]` must have {len(columns)} cells, got {len(row)}: {row!r}")
+            raise ValueError(
+                f"`rows[{index}]` must have {len(columns)} cells, got {len(row)}: {row!r}"
+            )
     if align is None:
         filled = [[row[i] for row in cells if row[i] is not None] for i in range(len(columns))]
-        sides: list[Align] = ["right" if column and all(map(is_number, column)) else "left" for column in filled]
+        sides: list[Align] = [
+            "right" if column and all(map(is_number, column)) else "left" for column in filled
+        ]
     elif len(sides := list(align)) != len(columns):
-        raise ValueError(f"`align` must have {len(columns)} entries, one per column, got {len(align)}")
+        raise ValueError(
+            f"`align` must have {len(columns)} entries, one per column, got {len(align)}"
+        )
     table = Table(box=box.ASCII2)
     for heading, side in zip(columns, sides, strict=True):
         table.add_column(Text(heading), justify=side, no_wrap=True)
@@ -58,16 +66,25 @@ def format_table(
         table.add_row(*(Text(_format_cell(value)) for value in row))
     out = io.StringIO()
     # In a notebook rich would display the table, and leave the text empty.
-    Console(file=out, width=_UNLIMITED_WIDTH, color_system=None, force_terminal=False, force_jupyter=False).print(table)
+    Console(
+        file=out,
+        width=_UNLIMITED_WIDTH,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+    ).print(table)
     lines = [line.rstrip() for line in out.getvalue().splitlines()]
     return "\n".join(lines if title is None else [title, *lines])
 
 
 def shorten_rows(rows: Sequence[Sequence[str]], limit: int) -> list[Sequence[str]]:
-    """Return at most `limit` rows; of a longer table the first and last ones, around a row that counts the others."""
+    """Return at most `limit` rows; of a longer table the first and last ones, around a row that
+    counts the others.
+    """
     if len(rows) <= limit:
         return list(rows)
-    head, tail = limit // 2, (limit - 1) // 2
+    head = limit // 2
+    tail = (limit - 1) // 2
     left_out = [f"… {len(rows) - head - tail} more …", *[""] * (len(rows[0]) - 1)]
     return [*rows[:head], left_out, *rows[len(rows) - tail :]]
 

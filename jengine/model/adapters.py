@@ -1,4 +1,6 @@
-"""Helpers for the model adapters: build modules and losses from configs, and call functions written by the user."""
+"""Helpers for the model adapters: build modules and losses from configs, and call functions
+written by the user.
+"""
 
 import contextlib
 import inspect
@@ -8,14 +10,15 @@ from typing import Any
 
 import jax
 
-from jengine.annotations import parameters_of
-from jengine.errors import config_path
+from jengine.config.annotations import parameters_of
+from jengine.config.errors import config_path
+from jengine.config.registry import MODELS, Registry, as_config, check_arguments, resolve_functions
 from jengine.model.model import ArrayTree, Batch, Losses
-from jengine.registry import MODELS, Registry, as_config, check_arguments, resolve_functions
-from jengine.selection import Selector, select
+from jengine.model.selection import Selector, select
 
 # The entries of MODELS, with the names for errors
-_LOSSES, _NETWORKS = Registry("loss", parent=MODELS), Registry("network", parent=MODELS)
+_LOSSES = Registry("loss", parent=MODELS)
+_NETWORKS = Registry("network", parent=MODELS)
 
 
 def accepts(fn: Callable[..., Any], name: str) -> bool:
@@ -24,11 +27,16 @@ def accepts(fn: Callable[..., Any], name: str) -> bool:
         parameters = inspect.signature(fn).parameters
     except (TypeError, ValueError):
         return False
-    return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return name in parameters or any(
+        p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
+    )
 
 
-def select_inputs(batch: Batch, inputs: Selector | Sequence[Selector] | None, owner: str) -> tuple[Any, ...]:
-    """Return the positional arguments for a module: the batch entries in `inputs`, or the batch itself for None.
+def select_inputs(
+    batch: Batch, inputs: Selector | Sequence[Selector] | None, owner: str
+) -> tuple[Any, ...]:
+    """Return the positional arguments for a module: the batch entries in `inputs`, or the batch
+    itself for None.
 
     `owner` is the class that has the argument `inputs`, for the error message.
     """
@@ -43,12 +51,16 @@ def build_loss(loss: Any) -> Callable[..., Any]:
     with config_path("loss"):
         loss = _LOSSES.build_function(loss)
     if not callable(loss):
-        raise TypeError(f"`loss` must be a function (outputs, batch) -> losses or its config, got {loss!r}")
+        raise TypeError(
+            f"`loss` must be a function (outputs, batch) -> losses or its config, got {loss!r}"
+        )
     return loss
 
 
 def build_module(module: Any, **extra: Any) -> Any:
-    """Build a network from its config, including nested configs; return anything but a config unchanged."""
+    """Build a network from its config, including nested configs; return anything but a config
+    unchanged.
+    """
     module = as_config(module)
     if not hasattr(module, "items"):
         return module
@@ -61,7 +73,9 @@ def build_module(module: Any, **extra: Any) -> Any:
                 arguments[name] = build_module(value)
     entry = arguments.pop("type", None)
     if entry is None:
-        raise TypeError(f"the config of a module must have a 'type', got only the keys {sorted(arguments)}")
+        raise TypeError(
+            f"the config of a module must have a 'type', got only the keys {sorted(arguments)}"
+        )
     entry = _NETWORKS.get(entry) if isinstance(entry, str) else entry
     if not callable(entry):
         raise TypeError(f"the `type` of a module must be a name or a class, got {entry!r}")
@@ -79,7 +93,8 @@ def describe_module(cfg: Any) -> str | None:
     with contextlib.suppress(Exception):  # a model that is an object, or a function
         entry = cfg["model"]["module"]["type"]
         entry = _NETWORKS.get(entry) if isinstance(entry, str) else entry
-        names = [name for name in parameters_of(entry) if name not in ("parent", "name", "rngs")]  # which Flax sets
+        # which Flax sets
+        names = [name for name in parameters_of(entry) if name not in ("parent", "name", "rngs")]
         return f"{entry.__name__}({', '.join(names)})"
     return None
 
@@ -91,10 +106,14 @@ def call_loss(
     hyperparams: Mapping[str, Any],
     sown: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Losses:
-    """Return the losses by name from `fn(outputs, batch)`, with `hyperparams` and `sown` if it accepts them."""
+    """Return the losses by name from `fn(outputs, batch)`, with `hyperparams` and `sown` if it
+    accepts them.
+    """
     # By signature: most losses are functions of outputs and batch, and optax's take nothing else.
     available = {"hyperparams": hyperparams, "sown": sown or {}}
-    return to_loss_dict(fn(outputs, batch, **{name: x for name, x in available.items() if accepts(fn, name)}))
+    return to_loss_dict(
+        fn(outputs, batch, **{name: x for name, x in available.items() if accepts(fn, name)})
+    )
 
 
 def to_loss_dict(losses: Any) -> Losses:
@@ -103,11 +122,18 @@ def to_loss_dict(losses: Any) -> Losses:
 
 
 # Usual names of the argument that selects training or inference, and its value in training.
-_TRAIN_ARGUMENTS = {"train": True, "training": True, "is_train": True, "is_training": True, "deterministic": False}
+_TRAIN_ARGUMENTS = {
+    "train": True,
+    "training": True,
+    "is_train": True,
+    "is_training": True,
+    "deterministic": False,
+}
 
 
 def train_arguments(fn: Callable[..., Any], *, train: bool) -> dict[str, bool]:
-    """Return the keyword arguments that select training or inference in a function, such as a module's `__call__`.
+    """Return the keyword arguments that select training or inference in a function, such as a
+    module's `__call__`.
 
     >>> train_arguments(lambda x, *, is_train=False, deterministic=True: x, train=True)
     {'is_train': True, 'deterministic': False}
@@ -118,36 +144,52 @@ def train_arguments(fn: Callable[..., Any], *, train: bool) -> dict[str, bool]:
         return {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
-        p.name: _TRAIN_ARGUMENTS[p.name] is train for p in parameters if p.name in _TRAIN_ARGUMENTS and p.kind in kinds
+        p.name: _TRAIN_ARGUMENTS[p.name] is train
+        for p in parameters
+        if p.name in _TRAIN_ARGUMENTS and p.kind in kinds
     }
 
 
 @contextlib.contextmanager
 def explain_static_modes(arguments: Iterable[str]) -> Iterator[None]:
-    """Add to errors of the body what to write where a transformation of JAX traces the argument for the mode.
+    """Add to errors of the body what to write where a transformation of JAX traces the argument for
+    the mode.
 
-    The engine passes a Python bool. `jax.jit` and `jax.checkpoint` make an array of it unless it is static, and then
-    `if train:` fails in the network, far from the line to change; a static argument in turn must not get an array.
+    The engine passes a Python bool. `jax.jit` and `jax.checkpoint` make an array of it unless it is
+    static, and then `if train:` fails in the network, far from the line to change; a static
+    argument in turn must not get an array.
 
     Args:
-      arguments: the names of the arguments with which the body calls the network; those of modes are looked for.
+      arguments: the names of the arguments with which the body calls the network; those of modes
+        are looked for.
     """
     try:
         yield
     except (TypeError, ValueError) as error:
-        # JAX names the argument; within a transformation of Flax it only has its position, `args[2]`
-        found = re.search(r"shape bool\[\].*value of the argument (\w+)(\[\d+\])?", str(error), re.DOTALL)
-        names = [name for name in arguments if name in _TRAIN_ARGUMENTS and found and (found[1] == name or found[2])]
+        # JAX names the argument; within a transformation of Flax it only has its position,
+        # `args[2]`
+        found = re.search(
+            r"shape bool\[\].*value of the argument (\w+)(\[\d+\])?", str(error), re.DOTALL
+        )
+        names = [
+            name
+            for name in arguments
+            if name in _TRAIN_ARGUMENTS and found and (found[1] == name or found[2])
+        ]
         if names and isinstance(error, jax.errors.TracerBoolConversionError):
             error.add_note(
-                f"`{names[0]}` must be static where the network, or a part of it, is transformed: write `jax.jit(f, "
-                f"static_argnames={names[0]!r})` or no jit at all, as the engine compiles the whole step; in Flax "
+                f"`{names[0]}` must be static where the network, or a part of it, is transformed: "
+                "write `jax.jit(f, "
+                f"static_argnames={names[0]!r})` or no jit at all, as the engine compiles the "
+                "whole step; in Flax "
                 "`nn.remat(Block, static_argnums=...)`, with the number of the argument."
             )
         elif "static arguments" in str(error) and "racer" in str(error):
             error.add_note(
-                "A static argument of `jax.jit` must be a Python value, got one that depends on traced arrays: pass "
-                "True or False for the mode (`train`, `deterministic`), or leave it out of `static_argnames` and "
+                "A static argument of `jax.jit` must be a Python value, got one that depends on "
+                "traced arrays: pass "
+                "True or False for the mode (`train`, `deterministic`), or leave it out of "
+                "`static_argnames` and "
                 "select with `jnp.where` or `jax.lax.cond`."
             )
         raise

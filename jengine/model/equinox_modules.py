@@ -1,8 +1,9 @@
-"""Equinox modules as parameters: split into arrays by path and static parts, and put together again.
+"""Equinox modules as parameters: split into arrays by path and static parts, and put together
+again.
 
-An `eqx.Module` is a pytree with arrays, and with functions and numbers that are no parameters, such as the activation
-in an `eqx.nn.MLP`. The engine trains and stores nested dicts with arrays, so that paths, checkpoints and rules are as
-for other networks; user functions get the module itself.
+An `eqx.Module` is a pytree with arrays, and with functions and numbers that are no parameters, such
+as the activation in an `eqx.nn.MLP`. The engine trains and stores nested dicts with arrays, so that
+paths, checkpoints and rules are as for other networks; user functions get the module itself.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jengine import paths
+from jengine.config import paths
 from jengine.model.model import FROZEN, ModelState, Params, PyTree
 from jengine.model.module_types import ModuleType, describe_modules
 
@@ -24,7 +25,9 @@ def is_used(tree: PyTree) -> bool:
 
 
 def select_params(tree: PyTree) -> PyTree:
-    """Return modules with None for all but the floating-point arrays, `eqx.filter(tree, eqx.is_inexact_array)`."""
+    """Return modules with None for all but the floating-point arrays, `eqx.filter(tree,
+    eqx.is_inexact_array)`.
+    """
     return jax.tree.map(lambda leaf: leaf if _is_trained(leaf) else None, tree)
 
 
@@ -38,8 +41,14 @@ def list_module_types(tree: PyTree) -> dict[str, ModuleType]:
     """Return the module types in a tree by dotted path, in definition order."""
     modules = {}
     for path, module in _iterate_modules(tree, ()):
-        fields: dict[str, Any] = {x.name: getattr(module, x.name, None) for x in dataclasses.fields(module)}
-        modules[path] = type(module), fields, {name: x.shape for name, x in fields.items() if _is_trained(x)}
+        fields: dict[str, Any] = {
+            x.name: getattr(module, x.name, None) for x in dataclasses.fields(module)
+        }
+        modules[path] = (
+            type(module),
+            fields,
+            {name: x.shape for name, x in fields.items() if _is_trained(x)},
+        )
     return describe_modules(modules)
 
 
@@ -51,8 +60,12 @@ class Partition(NamedTuple):
     has_frozen: bool  # whether there are arrays of integers or keys, which are not trained
 
     def combine(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
-        """Return the module and the state, an `eqx.nn.State` or {}, with the arrays from `split_module`."""
-        frozen, state = (model_state[FROZEN], model_state["state"]) if self.has_frozen else ({}, model_state)
+        """Return the module and the state, an `eqx.nn.State` or {}, with the arrays from
+        `split_module`.
+        """
+        frozen, state = (
+            (model_state[FROZEN], model_state["state"]) if self.has_frozen else ({}, model_state)
+        )
         module = self.module.build({**paths.flatten(params), **paths.flatten(frozen)})
         return module, self.state.build(paths.flatten(state))
 
@@ -70,7 +83,9 @@ class _Static(NamedTuple):
     leaves: Mapping[str, Any]  # functions, numbers, strings by path
 
     def build(self, arrays: Mapping[str, Any]) -> PyTree:
-        return self.treedef.unflatten([arrays[x] if x in arrays else self.leaves[x] for x in self.names])
+        return self.treedef.unflatten(
+            [arrays[x] if x in arrays else self.leaves[x] for x in self.names]
+        )
 
 
 def split_module(module: PyTree, state: PyTree) -> tuple[Partition, PyTree, PyTree]:
@@ -81,18 +96,23 @@ def split_module(module: PyTree, state: PyTree) -> tuple[Partition, PyTree, PyTr
       state: the state from `eqx.nn.make_with_state`; {} for none.
 
     Returns:
-      The partition, the floating-point arrays as nested dicts, and the model state: the arrays in `state` as nested
-      dicts, in an item `state` if the module has other arrays, which are in `frozen`.
+      The partition, the floating-point arrays as nested dicts, and the model state: the arrays in
+      `state` as nested dicts, in an item `state` if the module has other arrays, which are in
+      `frozen`.
     """
     if any(_is_state(node) for node in jax.tree.leaves(module, is_leaf=_is_state)):
         raise TypeError(
-            "the parameters must be modules, got an eqx.nn.State among them; `init` may return `(module, state)` if "
+            "the parameters must be modules, got an eqx.nn.State among them; `init` may return "
+            "`(module, state)` if "
             "`loss` has an argument `model_state`, and returns `(losses, model_state)`"
         )
-    leaves, state_leaves = paths.flatten(module), _state_leaves(state)
+    leaves = paths.flatten(module)
+    state_leaves = _state_leaves(state)
     params = {path: leaf for path, leaf in leaves.items() if _is_trained(leaf)}
     # Keys and integer tables cannot be differentiated, but belong in checkpoints.
-    frozen = {path: x for path, x in leaves.items() if isinstance(x, jax.Array) and path not in params}
+    frozen = {
+        path: x for path, x in leaves.items() if isinstance(x, jax.Array) and path not in params
+    }
     static = {path: x for path, x in leaves.items() if not isinstance(x, jax.Array)}
     partition = Partition(
         _Static(jax.tree.structure(module), tuple(leaves), static),
@@ -100,7 +120,11 @@ def split_module(module: PyTree, state: PyTree) -> tuple[Partition, PyTree, PyTr
         bool(frozen),
     )
     model_state = paths.nest(state_leaves)
-    return partition, paths.nest(params), {FROZEN: paths.nest(frozen), "state": model_state} if frozen else model_state
+    return (
+        partition,
+        paths.nest(params),
+        {FROZEN: paths.nest(frozen), "state": model_state} if frozen else model_state,
+    )
 
 
 def _is_module(node: object) -> bool:
@@ -113,14 +137,18 @@ def _is_state(node: object) -> bool:
 
 
 def _is_trained(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
+    return isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) and jax.numpy.issubdtype(
+        leaf.dtype, jax.numpy.inexact
+    )
 
 
 def _iterate_modules(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yield the modules below a node with their paths, each before those in it."""
     if _is_module(node):
         yield path, node
-        children: list[tuple[Any, Any]] = [(x.name, getattr(node, x.name, None)) for x in dataclasses.fields(node)]
+        children: list[tuple[Any, Any]] = [
+            (x.name, getattr(node, x.name, None)) for x in dataclasses.fields(node)
+        ]
     elif isinstance(node, Mapping):
         children = list(node.items())
     else:
@@ -130,17 +158,25 @@ def _iterate_modules(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[s
 
 
 def _state_leaves(state: PyTree) -> dict[str, Any]:
-    """Return the arrays in an `eqx.nn.State`, or in another tree, by path: `norm.batch_state_index.0`."""
+    """Return the arrays in an `eqx.nn.State`, or in another tree, by path:
+    `norm.batch_state_index.0`.
+    """
     leaves = paths.flatten(state)
     if not _is_state(state):
         return leaves
-    # JAX only knows the number of an entry. Its key is the path of the layer, `Net.layers[0].batch_counter`, with the
-    # class of the model.
+    # JAX only knows the number of an entry. Its key is the path of the layer,
+    # `Net.layers[0].batch_counter`, with the class of the model.
     treedef: Any = jax.tree.structure(state)
     _, markers = treedef.node_data()
     # `Net.layers[0].bn` becomes `layers.0.bn`: checkpoints must not depend on the class name.
-    names = [re.sub(r"\[['\"]?(.*?)['\"]?\]", r".\1", str(marker)).partition(".")[2] for marker in markers]
+    names = [
+        re.sub(r"\[['\"]?(.*?)['\"]?\]", r".\1", str(marker)).partition(".")[2]
+        for marker in markers
+    ]
     if not all(names) or len(set(names)) < len(names):  # before Equinox 0.13 the keys were numbers
         return leaves
     heads = {path: path.partition(".") for path in leaves}
-    return {".".join(filter(None, (names[int(head)], rest))): leaves[path] for path, (head, _, rest) in heads.items()}
+    return {
+        ".".join(filter(None, (names[int(head)], rest))): leaves[path]
+        for path, (head, _, rest) in heads.items()
+    }

@@ -7,7 +7,9 @@ import jax
 from flax import linen as nn
 from flax import traverse_util
 
-from jengine.errors import config_path
+from jengine.config.errors import config_path
+from jengine.config.paths import dotted
+from jengine.config.registry import MODELS
 from jengine.model.adapters import (
     build_loss,
     build_module,
@@ -21,10 +23,8 @@ from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree
 from jengine.model.module_types import ModuleType, describe_class, find_stacked
 from jengine.model.padding import exclude_padding
 from jengine.model.remat import check_patterns, remat_linen
+from jengine.model.selection import Selector
 from jengine.model.sown import Sown, SownValues
-from jengine.paths import dotted
-from jengine.registry import MODELS
-from jengine.selection import Selector
 
 Next = Callable[..., Any]  # with `Args` and `Kwargs`, what an interceptor of Linen gets
 Args = tuple[Any, ...]
@@ -36,30 +36,35 @@ _INTERMEDIATES = "intermediates"  # the collection that `init` never returns
 class LinenModel(Model):
     """Model from a `flax.linen` module and a loss on its outputs.
 
-    The collection `params` is differentiated. All other collections (`batch_stats`, …) are the model state, which is
-    mutable in training and fixed in prediction; except those that the module only sows into, which are read after each
-    call and are not part of any state. If the module's `__call__` has an argument `train`, `training`, `is_train`,
-    `is_training` or `deterministic`, it is set accordingly. In low precision, the module's parameters and
-    inputs are cast, and the outputs are cast back to float32; `loss` gets the batch unchanged.
+    The collection `params` is differentiated. All other collections (`batch_stats`, …) are the
+    model state, which is mutable in training and fixed in prediction; except those that the module
+    only sows into, which are read after each call and are not part of any state. If the module's
+    `__call__` has an argument `train`, `training`, `is_train`, `is_training` or `deterministic`, it
+    is set accordingly. In low precision, the module's parameters and inputs are cast, and the
+    outputs are cast back to float32; `loss` gets the batch unchanged.
 
-    >>> from jengine.model import CrossEntropy, SmallCNN
-    >>> model = LinenModel(SmallCNN(num_classes=3), loss=CrossEntropy(label="label"), inputs="image")
+    >>> from jengine.model.losses import CrossEntropy
+    >>> from jengine.extras.networks.networks import SmallCNN
+    >>> model = LinenModel(
+    ...     SmallCNN(num_classes=3), loss=CrossEntropy(label="label"), inputs="image"
+    ... )
 
     Args:
       module: the module or a config (`dict(type=..., ...)`).
-      loss: function `(outputs, batch) -> losses`, with optional arguments `hyperparams` and `sown`, the sown values by
-        collection and dotted path; or a config.
-      inputs: the batch entries to call the module with, in order, each a name, index or dotted path; None to pass the
-        whole batch.
+      loss: function `(outputs, batch) -> losses`, with optional arguments `hyperparams` and `sown`,
+        the sown values by collection and dotted path; or a config.
+      inputs: the batch entries to call the module with, in order, each a name, index or dotted
+        path; None to pass the whole batch.
       rngs: the random number streams in training.
-      predict_rngs: those that prediction requires too, such as a sampler's; their keys differ between batches, but not
-        between evaluations.
-      sown_losses: sown collections or values to add to the losses; or a dict from name to weight. () ignores losses
-        that are sown; with None they are an error.
-      sown_predictions: sown values to return with the predictions, which are then a dict with `outputs` and these
-        names.
-      activation_checkpointing: paths of submodules, with wildcards (`'layers_*'`), that compute their intermediate
-        results again for the gradients instead of keeping them: less memory for more time.
+      predict_rngs: those that prediction requires too, such as a sampler's; their keys differ
+        between batches, but not between evaluations.
+      sown_losses: sown collections or values to add to the losses; or a dict from name to weight.
+        () ignores losses that are sown; with None they are an error.
+      sown_predictions: sown values to return with the predictions, which are then a dict with
+        `outputs` and these names.
+      activation_checkpointing: paths of submodules, with wildcards (`'layers_*'`), that compute
+        their intermediate results again for the gradients instead of keeping them: less memory for
+        more time.
     """
 
     def __init__(
@@ -76,46 +81,63 @@ class LinenModel(Model):
         with config_path("module"):
             self.module = build_module(module)
         if isinstance(self.module, type) or not callable(getattr(self.module, "init", None)):
-            raise TypeError(f"LinenModel: `module` must be a Linen module or its config, got {self.module!r}")
+            raise TypeError(
+                f"LinenModel: `module` must be a Linen module or its config, got {self.module!r}"
+            )
         self._loss = build_loss(loss)
         self._inputs = inputs
         self._rngs = tuple(rngs)
         self._predict_rngs = tuple(predict_rngs)
         self._remat = tuple(activation_checkpointing)
         self._sown = SownValues("LinenModel", sown_losses, sown_predictions)
-        # Collections that a call makes anew: kept in the state, they would grow and change its structure.
+        # Collections that a call makes anew: kept in the state, they would grow and change its
+        # structure.
         self._sown_collections: tuple[str, ...] = (_INTERMEDIATES, *self._sown.names)
         self.module_types: dict[str, ModuleType] = {}
         self.logical_axes: dict[str, tuple[str | None, ...]] = {}
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
-        """Initialize the module in inference mode, and record the submodule types and the logical axes."""
+        """Initialize the module in inference mode, and record the submodule types and the
+        logical axes.
+        """
         inputs = select_inputs(batch, self._inputs, "LinenModel")
         # A dict drops duplicates: training and prediction may use the same stream.
         rngs = _keys(dict.fromkeys(("params", *self._rngs, *self._predict_rngs)), rng)
 
         def initialize() -> Mapping[str, Any]:
             variables = self._initialize(rngs, inputs, train=False)
-            if self._has_more_in_training(variables, rngs, inputs):  # the values of the others stay as they are
+            # the values of the others stay as they are
+            if self._has_more_in_training(variables, rngs, inputs):
                 training = _flatten_nested(self._initialize(rngs, inputs, train=True))
                 variables = traverse_util.unflatten_dict({**training, **_flatten_nested(variables)})
             return variables
 
         variables, self.module_types = record_types(initialize)
         check_patterns(self._remat, self.module_types)
-        # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the array.
+        # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the
+        # array.
         leaves = jax.tree_util.tree_flatten_with_path(
             variables.get("params", {}), is_leaf=lambda leaf: isinstance(leaf, nn.Partitioned)
         )[0]
-        self.logical_axes = {dotted(path): tuple(x.names) for path, x in leaves if isinstance(x, nn.Partitioned)}
+        self.logical_axes = {
+            dotted(path): tuple(x.names) for path, x in leaves if isinstance(x, nn.Partitioned)
+        }
         variables = dict(nn.meta.unbox(variables))  # the axis names are in `logical_axes` now
         check_state_names("a collection", variables)
         sown = [name for name in variables if self._is_sown(name, variables, inputs)]
         self._sown_collections = tuple(dict.fromkeys((_INTERMEDIATES, *self._sown.names, *sown)))
-        return variables.pop("params", {}), {name: x for name, x in variables.items() if name not in sown}
+        return variables.pop("params", {}), {
+            name: x for name, x in variables.items() if name not in sown
+        }
 
     def loss(
-        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array, hyperparams: Mapping[str, Any]
+        self,
+        params: Params,
+        model_state: ModelState,
+        batch: Batch,
+        *,
+        rng: jax.Array,
+        hyperparams: Mapping[str, Any],
     ) -> tuple[Losses, PyTree]:
         """Return the losses in training mode, and the new model state."""
         with exclude_padding(batch), remat_linen(self._remat):
@@ -123,12 +145,14 @@ class LinenModel(Model):
                 {"params": params, **model_state},
                 *select_inputs(batch, self._inputs, "LinenModel"),
                 rngs=_keys(self._rngs, rng),
-                mutable=[*model_state, *self._sown_collections],  # what is not mutable cannot be sown
+                # what is not mutable cannot be sown
+                mutable=[*model_state, *self._sown_collections],
                 **train_arguments(type(self.module).__call__, train=True),
             )
         sown = _flatten({name: x for name, x in updated.items() if name not in model_state})
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
-        new_state = {name: updated.get(name, old) for name, old in model_state.items()}  # a call may skip one
+        # a call may skip one
+        new_state = {name: updated.get(name, old) for name, old in model_state.items()}
         return self._sown.add_losses(losses, sown, self._loss), new_state
 
     @property
@@ -136,7 +160,9 @@ class LinenModel(Model):
         """Whether prediction requires random streams."""
         return bool(self._predict_rngs)
 
-    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(
+        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None
+    ) -> PyTree:
         """Return the module's outputs in inference mode."""
         outputs = self._apply(
             {"params": params, **model_state},
@@ -152,9 +178,11 @@ class LinenModel(Model):
         return self._sown.add_predictions(outputs, _flatten(sown))
 
     def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
-        """Return the bound module: call it like a function, or `unbind()` it to `(module, variables)`.
+        """Return the bound module: call it like a function, or `unbind()` it to `(module,
+        variables)`.
 
-        With `train` it has random streams and a mutable model state; the call's arguments still select the mode.
+        With `train` it has random streams and a mutable model state; the call's arguments still
+        select the mode.
         """
         variables = {"params": params, **model_state}
         if not train:
@@ -175,7 +203,9 @@ class LinenModel(Model):
         with _dense_general_without_mesh(), explain_static_modes(kwargs):
             return autocast(self.module.apply)(*args, **kwargs)
 
-    def _initialize(self, rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...], train: bool) -> Mapping[str, Any]:
+    def _initialize(
+        self, rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...], train: bool
+    ) -> Mapping[str, Any]:
         modes = train_arguments(type(self.module).__call__, train=train)
         with _dense_general_without_mesh(), explain_static_modes(modes):
             variables: Mapping[str, Any] = self.module.init(rngs, *inputs, **modes)
@@ -184,64 +214,93 @@ class LinenModel(Model):
     def _has_more_in_training(
         self, variables: Mapping[str, Any], rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...]
     ) -> bool:
-        """Return whether there are parameters that exist only in training mode, such as those of an auxiliary head."""
+        """Return whether there are parameters that exist only in training mode, such as those of
+        an auxiliary head.
+        """
         if not train_arguments(type(self.module).__call__, train=True):
             return False
         try:
             training = jax.eval_shape(lambda: self._initialize(rngs, inputs, train=True))
-        except Exception:  # of any type: the loss, which calls the module in training mode, explains its errors
+        except Exception:
+            # of any type: the loss, which calls the module in training mode, explains its errors
             return False
         known, found = (_flatten_nested(tree.get("params", {})) for tree in (variables, training))
         return not found.keys() <= known.keys()
 
     def _is_sown(self, name: str, variables: Mapping[str, Any], inputs: tuple[Any, ...]) -> bool:
-        """Return whether the module only sows into a collection: it works without, as `sow` then does nothing.
+        """Return whether the module only sows into a collection: it works without, as `sow` then
+        does nothing.
 
-        Only collections that may be sown are tried: tuples, which is how `sow` collects values, and names with 'loss'.
+        Only collections that may be sown are tried: tuples, which is how `sow` collects values, and
+        names with 'loss'.
         """
         if name == "params" or name in self._sown.names:
             return name != "params"
         values = traverse_util.flatten_dict(variables[name]).values()
         if "loss" not in name.lower() and not all(isinstance(value, tuple) for value in values):
             return False
-        # Linen does not mark what was sown: a variable that is read would be missing now, a sown one is not.
+        # Linen does not mark what was sown: a variable that is read would be missing now, a sown
+        # one is not.
         rest = {other: value for other, value in variables.items() if other != name}
         arguments = train_arguments(type(self.module).__call__, train=False)
         rngs = _keys((*self._rngs, *self._predict_rngs))
         try:
-            jax.eval_shape(lambda variables: self._apply(variables, *inputs, rngs=rngs, **arguments), rest)
+            jax.eval_shape(
+                lambda variables: self._apply(variables, *inputs, rngs=rngs, **arguments), rest
+            )
         except Exception:  # of any type: the module reads a variable that is missing
             return False
         return True
 
 
-def record_types(initialize: Callable[[], Mapping[str, Any]]) -> tuple[Mapping[str, Any], dict[str, ModuleType]]:
-    """Return the variables that a Linen module's `init` returns, and the submodule types by dotted path."""
+def record_types(
+    initialize: Callable[[], Mapping[str, Any]],
+) -> tuple[Mapping[str, Any], dict[str, ModuleType]]:
+    """Return the variables that a Linen module's `init` returns, and the submodule types by
+    dotted path.
+    """
     classes: dict[str, type] = {}
-    layers: dict[str, dict[str, Any]] = {}  # shapes of the modules' own parameters, within `nn.scan` and `nn.vmap`
+    # shapes of the modules' own parameters, within `nn.scan` and `nn.vmap`
+    layers: dict[str, dict[str, Any]] = {}
 
-    def record(next_fun: Next, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext) -> Any:
-        module, path = context.module, ".".join(context.module.path)
+    def record(
+        next_fun: Next, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext
+    ) -> Any:
+        module = context.module
+        path = ".".join(context.module.path)
         classes.setdefault(path, type(module))  # in the order of the definition
         outputs = next_fun(*args, **kwargs)
-        classes[path] = type(module)  # classes of transformations, such as that of `nn.remat`, have other paths
+        # classes of transformations, such as that of `nn.remat`, have other paths
+        classes[path] = type(module)
         own = module.variables.get("params", {})
         layers.setdefault(path, {}).update(
-            {name: jax.tree.leaves(x)[0].shape for name, x in own.items() if not isinstance(x, Mapping)}
+            {
+                name: jax.tree.leaves(x)[0].shape
+                for name, x in own.items()
+                if not isinstance(x, Mapping)
+            }
         )
         return outputs
 
     with nn.intercept_methods(record):
         variables = initialize()
     params = variables.get("params", {})
-    return variables, {path: _describe(path, cls, params, layers.get(path, {})) for path, cls in classes.items()}
+    return variables, {
+        path: _describe(path, cls, params, layers.get(path, {})) for path, cls in classes.items()
+    }
 
 
 def _describe(path: str, cls: type, params: Any, layers: Mapping[str, Any]) -> ModuleType:
-    """Return the type of a module, with the axes that its own parameters have and those of a single layer have not."""
+    """Return the type of a module, with the axes that its own parameters have and those of a
+    single layer have not.
+    """
     for name in filter(None, path.split(".")):
         params = params.get(name, {}) if isinstance(params, Mapping) else {}
-    shapes = [(jax.tree.leaves(params[name])[0].shape, layer) for name, layer in layers.items() if name in params]
+    shapes = [
+        (jax.tree.leaves(params[name])[0].shape, layer)
+        for name, layer in layers.items()
+        if name in params
+    ]
     if not shapes:
         return describe_class(cls)
     # A module whose own parameters have axes for experts says how many
@@ -252,11 +311,14 @@ def _describe(path: str, cls: type, params: Any, layers: Mapping[str, Any]) -> M
 def _dense_general_without_mesh() -> Any:
     """Return a context in which each `nn.DenseGeneral` is called without the step's mesh.
 
-    DenseGeneral initializes a matrix and reshapes it, also in `apply`, which compares the shapes. On a mesh, the axis
-    names from `nn.with_partitioning` constrain that matrix, although they name the axes after reshaping.
+    DenseGeneral initializes a matrix and reshapes it, also in `apply`, which compares the shapes.
+    On a mesh, the axis names from `nn.with_partitioning` constrain that matrix, although they name
+    the axes after reshaping.
     """
 
-    def call(next_fun: Next, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext) -> Any:
+    def call(
+        next_fun: Next, args: Args, kwargs: Kwargs, context: nn.module.InterceptorContext
+    ) -> Any:
         if not isinstance(context.module, nn.DenseGeneral):
             return next_fun(*args, **kwargs)
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
@@ -271,7 +333,10 @@ def _flatten_nested(tree: Mapping[str, Any]) -> dict[tuple[str, ...], Any]:
 
 
 def _flatten(collections: Mapping[str, Any]) -> Sown:
-    return {name: traverse_util.flatten_dict(variables, sep=".") for name, variables in collections.items()}
+    return {
+        name: traverse_util.flatten_dict(variables, sep=".")
+        for name, variables in collections.items()
+    }
 
 
 def _keys(names: Iterable[str], rng: jax.Array | None = None) -> dict[str, jax.Array]:

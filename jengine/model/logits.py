@@ -1,4 +1,6 @@
-"""Logits that a loss computes in chunks of tokens, so that those of all tokens never exist at once."""
+"""Logits that a loss computes in chunks of tokens, so that those of all tokens never exist at
+once.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jengine.model.attention import BATCH
+from jengine.extras.networks.attention import BATCH
 from jengine.model.constrain import CONTEXT, constrain
 
 
@@ -17,8 +19,9 @@ from jengine.model.constrain import CONTEXT, constrain
 class ChunkedLogits:
     """Logits of many tokens as a product that is not computed yet, `hidden @ kernel`.
 
-    A module may return them for the loss, which calls `map_tokens`. In the backward pass the logits of a chunk are
-    computed again. A chunk has tokens at equal distances, so it is as sharded as all tokens are.
+    A module may return them for the loss, which calls `map_tokens`. In the backward pass the logits
+    of a chunk are computed again. A chunk has tokens at equal distances, so it is as sharded as all
+    tokens are.
 
     Attributes:
       hidden: f[B, T, D].
@@ -38,8 +41,11 @@ class ChunkedLogits:
         return (*self.hidden.shape[:-1], self.kernel.shape[-1])
 
 
-def map_tokens(fn: Callable[..., jax.Array], logits: ArrayLike | ChunkedLogits, *arrays: ArrayLike) -> jax.Array:
-    """Return `fn(logits, *arrays)`, which computes a number for each token; for `ChunkedLogits` chunk by chunk.
+def map_tokens(
+    fn: Callable[..., jax.Array], logits: ArrayLike | ChunkedLogits, *arrays: ArrayLike
+) -> jax.Array:
+    """Return `fn(logits, *arrays)`, which computes a number for each token; for `ChunkedLogits`
+    chunk by chunk.
 
     >>> logits = ChunkedLogits(jnp.ones((1, 4, 2)), jnp.ones((2, 8)), size=2, dtype=jnp.float32)
     >>> map_tokens(lambda logits: logits.sum(axis=-1), logits)
@@ -52,7 +58,8 @@ def map_tokens(fn: Callable[..., jax.Array], logits: ArrayLike | ChunkedLogits, 
     """
     if not isinstance(logits, ChunkedLogits):
         return fn(logits, *arrays)
-    size, dtype = logits.size, logits.dtype
+    size = logits.size
+    dtype = logits.dtype
     # Gathered here, and not in each step of the loop; over `tensor` words stay sharded.
     kernel = constrain(logits.kernel.astype(dtype), None, "tensor")
 

@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jengine.annotations import Decay
+from jengine.config.annotations import Decay
+from jengine.config.registry import MODELS
 from jengine.data.masking import get_mask
 from jengine.model.adapters import build_loss, call_loss
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import explain_axes, require_class_indices
 from jengine.model.logits import ChunkedLogits, map_tokens
 from jengine.model.model import ArrayTree, Batch, Losses
-from jengine.registry import MODELS
-from jengine.selection import Selector, describe_array, select_array
+from jengine.model.selection import Selector, describe_array, select_array
 
 
 @MODELS.register_module()
@@ -24,21 +24,23 @@ from jengine.selection import Selector, describe_array, select_array
 class CrossEntropy:
     """Softmax cross-entropy with integer labels, or with soft labels: a probability for each class.
 
-    Logits may be `jengine.model.logits.ChunkedLogits` too, which are computed for a chunk of tokens at a time.
+    Logits may be `jengine.model.logits.ChunkedLogits` too, which are computed for a chunk of tokens
+    at a time.
 
-    A label outside [0, C) that is not `ignore_index` has the loss NaN, which ends a run with a message about the label.
+    A label outside [0, C) that is not `ignore_index` has the loss NaN, which ends a run with a
+    message about the label.
 
     >>> CrossEntropy()(jnp.zeros((2, 4)), {"label": jnp.array([0, 3])})
     {'loss': Array([1.3862944, 1.3862944], dtype=float32)}
 
     Args:
-      label: name, index or dotted path of the batch entry with the class indices, int[B, ...], or with
-        probabilities of the C classes, f[B, ..., C].
+      label: name, index or dotted path of the batch entry with the class indices, int[B, ...], or
+        with probabilities of the C classes, f[B, ..., C].
       label_smoothing: fraction of the probability that is distributed over all classes, in [0, 1).
       name: the loss name in the log.
       output: the model output with the logits; None if the outputs are the logits.
-      ignore_index: label for examples (or pixels) that do not count: loss and weight are zero. None for no such label;
-        -100 is PyTorch's default, 255 is usual for segmentation.
+      ignore_index: label for examples (or pixels) that do not count: loss and weight are zero. None
+        for no such label; -100 is PyTorch's default, 255 is usual for segmentation.
 
     Raises:
       ValueError: `label_smoothing` is outside [0, 1).
@@ -57,11 +59,15 @@ class CrossEntropy:
 
         Raises:
           KeyError: the outputs or the batch do not have the entry.
-          ValueError: the shape of integer labels is not the logits' without the last axis, that of soft labels is not
-            the logits', or soft labels with `ignore_index`.
+          ValueError: the shape of integer labels is not the logits' without the last axis, that of
+            soft labels is not the logits', or soft labels with `ignore_index`.
         """
         is_chunked = isinstance(outputs, ChunkedLogits)
-        logits = outputs if is_chunked else select_array(outputs, self.output, "CrossEntropy.output", "outputs")
+        logits = (
+            outputs
+            if is_chunked
+            else select_array(outputs, self.output, "CrossEntropy.output", "outputs")
+        )
         labels = select_array(batch, self.label, "CrossEntropy.label", "batch")
         is_soft = jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == logits.shape
         if is_soft and self.ignore_index is None:
@@ -69,13 +75,16 @@ class CrossEntropy:
         if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != logits.shape[:-1]:
             if labels.shape == logits.shape[:-1]:
                 raise ValueError(
-                    f"`CrossEntropy.label` must be integers, the class indices, got {self.label!r}, "
-                    f"{describe_array(labels)}, whose shape fits; convert it in the dataset, for example with "
+                    "`CrossEntropy.label` must be integers, the class indices, got "
+                    f"{self.label!r}, "
+                    f"{describe_array(labels)}, whose shape fits; convert it in the dataset, for "
+                    "example with "
                     "astype('int32')"
                 )
             soft = "as ignore_index needs" if is_soft else "or probabilities of their shape"
             raise ValueError(
-                f"`CrossEntropy.label` must be class indices of the shape of the logits {describe_array(logits)} "
+                "`CrossEntropy.label` must be class indices of the shape of the logits "
+                f"{describe_array(logits)} "
                 f"without the last axis, {soft}, got {self.label!r}, {describe_array(labels)}"
                 f"{explain_axes(logits.shape, labels.shape)}"
             )
@@ -83,13 +92,16 @@ class CrossEntropy:
         require_class_indices(labels, num_classes, "CrossEntropy.label", self.ignore_index)
         labels = jnp.asarray(labels).astype(jnp.int32)
         losses = map_tokens(self._compare, logits, labels)
-        losses = jnp.where((labels >= 0) & (labels < num_classes), losses, jnp.nan)  # `one_hot` would give zeros
+        # `one_hot` would give zeros
+        losses = jnp.where((labels >= 0) & (labels < num_classes), losses, jnp.nan)
         if self.ignore_index is None:  # the step averages over the real examples
             return {self.name: losses}
         is_counted = labels != self.ignore_index
         if (mask := get_mask(batch)) is not None:
             is_counted &= mask.reshape(-1, *(1,) * (labels.ndim - 1))
-        return {self.name: (jnp.where(is_counted, losses, 0.0).sum(), is_counted.sum(dtype=jnp.float32))}
+        return {
+            self.name: (jnp.where(is_counted, losses, 0.0).sum(), is_counted.sum(dtype=jnp.float32))
+        }
 
     def _compare(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         """Return the losses f32[...] for logits f[..., C] and class indices or probabilities."""
@@ -109,7 +121,8 @@ class MeanSquaredError:
     {'loss': Array([1., 1.], dtype=float32)}
 
     Args:
-      target: name, index or dotted path of the batch entry with the targets, shaped like the outputs.
+      target: name, index or dotted path of the batch entry with the targets, shaped like the
+        outputs.
       name: the loss name in the log.
       output: the model output; None if the outputs are an array.
     """
@@ -119,13 +132,16 @@ class MeanSquaredError:
     output: Selector | None = None
 
     def __call__(self, outputs: ArrayTree, batch: Batch) -> Losses:
-        """Return the losses f32[B] for `outputs` f[B, ...]; ValueError if the targets have another shape."""
+        """Return the losses f32[B] for `outputs` f[B, ...]; ValueError if the targets have
+        another shape.
+        """
         outputs = select_array(outputs, self.output, "MeanSquaredError.output", "outputs")
         targets = select_array(batch, self.target, "MeanSquaredError.target", "batch")
         # Otherwise outputs [B, 1] and targets [B] would broadcast to [B, B], silently.
         if targets.shape != outputs.shape:
             raise ValueError(
-                f"`MeanSquaredError.target` must have the shape of the outputs {describe_array(outputs)}, got "
+                "`MeanSquaredError.target` must have the shape of the outputs "
+                f"{describe_array(outputs)}, got "
                 f"{self.target!r}, {describe_array(targets)}"
             )
         error = jnp.square(at_least_float32(outputs) - targets)
@@ -142,7 +158,9 @@ class SwitchedLoss:
 
     def __init__(self, losses: Sequence[Callable[..., Any] | Mapping[str, Any]]) -> None:
         if len(losses) < 2:
-            raise ValueError(f"SwitchedLoss: `losses` must be two or more losses, got {len(losses)}")
+            raise ValueError(
+                f"SwitchedLoss: `losses` must be two or more losses, got {len(losses)}"
+            )
         self._losses = [build_loss(loss) for loss in losses]
 
     def __call__(self, outputs: ArrayTree, batch: Batch, hyperparams: Mapping[str, Any]) -> Losses:
@@ -152,6 +170,9 @@ class SwitchedLoss:
                 f"SwitchedLoss: `hyperparams` must have 'loss_index', got {sorted(hyperparams)}; "
                 "use a SwitchRecipeHook with `loss` to set it"
             )
-        # `loss=loss` binds each function now: all closures would share the last one. Only the chosen branch runs.
-        branches = [lambda loss=loss: call_loss(loss, outputs, batch, hyperparams) for loss in self._losses]
+        # `loss=loss` binds each function now: all closures would share the last one. Only the
+        # chosen branch runs.
+        branches = [
+            lambda loss=loss: call_loss(loss, outputs, batch, hyperparams) for loss in self._losses
+        ]
         return jax.lax.switch(jnp.asarray(hyperparams["loss_index"]).astype(jnp.int32), branches)

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, TypeAlias
 import jax
 import optax
 
-from jengine import paths
-from jengine.annotations import is_mapping
-from jengine.construction import recorded
-from jengine.errors import ConfigError, config_path
+from jengine.config import paths
+from jengine.config.annotations import is_mapping
+from jengine.config.construction import recorded
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import MODELS
 from jengine.logging.tables import format_table
-from jengine.registry import MODELS
 
 PyTree = Any
 ArrayTree: TypeAlias = optax.Params  # any pytree of arrays
@@ -21,29 +21,36 @@ Params: TypeAlias = ArrayTree  # nested dicts in the adapters
 ModelState: TypeAlias = Mapping[str, Any]  # nested dicts of arrays
 Batch: TypeAlias = ArrayTree  # a dict or a tuple, mostly
 Losses = dict[str, Any]  # name -> array of any shape (averaged), (sum, weight), or a list of these
-Scalars = Mapping[str, Any]  # hyperparameters by name; traced, so the host can change them between steps
+# hyperparameters by name; traced, so the host can change them between steps
+Scalars = Mapping[str, Any]
 FROZEN = "frozen"  # item of the model state with parameters that are not trained, see `Model`
-_PREDICTION_STREAM = 0x70726564  # apart from the keys of training steps, which fold a small number into the same seed
+# apart from the keys of training steps, which fold a small number into the same seed
+_PREDICTION_STREAM = 0x70726564
 
 
 def check_state_names(kind: str, names: Iterable[str]) -> None:
-    """Raise ConfigError if a variable of the module has the name of the item with frozen parameters."""
+    """Raise ConfigError if a variable of the module has the name of the item with frozen
+    parameters.
+    """
     if FROZEN in names:
         raise ConfigError(
-            f"{kind} of the module must not be called {FROZEN!r}, as the item of the model state with parameters that "
+            f"{kind} of the module must not be called {FROZEN!r}, as the item of the model state "
+            "with parameters that "
             "are not trained; give it another name"
         )
 
 
 class Model:
-    """Model as pure functions of `params`, which are differentiated, and `model_state`, which is not.
+    """Model as pure functions of `params`, which are differentiated, and `model_state`, which is
+    not.
 
-    You can use an adapter (`LinenModel`, `NnxModel`, `FunctionalModel`) or derive from this class. For low precision
-    (`precision=`, `AmpOptimWrapper`), a subclass should call the network through `jengine.model.autocast`.
+    You can use an adapter (`LinenModel`, `NnxModel`, `FunctionalModel`) or derive from this class.
+    For low precision (`precision=`, `AmpOptimWrapper`), a subclass should call the network through
+    `jengine.model.autocast`.
 
-    `model_state['frozen']`, if there is one, holds parameters that are not trained, which `loss` must return as they
-    are: they have no gradients, optimizer state or averages. The rules for parameters shard them, and replicas, which
-    have their own model state otherwise, share them.
+    `model_state['frozen']`, if there is one, holds parameters that are not trained, which `loss`
+    must return as they are: they have no gradients, optimizer state or averages. The rules for
+    parameters shard them, and replicas, which have their own model state otherwise, share them.
 
     >>> class Scale(Model):
     ...     def init(self, rng, batch):
@@ -53,12 +60,13 @@ class Model:
     ...         return {"loss": (params["w"] * batch["x"] - batch["y"]) ** 2}, model_state
 
     Attributes:
-      module_types: dotted module path -> class name ('backbone.norm1' -> 'LayerNorm'), set when `init` is called or
-        traced; empty for plain functions. Parameter rules use it to identify norms and convolutions.
-      logical_axes: dotted parameter path -> axis names (`nn.with_partitioning`), set when `init` is called or traced.
-        Sharding rules can refer to these names.
-      adapter_paths: dotted paths of parameters that pretrained weights need not have, such as LoRA matrices, set when
-        `init` is called or traced.
+      module_types: dotted module path -> class name ('backbone.norm1' -> 'LayerNorm'), set when
+        `init` is called or traced; empty for plain functions. Parameter rules use it to identify
+        norms and convolutions.
+      logical_axes: dotted parameter path -> axis names (`nn.with_partitioning`), set when `init` is
+        called or traced. Sharding rules can refer to these names.
+      adapter_paths: dotted paths of parameters that pretrained weights need not have, such as LoRA
+        matrices, set when `init` is called or traced.
     """
 
     module_types: Mapping[str, str] = {}
@@ -70,9 +78,12 @@ class Model:
         recorded(cls)  # so that the work dir's config has the model of a run in Python
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; a number that a hook sets during training becomes an input of the compiled step."""
+        """Set an attribute; a number that a hook sets during training becomes an input of the
+        compiled step.
+        """
         super().__setattr__(name, value)
-        follower = self.__dict__.get("_follower")  # a weak reference, which copies of the model may have
+        # a weak reference, which copies of the model may have
+        follower = self.__dict__.get("_follower")
         if follower is not None and (programs := follower()) is not None:
             programs.assign(name, value)
 
@@ -86,7 +97,13 @@ class Model:
         raise NotImplementedError(f"{type(self).__name__} must define `init(rng, batch)`")
 
     def loss(
-        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array, hyperparams: Scalars
+        self,
+        params: Params,
+        model_state: ModelState,
+        batch: Batch,
+        *,
+        rng: jax.Array,
+        hyperparams: Scalars,
     ) -> tuple[Losses, PyTree]:
         """Return the losses for a training batch and the new model state.
 
@@ -95,24 +112,36 @@ class Model:
           model_state: other variables, such as running statistics; {} if there are none.
           batch: arrays with a leading batch axis.
           rng: the PRNG key for this iteration.
-          hyperparams: scalars that the host passes to each step (`hyperparams['loss_lambda']`), traced.
+          hyperparams: scalars that the host passes to each step (`hyperparams['loss_lambda']`),
+            traced.
 
         Returns:
-          Losses by name and the new `model_state`. The total is the sum over entries with 'loss' in the name; the
-          others are only logged.
+          Losses by name and the new `model_state`. The total is the sum over entries with 'loss' in
+          the name; the others are only logged.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define `loss(params, model_state, batch, ...)`")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `loss(params, model_state, batch, ...)`"
+        )
 
     def phase_loss(
-        self, phase: str, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array, hyperparams: Scalars
+        self,
+        phase: str,
+        params: Params,
+        model_state: ModelState,
+        batch: Batch,
+        *,
+        rng: jax.Array,
+        hyperparams: Scalars,
     ) -> tuple[Losses, PyTree]:
-        """Return the losses for one phase in a training step with several optimizers, and the new model state.
+        """Return the losses for one phase in a training step with several optimizers, and the new
+        model state.
 
         `phase` is the optimizer name; only the parameters that it updates are differentiated.
         """
         raise NotImplementedError(
             f"{type(self).__name__} is trained by several optimizers, so it must define "
-            "`phase_loss(phase, params, model_state, batch, ...)`; a FunctionalModel takes a dict of losses"
+            "`phase_loss(phase, params, model_state, batch, ...)`; a FunctionalModel takes a dict "
+            "of losses"
         )
 
     @property
@@ -130,11 +159,13 @@ class Model:
           state: the `jengine.train.TrainState`.
           batch: a training batch.
           ctx: the parts of a step, a `jengine.train.UpdateContext`: `ctx.update(state, loss_fn)`,
-            `ctx.gradients(state, loss_fn)`, `ctx.apply(state, grads)`, `ctx.rng`, `ctx.hyperparams`, ...
+            `ctx.gradients(state, loss_fn)`, `ctx.apply(state, grads)`, `ctx.rng`,
+            `ctx.hyperparams`, ...
 
         Returns:
-          The new state, `state.replace(...)` with the same structure, and the metrics, scalars by name. The loss that
-          is logged and watched is 'loss', or the sum of the entries with 'loss' in their names.
+          The new state, `state.replace(...)` with the same structure, and the metrics, scalars by
+          name. The loss that is logged and watched is 'loss', or the sum of the entries with 'loss'
+          in their names.
         """
         raise NotImplementedError(f"{type(self).__name__} has no `train_step(state, batch, ctx)`")
 
@@ -143,22 +174,31 @@ class Model:
         """Whether `predict` takes the argument `rng`."""
         return "rng" in inspect.signature(type(self).predict).parameters
 
-    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(
+        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None
+    ) -> PyTree:
         """Return the predictions for an evaluation batch: arrays with a leading batch axis.
 
-        A model that does not sample need not have the argument `rng`, the batch's key; see `prediction_key`.
+        A model that does not sample need not have the argument `rng`, the batch's key; see
+        `prediction_key`.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define `predict(params, model_state, batch)`")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define `predict(params, model_state, batch)`"
+        )
 
     def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
-        """Return a module with the given variables that works on its own, in training or in inference mode."""
+        """Return a module with the given variables that works on its own, in training or in
+        inference mode.
+        """
         raise TypeError(
-            f"a model must be a LinenModel or an NnxModel to be returned as a module, got {type(self).__name__}, whose "
+            "a model must be a LinenModel or an NnxModel to be returned as a module, got "
+            f"{type(self).__name__}, whose "
             "variables are `runner.state.params` and `runner.state.model_state`"
         )
 
     def tabulate(self, batch: Batch, width: int = 160) -> str:
-        """Return a table of the layers with shapes, parameters and FLOPs of the prediction; here of the parameters.
+        """Return a table of the layers with shapes, parameters and FLOPs of the prediction; here of
+        the parameters.
 
         Nothing is allocated on a device. The text has up to `width` columns.
         """
@@ -180,7 +220,9 @@ class Model:
     def replace_base(
         self, params: Params, model_state: ModelState, base_params: Params, base_state: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """Return the variables with those that `base_variables` returns replaced by `base_params` and `base_state`."""
+        """Return the variables with those that `base_variables` returns replaced by
+        `base_params` and `base_state`.
+        """
         return base_params, base_state
 
 
@@ -191,14 +233,17 @@ class ModelWrapper(Model):
       model: the inner model, or a config for it.
 
     Attributes:
-      keeps_variables: whether parameters and model state are those of the inner model, which `get_model` then returns.
+      keeps_variables: whether parameters and model state are those of the inner model, which
+        `get_model` then returns.
     """
 
     keeps_variables: ClassVar[bool] = False
 
     def __init__(self, model: Any) -> None:
         with config_path("model"):
-            self.model: Model = MODELS.build(model) if isinstance(model, str) or is_mapping(model) else model
+            self.model: Model = (
+                MODELS.build(model) if isinstance(model, str) or is_mapping(model) else model
+            )
 
     @property
     def module_types(self) -> Mapping[str, str]:  # type: ignore[override]
@@ -212,7 +257,9 @@ class ModelWrapper(Model):
 
     @property
     def predicts_with_rng(self) -> bool:
-        """Whether the inner model's `predict` takes the argument `rng`, and that of the wrapper passes it on."""
+        """Whether the inner model's `predict` takes the argument `rng`, and that of the wrapper
+        passes it on.
+        """
         # The base class takes `rng`, but a subclass may override `predict` without it.
         return super().predicts_with_rng and self.model.predicts_with_rng
 
@@ -228,7 +275,9 @@ class ModelWrapper(Model):
         """Return the losses for one phase, see `loss`."""
         return self._wrap_loss(functools.partial(self.model.phase_loss, phase), *args, **kwargs)
 
-    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(
+        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None
+    ) -> PyTree:
         """Return the inner model's predictions."""
         return predict_with_key(self.model, params, model_state, self._prepare(batch), rng)
 
@@ -246,7 +295,12 @@ class ModelWrapper(Model):
         return self.model.train_step(state, self._prepare(batch), ctx)
 
     def _wrap_loss(
-        self, loss: Callable[..., Any], params: Params, model_state: ModelState, batch: Batch, **kwargs: Any
+        self,
+        loss: Callable[..., Any],
+        params: Params,
+        model_state: ModelState,
+        batch: Batch,
+        **kwargs: Any,
     ) -> tuple[Losses, PyTree]:
         """Call one of the inner model's losses; subclasses change the variables or the result."""
         return loss(params, model_state, self._prepare(batch), **kwargs)
@@ -257,24 +311,32 @@ class ModelWrapper(Model):
 
 
 def get_model(model: Model) -> Model:
-    """Return the model without the wrappers that keep its variables, such as those for precision and preprocessing."""
+    """Return the model without the wrappers that keep its variables, such as those for precision
+    and preprocessing.
+    """
     while isinstance(model, ModelWrapper) and model.keeps_variables:
         model = model.model
     return model
 
 
 def prediction_key(seed: int | jax.Array, batch_index: int | jax.Array) -> jax.Array:
-    """Return the key for a batch of an evaluation or prediction, from the run's seed and the number of batches before.
+    """Return the key for a batch of an evaluation or prediction, from the run's seed and the number
+    of batches before.
 
-    It does not depend on the training, so that validations compare weights with the same noise, also after a resume.
+    It does not depend on the training, so that validations compare weights with the same noise,
+    also after a resume.
 
     >>> prediction_key(0, 0) == prediction_key(0, 1)
     Array(False, dtype=bool)
     """
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _PREDICTION_STREAM), batch_index)
+    return jax.random.fold_in(
+        jax.random.fold_in(jax.random.key(seed), _PREDICTION_STREAM), batch_index
+    )
 
 
-def predict_with_key(model: Model, params: Params, model_state: ModelState, batch: Batch, rng: jax.Array | None) -> Any:
+def predict_with_key(
+    model: Model, params: Params, model_state: ModelState, batch: Batch, rng: jax.Array | None
+) -> Any:
     """Return a model's predictions, with the key if its `predict` takes one."""
     if model.predicts_with_rng:
         return model.predict(params, model_state, batch, rng=rng)

@@ -1,4 +1,6 @@
-"""Types of modules, with what rules for parameters ask: the library's class, and the axes along which layers stack."""
+"""Types of modules, with what rules for parameters ask: the library's class, and the axes along
+which layers stack.
+"""
 
 import itertools
 import sys
@@ -11,16 +13,18 @@ Path = tuple[str, ...]
 NORMS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "GroupNorm", "LayerNorm")
 _LAYERS = ("flax.linen.", "flax.nnx.nn.", "equinox.nn.")  # where libraries define their layers
 _NOT_STACKED: tuple[Shape, Shape] = ((), ())
-_BASES = ("flax.linen.module", "flax.linen.transforms", "equinox.nn._stateful")  # what all modules derive from
+# what all modules derive from
+_BASES = ("flax.linen.module", "flax.linen.transforms", "equinox.nn._stateful")
 
 
 class ModuleType(str):
     """Class name of a module, a string.
 
     Attributes:
-      kind: class name of the library's layer from which the class derives ('LayerNorm' for a subclass), else its own.
-      stacked: axes of the module's parameters along which layers or experts are stacked, the same for all of them;
-        negative ones count from the last axis. None if they are unknown.
+      kind: class name of the library's layer from which the class derives ('LayerNorm' for a
+        subclass), else its own.
+      stacked: axes of the module's parameters along which layers or experts are stacked, the same
+        for all of them; negative ones count from the last axis. None if they are unknown.
     """
 
     kind: str
@@ -29,7 +33,8 @@ class ModuleType(str):
     def __new__(cls, name: str, kind: str = "", stacked: Shape | None = None) -> "ModuleType":
         """Return the type; without `kind` it has its own name."""
         new = super().__new__(cls, name)
-        new.kind, new.stacked = kind or name, stacked
+        new.kind = kind or name
+        new.stacked = stacked
         return new
 
 
@@ -42,16 +47,22 @@ def describe_class(cls: type, stacked: Shape | None = None) -> ModuleType:
     >>> describe_class(MyNorm), describe_class(MyNorm).kind
     ('MyNorm', 'LayerNorm')
     """
-    return ModuleType(cls.__name__, next((base.__name__ for base in cls.__mro__ if _is_layer(base)), ""), stacked)
+    return ModuleType(
+        cls.__name__, next((base.__name__ for base in cls.__mro__ if _is_layer(base)), ""), stacked
+    )
 
 
 def kind_of(name: str | None) -> str:
-    """Return the `ModuleType.kind` of a type; a name that a user has given is its own; '' for None."""
+    """Return the `ModuleType.kind` of a type; a name that a user has given is its own; '' for
+    None.
+    """
     return name.kind if isinstance(name, ModuleType) else name or ""
 
 
 def is_norm(name: str | None) -> bool:
-    """Return whether a type is a batch, instance, group or layer norm; as in MMEngine, RMSNorm is not included."""
+    """Return whether a type is a batch, instance, group or layer norm; as in MMEngine, RMSNorm
+    is not included.
+    """
     return kind_of(name).startswith(NORMS)
 
 
@@ -71,11 +82,15 @@ def layer_shape(shape: Shape, stacked: Sequence[int]) -> Shape:
 
 
 def stacked_axes(types: Mapping[str, str], path: str) -> Shape | None:
-    """Return the axes along which layers are stacked in the parameter at a dotted path; None if the types do not tell.
+    """Return the axes along which layers are stacked in the parameter at a dotted path; None if the
+    types do not tell.
 
     They are those of its module, or of the innermost one around it that is stacked.
 
-    >>> stacked_axes({"blocks": ModuleType("Block", stacked=(0,)), "head": ModuleType("Dense")}, "blocks.gamma")
+    >>> stacked_axes(
+    ...     {"blocks": ModuleType("Block", stacked=(0,)), "head": ModuleType("Dense")},
+    ...     "blocks.gamma",
+    ... )
     (0,)
     """
     parts = path.split(".")[:-1]
@@ -85,9 +100,13 @@ def stacked_axes(types: Mapping[str, str], path: str) -> Shape | None:
 
 
 def find_stacked(shapes: Sequence[tuple[Shape, Shape]]) -> Shape:
-    """Return the axes that the parameters of a module have and a single layer has not; the first ones if it is unclear.
+    """Return the axes that the parameters of a module have and a single layer has not; the first
+    ones if it is unclear.
 
-    >>> find_stacked([((12, 4, 8), (4, 8)), ((12, 8), (8,))]), find_stacked([((4, 3, 8), (4, 8)), ((8, 3), (8,))])
+    >>> (
+    ...     find_stacked([((12, 4, 8), (4, 8)), ((12, 8), (8,))]),
+    ...     find_stacked([((4, 3, 8), (4, 8)), ((8, 3), (8,))]),
+    ... )
     ((0,), (1,))
 
     Args:
@@ -109,15 +128,21 @@ def describe_modules(
 ) -> dict[str, ModuleType]:
     """Return the types of NNX or Equinox modules by dotted path.
 
-    A layer of a library says in its attributes how large its parameters are. A module of the user whose layers are all
-    stacked is stacked as a whole, and so are the modules inside it, if the sizes fit.
+    A layer of a library says in its attributes how large its parameters are. A module of the user
+    whose layers are all stacked is stacked as a whole, and so are the modules inside it, if the
+    sizes fit.
 
     Args:
-      modules: by path, parents first, the class, the attributes, and the shapes of the module's own parameters by name.
+      modules: by path, parents first, the class, the attributes, and the shapes of the module's own
+        parameters by name.
     """
     stacks: dict[Path, tuple[Shape, Shape]] = {}  # axes and their sizes, where they are known
     for path, (cls, attributes, shapes) in modules.items():
-        layers = _layer_shapes(describe_class(cls).kind, attributes) if any(map(_is_layer, cls.__mro__)) else {}
+        layers = (
+            _layer_shapes(describe_class(cls).kind, attributes)
+            if any(map(_is_layer, cls.__mro__))
+            else {}
+        )
         pairs = [(shape, layers[name]) for name, shape in shapes.items() if name in layers]
         if pairs:
             axes = find_stacked(pairs)
@@ -127,21 +152,30 @@ def describe_modules(
         if path in known:
             continue
         below = {stack for inner, stack in known.items() if inner[: len(path)] == path}
-        parent = next((stacks[path[:n]] for n in reversed(range(len(path))) if path[:n] in stacks), _NOT_STACKED)
+        parent = next(
+            (stacks[path[:n]] for n in reversed(range(len(path))) if path[:n] in stacks),
+            _NOT_STACKED,
+        )
         if not below and parent == _NOT_STACKED:
             continue
         axes, sizes = below.pop() if len(below) == 1 else _NOT_STACKED if below else parent
-        is_fitting = all(len(shape) >= len(axes) and _sizes(shape, axes) == sizes for shape in shapes.values())
+        is_fitting = all(
+            len(shape) >= len(axes) and _sizes(shape, axes) == sizes for shape in shapes.values()
+        )
         stacks[path] = (axes, sizes) if is_fitting else _NOT_STACKED
     known_axes = {path: axes for path, (axes, _) in stacks.items()}
-    return {".".join(path): describe_class(cls, known_axes.get(path)) for path, (cls, _, _) in modules.items()}
+    return {
+        ".".join(path): describe_class(cls, known_axes.get(path))
+        for path, (cls, _, _) in modules.items()
+    }
 
 
 def _is_layer(cls: type) -> bool:
     name = cls.__module__ + "."
     if not name.startswith(_LAYERS) or cls.__module__ in _BASES:
         return False
-    # A class that a transformation of Flax has derived, such as that of `nn.remat`, is not in its module
+    # A class that a transformation of Flax has derived, such as that of `nn.remat`, is not in its
+    # module
     return getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
 
 
@@ -150,15 +184,22 @@ def _sizes(shape: Shape, axes: Shape) -> Shape:
 
 
 def _layer_shapes(kind: str, attributes: Mapping[str, Any]) -> dict[str, Shape]:
-    """Return the shapes of the parameters of one layer of NNX or Equinox by name; {} for other modules."""
+    """Return the shapes of the parameters of one layer of NNX or Equinox by name; {} for other
+    modules.
+    """
     a = attributes
     if kind == "Linear":
-        size_in, size_out = (1 if a[name] == "scalar" else a[name] for name in ("in_features", "out_features"))
+        size_in, size_out = (
+            1 if a[name] == "scalar" else a[name] for name in ("in_features", "out_features")
+        )
         return {"kernel": (size_in, size_out), "weight": (size_out, size_in), "bias": (size_out,)}
     if kind == "LinearGeneral":
         return {"kernel": (*a["in_features"], *a["out_features"]), "bias": tuple(a["out_features"])}
     if "kernel_shape" in a:  # Conv, ConvTranspose and Einsum of NNX
-        return {"kernel": tuple(a["kernel_shape"]), "bias": tuple(a.get("bias_shape") or [a.get("out_features", 0)])}
+        return {
+            "kernel": tuple(a["kernel_shape"]),
+            "bias": tuple(a.get("bias_shape") or [a.get("out_features", 0)]),
+        }
     if kind.startswith("Conv") and "in_channels" in a:
         kernel = (a["out_channels"], a["in_channels"] // a["groups"], *a["kernel_size"])
         return {"weight": kernel, "bias": (a["out_channels"], *(1,) * a["num_spatial_dims"])}
@@ -166,7 +207,11 @@ def _layer_shapes(kind: str, attributes: Mapping[str, Any]) -> dict[str, Shape]:
         size = a["features"] if "features" in a else a["embedding_size"]
         return dict.fromkeys(("embedding", "weight"), (a["num_embeddings"], size))
     if kind.endswith("Norm"):
-        sizes = [a[name] for name in ("num_features", "shape", "channels", "input_size") if a.get(name) is not None]
+        sizes = [
+            a[name]
+            for name in ("num_features", "shape", "channels", "input_size")
+            if a.get(name) is not None
+        ]
         sizes += [a["num_groups"] * a["group_size"]] if "group_size" in a else []
         shape = next(((size,) if isinstance(size, int) else tuple(size) for size in sizes), None)
         return {} if shape is None else dict.fromkeys(("scale", "weight", "bias"), shape)

@@ -1,8 +1,9 @@
 """Model adapter for Flax NNX modules.
 
-An NNX module is an object with state, but the engine requires pure functions. Therefore `init` splits the module into
-the static structure and nested dicts with arrays, which are merged again inside each trace. Random streams are not
-part of the model state: they are reseeded from each iteration's key, so that resumed runs are exact.
+An NNX module is an object with state, but the engine requires pure functions. Therefore `init`
+splits the module into the static structure and nested dicts with arrays, which are merged again
+inside each trace. Random streams are not part of the model state: they are reseeded from each
+iteration's key, so that resumed runs are exact.
 """
 
 import inspect
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jengine import paths
-from jengine.errors import config_path
+from jengine.config import paths
+from jengine.config.errors import config_path
+from jengine.config.registry import MODELS, as_config
 from jengine.model.adapters import (
     build_loss,
     build_module,
@@ -25,9 +27,24 @@ from jengine.model.adapters import (
 )
 from jengine.model.autocast import autocast, current_dtype
 from jengine.model.linen import record_types
-from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
+from jengine.model.model import (
+    FROZEN,
+    Batch,
+    Losses,
+    Model,
+    ModelState,
+    Params,
+    PyTree,
+    check_state_names,
+)
 from jengine.model.module_types import ModuleType
-from jengine.model.nnx_filters import NnxFilter, announce_training, build_filter, is_adapter, select_trained
+from jengine.model.nnx_filters import (
+    NnxFilter,
+    announce_training,
+    build_filter,
+    is_adapter,
+    select_trained,
+)
 from jengine.model.nnx_state import (
     Path,
     from_dict,
@@ -40,9 +57,8 @@ from jengine.model.nnx_state import (
 )
 from jengine.model.padding import exclude_padding, mask_batch_norms
 from jengine.model.remat import check_patterns, remat_nnx
+from jengine.model.selection import Selector
 from jengine.model.sown import Sown, SownValues
-from jengine.registry import MODELS, as_config
-from jengine.selection import Selector
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -52,7 +68,8 @@ class _Structure(NamedTuple):
     """Static part of a module."""
 
     graphdef: Any
-    params: Any  # nnx.State of jax.ShapeDtypeStructs, as the next two; trained and frozen parameters
+    # nnx.State of jax.ShapeDtypeStructs, as the next two; trained and frozen parameters
+    params: Any
     streams: Any
     rest: Any
     accepts_rngs: bool  # whether `__call__` has an argument `rngs`
@@ -63,32 +80,38 @@ class _Structure(NamedTuple):
 class NnxModel(Model):
     """Model from a `flax.nnx` module and a loss on its outputs.
 
-    `nnx.Param` variables, or those that `wrt` selects, are differentiated. All others except random streams
-    (`nnx.BatchStat`, …) are the model state: `{'frozen': ..., 'state': ...}` if some parameters are not selected.
-    Variables that a call creates (`sow`, or a new attribute) are not part of any state: they are read after the call.
-    `module.train()` is called before training, `module.eval()` before prediction; arguments `train`, `training`,
-    `is_train`, `is_training` or `deterministic` of `__call__` are set accordingly, and an argument `rngs` is an
-    `nnx.Rngs` with a key for each iteration, or each batch that is predicted. Axis names
-    (`nnx.with_partitioning`, `nnx.Param(..., out_sharding=)`) become `logical_axes`; they do not require a mesh. In low
-    precision, the module's parameters and inputs are cast, and the outputs are cast back to float32; `loss` gets the
-    batch unchanged.
+    `nnx.Param` variables, or those that `wrt` selects, are differentiated. All others except random
+    streams (`nnx.BatchStat`, …) are the model state: `{'frozen': ..., 'state': ...}` if some
+    parameters are not selected. Variables that a call creates (`sow`, or a new attribute) are not
+    part of any state: they are read after the call. `module.train()` is called before training,
+    `module.eval()` before prediction; arguments `train`, `training`, `is_train`, `is_training` or
+    `deterministic` of `__call__` are set accordingly, and an argument `rngs` is an `nnx.Rngs` with
+    a key for each iteration, or each batch that is predicted. Axis names (`nnx.with_partitioning`,
+    `nnx.Param(..., out_sharding=)`) become `logical_axes`; they do not require a mesh. In low
+    precision, the module's parameters and inputs are cast, and the outputs are cast back to
+    float32; `loss` gets the batch unchanged.
 
     >>> from flax import nnx
-    >>> from jengine.model import MeanSquaredError
-    >>> model = NnxModel(lambda rngs: nnx.Linear(3, 1, rngs=rngs), loss=MeanSquaredError(target="y"), inputs="x")
+    >>> from jengine.model.losses import MeanSquaredError
+    >>> model = NnxModel(
+    ...     lambda rngs: nnx.Linear(3, 1, rngs=rngs), loss=MeanSquaredError(target="y"), inputs="x"
+    ... )
 
     Args:
-      module: a function or class `(rngs) -> nnx.Module`, or its config, which is built with the argument `rngs`; or a
-        module, whose values are the initial ones. The module itself does not change.
-      loss: function `(outputs, batch) -> losses`, with optional arguments `hyperparams` and `sown`, the sown values by
-        variable type and dotted path; or a config.
-      inputs, sown_losses, sown_predictions, activation_checkpointing: see `LinenModel`; the collections are here the
-        names of variable types.
-      wrt: the parameters to train, as in `nnx.Optimizer(model, tx, wrt=nnx.LoRAParam)`: any nnx filter, an import path,
-        or the config of a filter; several in a list. Random streams, statistics and caches are never selected.
+      module: a function or class `(rngs) -> nnx.Module`, or its config, which is built with the
+        argument `rngs`; or a module, whose values are the initial ones. The module itself does not
+        change.
+      loss: function `(outputs, batch) -> losses`, with optional arguments `hyperparams` and `sown`,
+        the sown values by variable type and dotted path; or a config.
+      inputs, sown_losses, sown_predictions, activation_checkpointing: see `LinenModel`; the
+        collections are here the names of variable types.
+      wrt: the parameters to train, as in `nnx.Optimizer(model, tx, wrt=nnx.LoRAParam)`: any nnx
+        filter, an import path, or the config of a filter; several in a list. Random streams,
+        statistics and caches are never selected.
 
     Raises:
-      TypeError: `module` is something else. ConfigError: from `init`, `wrt` selects nothing, or integers.
+      TypeError: `module` is something else. ConfigError: from `init`, `wrt` selects nothing, or
+        integers.
     """
 
     def __init__(
@@ -103,9 +126,14 @@ class NnxModel(Model):
     ) -> None:
         from flax import nnx
 
-        if not isinstance(module, nnx.Module) and not callable(module) and not hasattr(as_config(module), "items"):
+        if (
+            not isinstance(module, nnx.Module)
+            and not callable(module)
+            and not hasattr(as_config(module), "items")
+        ):
             raise TypeError(
-                "NnxModel: `module` must be a module, a function or class (rngs) -> nnx.Module, or its config, got "
+                "NnxModel: `module` must be a module, a function or class (rngs) -> nnx.Module, "
+                "or its config, got "
                 f"{module!r}"
             )
         self._module = as_config(module)
@@ -137,8 +165,11 @@ class NnxModel(Model):
             lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), jnp.result_type(leaf)), states
         )
         frozen = {path: x for path, x in variables.items() if path not in trained}
-        self._structure = _Structure(graphdef, all_params, streams, others, accepts_rngs, bool(frozen))
-        params, rest = to_dict({path: variables[path] for path in trained}), to_dict(list_variables(states[2]))
+        self._structure = _Structure(
+            graphdef, all_params, streams, others, accepts_rngs, bool(frozen)
+        )
+        params = to_dict({path: variables[path] for path in trained})
+        rest = to_dict(list_variables(states[2]))
         if not frozen:
             check_state_names("an attribute", rest)
             return params, rest
@@ -147,7 +178,9 @@ class NnxModel(Model):
         return params, {FROZEN: to_dict(frozen), "state": rest}
 
     def base_variables(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
-        """Return all parameters under the module's paths, and the model state without frozen ones."""
+        """Return all parameters under the module's paths, and the model state without frozen
+        ones.
+        """
         if not self._get_structure().has_frozen:
             return params, model_state
         return merge(model_state[FROZEN], params), model_state["state"]
@@ -155,18 +188,28 @@ class NnxModel(Model):
     def replace_base(
         self, params: Params, model_state: ModelState, base_params: Params, base_state: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """Return the variables with the parameters that `base_params` has replaced; others, as adapters, stay."""
+        """Return the variables with the parameters that `base_params` has replaced; others, as
+        adapters, stay.
+        """
         base = paths.flatten(base_params)
-        # With `wrt` a part of the parameters lives in the state, and a base checkpoint has them all in one tree.
+        # With `wrt` a part of the parameters lives in the state, and a base checkpoint has them all
+        # in one tree.
         if not self._get_structure().has_frozen:
             return base_params, base_state
         params, frozen = (
-            paths.map_with_path(lambda path, leaf: base.get(path, leaf), tree) for tree in (params, model_state[FROZEN])
+            paths.map_with_path(lambda path, leaf: base.get(path, leaf), tree)
+            for tree in (params, model_state[FROZEN])
         )
         return params, {FROZEN: frozen, "state": base_state}
 
     def loss(
-        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array, hyperparams: Mapping[str, Any]
+        self,
+        params: Params,
+        model_state: ModelState,
+        batch: Batch,
+        *,
+        rng: jax.Array,
+        hyperparams: Mapping[str, Any],
     ) -> tuple[Losses, PyTree]:
         """Return the losses in training mode, and the new model state."""
         params, state = self.base_variables(params, model_state)
@@ -176,13 +219,17 @@ class NnxModel(Model):
 
         # Around the call: BatchNorm asks for the mask of the batch while it is traced.
         with exclude_padding(batch):
-            outputs, new_state, sown = autocast(apply)(select_inputs(batch, self._inputs, "NnxModel"), params)
+            outputs, new_state, sown = autocast(apply)(
+                select_inputs(batch, self._inputs, "NnxModel"), params
+            )
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
         if self._get_structure().has_frozen:
             new_state = {FROZEN: model_state[FROZEN], "state": new_state}
         return self._sown.add_losses(losses, sown, self._loss), new_state
 
-    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(
+        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None
+    ) -> PyTree:
         """Return the module's outputs in inference mode."""
         params, model_state = self.base_variables(params, model_state)
         key = jax.random.key(0) if rng is None else rng
@@ -198,7 +245,9 @@ class NnxModel(Model):
 
         The random streams start from a fixed key; `nnx.reseed` sets another.
         """
-        return self._merge(*self.base_variables(params, model_state), jax.random.key(0), train=train)[0]
+        return self._merge(
+            *self.base_variables(params, model_state), jax.random.key(0), train=train
+        )[0]
 
     def tabulate(self, batch: Batch, width: int = 160) -> str:
         """Return Flax's table of the layers, with inputs, outputs, FLOPs and variables."""
@@ -213,14 +262,21 @@ class NnxModel(Model):
             if "rngs" in inspect.signature(type(module).__call__).parameters:
                 arguments["rngs"] = nnx.Rngs(0)
             console = {"force_terminal": False, "force_jupyter": False, "width": width}
-            tables.append(nnx.tabulate(module, *inputs, compute_flops=True, console_kwargs=console, **arguments))
+            tables.append(
+                nnx.tabulate(
+                    module, *inputs, compute_flops=True, console_kwargs=console, **arguments
+                )
+            )
 
-        jax.eval_shape(draw, select_inputs(batch, self._inputs, "NnxModel"))  # traced: nothing is allocated or computed
+        # traced: nothing is allocated or computed
+        jax.eval_shape(draw, select_inputs(batch, self._inputs, "NnxModel"))
         return tables[0]
 
     def _get_structure(self) -> _Structure:
         if self._structure is None:
-            raise RuntimeError("NnxModel: `init` must be called or traced before `loss` and `predict`")
+            raise RuntimeError(
+                "NnxModel: `init` must be called or traced before `loss` and `predict`"
+            )
         return self._structure
 
     def _list_types(self, module: "nnx.Module", batch: Batch) -> dict[str, ModuleType]:
@@ -231,7 +287,9 @@ class NnxModel(Model):
         types: dict[str, ModuleType] = {}  # of the Linen module within
 
         def initialize(inputs: tuple[Any, ...]) -> Mapping[str, Any]:
-            variables, found = record_types(lambda: module.to_nnx__module.init(jax.random.key(0), *inputs))
+            variables, found = record_types(
+                lambda: module.to_nnx__module.init(jax.random.key(0), *inputs)
+            )
             types.update(found)
             return variables
 
@@ -239,19 +297,25 @@ class NnxModel(Model):
         return types
 
     def _build(self, rng: jax.Array) -> Any:
-        """Return a new module, or a copy of the given one without the values that it sowed in earlier calls."""
+        """Return a new module, or a copy of the given one without the values that it sowed in
+        earlier calls.
+        """
         from flax import nnx
 
-        with nnx.use_eager_sharding(False):  # else named axes would require a mesh; the strategy shards the parameters
+        # else named axes would require a mesh; the strategy shards the parameters
+        with nnx.use_eager_sharding(False):
             if isinstance(self._module, nnx.Module):
                 module = nnx.clone(self._module)
-                nnx.pop(module, nnx.Intermediate)  # what earlier calls sowed is not part of the state
+                # what earlier calls sowed is not part of the state
+                nnx.pop(module, nnx.Intermediate)
                 return module
             if hasattr(self._module, "items"):
                 return build_module(self._module, rngs=nnx.Rngs(rng))
             return self._module(rngs=nnx.Rngs(rng))
 
-    def _merge(self, params: Params, model_state: ModelState, rng: jax.Array, *, train: bool) -> tuple[Any, _Structure]:
+    def _merge(
+        self, params: Params, model_state: ModelState, rng: jax.Array, *, train: bool
+    ) -> tuple[Any, _Structure]:
         """Return the module, in a mode, and the structure; `rng` seeds the random streams."""
         from flax import nnx
 
@@ -264,13 +328,20 @@ class NnxModel(Model):
             copy=True,
         )
         if current_dtype() is not None:
-            # Only in low precision: without a policy the module computes exactly as it does outside the engine.
+            # Only in low precision: without a policy the module computes exactly as it does outside
+            # the engine.
             _preserve_dtype_in_batch_norms(module)  # else all layers after one compute in float32
         module.train() if train else module.eval()
         return module, structure
 
     def _call(
-        self, params: Params, model_state: ModelState, inputs: tuple[PyTree, ...], rng: jax.Array, *, train: bool
+        self,
+        params: Params,
+        model_state: ModelState,
+        inputs: tuple[PyTree, ...],
+        rng: jax.Array,
+        *,
+        train: bool,
     ) -> tuple[PyTree, PyTree, Sown]:
         """Return the module's outputs, the new model state and the sown values."""
         from flax import nnx
@@ -282,45 +353,60 @@ class NnxModel(Model):
             remat_nnx(module, self._remat)
         # Streams of the module have folded in 0, 1, ...; this is the next number.
         if structure.accepts_rngs:
-            arguments["rngs"] = nnx.Rngs(jax.random.fold_in(rng, len(jax.tree.leaves(structure.streams))))
+            arguments["rngs"] = nnx.Rngs(
+                jax.random.fold_in(rng, len(jax.tree.leaves(structure.streams)))
+            )
         with warnings.catch_warnings():
-            # `nnx.capture` requires the types of all variables that are sown, which are not known here.
+            # `nnx.capture` requires the types of all variables that are sown, which are not known
+            # here.
             warnings.filterwarnings("ignore", r"\s*Using 'Module.(sow|perturb)", DeprecationWarning)
             with explain_static_modes(arguments):
                 outputs = module(*inputs, **arguments)
         return outputs, *_read_variables(module, structure, self._sown.names)
 
 
-def _read_variables(module: "nnx.Module", structure: _Structure, sown_names: Sequence[str]) -> tuple[PyTree, Sown]:
+def _read_variables(
+    module: "nnx.Module", structure: _Structure, sown_names: Sequence[str]
+) -> tuple[PyTree, Sown]:
     """Return a module's model state after a call, and the values that it has sown.
 
-    Those are the variables that the call created, and the constructor's variables whose type or name is in
-    `sown_names`. TypeError if the call created a parameter, or changed a variable's structure.
+    Those are the variables that the call created, and the constructor's variables whose type or
+    name is in `sown_names`. TypeError if the call created a parameter, or changed a variable's
+    structure.
     """
     _, params, _, rest = _split(module, list_variables(structure.params))
     if created := list_variables(params).keys() - list_variables(structure.params).keys():
-        raise TypeError(f"NnxModel: a call must not create parameters, got {sorted(map('.'.join, created))}")
-    variables, initial = list_variables(rest), list_variables(structure.rest)
+        raise TypeError(
+            f"NnxModel: a call must not create parameters, got {sorted(map('.'.join, created))}"
+        )
+    variables = list_variables(rest)
+    initial = list_variables(structure.rest)
     for path, variable in initial.items():
-        before, after = shapes(variable), shapes(variables[path]) if path in variables else None
-        # The arrays go back into the same places of the state, which `scan` and checkpoints require.
+        before = shapes(variable)
+        after = shapes(variables[path]) if path in variables else None
+        # The arrays go back into the same places of the state, which `scan` and checkpoints
+        # require.
         if before != after:
             raise TypeError(
-                f"NnxModel: a call must keep the arrays of the variable {'.'.join(path)}, got the shapes {after} after "
+                f"NnxModel: a call must keep the arrays of the variable {'.'.join(path)}, got the "
+                f"shapes {after} after "
                 f"{before}"
             )
     sown: Sown = {}
     for path, variable in variables.items():
         kind = type(variable).__name__
         if path not in initial or kind in sown_names or path[-1] in sown_names:
-            sown.setdefault(kind, {})[".".join(path)] = variable.get_value() if is_variable(variable) else variable
+            sown.setdefault(kind, {})[".".join(path)] = (
+                variable.get_value() if is_variable(variable) else variable
+            )
     return to_dict({path: variables[path] for path in initial}), sown
 
 
 def _preserve_dtype_in_batch_norms(module: "nnx.Module") -> None:
     """Make batch norms return the input dtype, as in Linen; statistics stay in float32.
 
-    By default, the float32 statistics promote the outputs, so all later layers would compute in float32.
+    By default, the float32 statistics promote the outputs, so all later layers would compute in
+    float32.
     """
     from flax import nnx
     from flax.nnx.nn import dtypes
@@ -337,7 +423,9 @@ def _preserve_dtype_in_batch_norms(module: "nnx.Module") -> None:
 
 
 def _split(module: "nnx.Module", selected: Collection[Path]) -> tuple[Any, Any, Any, Any]:
-    """Split a module into structure, parameters (each `nnx.Param`, and `selected`), random streams and the rest."""
+    """Split a module into structure, parameters (each `nnx.Param`, and `selected`), random
+    streams and the rest.
+    """
     from flax import nnx
 
     def is_parameter(path: Sequence[Any], variable: object) -> bool:
@@ -348,7 +436,9 @@ def _split(module: "nnx.Module", selected: Collection[Path]) -> tuple[Any, Any, 
 
 
 def _logical_axes(params: "nnx.State") -> dict[str, tuple[Any, ...]]:
-    """Return the parameters' axis names by dotted path, renamed by the variable's `sharding_rules`, if any."""
+    """Return the parameters' axis names by dotted path, renamed by the variable's
+    `sharding_rules`, if any.
+    """
     from flax import nnx
 
     logical_axes = {}
@@ -370,7 +460,8 @@ def _reseed(like: "nnx.State", rng: jax.Array) -> Any:
 
     def reseed(i: int, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jnp.zeros(leaf.shape, leaf.dtype)  # the count of keys that a stream has given out
+            # the count of keys that a stream has given out
+            return jnp.zeros(leaf.shape, leaf.dtype)
         # One key per leaf: streams that start from one key would repeat each other's numbers.
         key = jax.random.fold_in(rng, i)
         return jax.random.split(key, leaf.shape) if leaf.shape else key

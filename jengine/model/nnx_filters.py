@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 
-from jengine.annotations import is_mapping
-from jengine.errors import ConfigError, config_path
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import MODELS
 from jengine.model.nnx_state import Path, named_leaves
-from jengine.registry import MODELS
 
 if TYPE_CHECKING:
     from flax import nnx
 
-# A variable type, a predicate (path, variable) -> bool, an import path, the config of a predicate, or a list of these.
+# A variable type, a predicate (path, variable) -> bool, an import path, the config of a predicate,
+# or a list of these.
 NnxFilter = type | Callable[..., bool] | str | Sequence[Any] | Mapping[str, Any] | None
 logger = logging.getLogger("jengine")
 
@@ -43,10 +44,11 @@ def build_filter(wrt: NnxFilter) -> NnxFilter:
 
 
 def select_trained(module: "nnx.Module", wrt: NnxFilter) -> list[Path]:
-    """Return the paths of the variables to train: those that `wrt` selects, or all `nnx.Param`s for None.
+    """Return the paths of the variables to train: those that `wrt` selects, or all `nnx.Param`s for
+    None.
 
-    Random streams, statistics, caches and sown values are left out: filters by path (`nnx.PathContains`) select them
-    with the parameters, but nothing of them can be trained.
+    Random streams, statistics, caches and sown values are left out: filters by path
+    (`nnx.PathContains`) select them with the parameters, but nothing of them can be trained.
 
     Raises:
       ConfigError: `wrt` selects nothing, or an array that is not floating-point.
@@ -60,35 +62,51 @@ def select_trained(module: "nnx.Module", wrt: NnxFilter) -> list[Path]:
     excluded = nnx.Any(nnx.RngState, nnx.BatchStat, nnx.Cache, nnx.Intermediate)
     given: Any = wrt
     is_selected = nnx.filterlib.to_predicate(nnx.All(given, nnx.Not(excluded)))
-    selected = [(_names(path), variable) for path, variable in variables if is_selected(path, variable)]
+    selected = [
+        (_names(path), variable) for path, variable in variables if is_selected(path, variable)
+    ]
     if not selected:
         kinds = describe_types(variable for _, variable in variables)
-        raise ConfigError(f"NnxModel: `wrt` must select parameters of the module, got {wrt!r}; it has {kinds}")
+        raise ConfigError(
+            f"NnxModel: `wrt` must select parameters of the module, got {wrt!r}; it has {kinds}"
+        )
     for path, variable in selected:
         for leaf in named_leaves(variable).values():
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
                 raise ConfigError(
-                    f"NnxModel: `wrt` must select floating-point parameters, got {'.'.join(path)} of the dtype "
+                    f"NnxModel: `wrt` must select floating-point parameters, got {'.'.join(path)} "
+                    "of the dtype "
                     f"{jnp.result_type(leaf)}; leave it out: it is then kept as it is"
                 )
     return [path for path, _ in selected]
 
 
 def is_adapter(variable: object) -> bool:
-    """Return whether a variable belongs to an adapter, which pretrained weights of the network do not have."""
+    """Return whether a variable belongs to an adapter, which pretrained weights of the network
+    do not have.
+    """
     from flax import nnx
 
     return isinstance(variable, nnx.LoRAParam)
 
 
 def announce_training(variables: Collection[Any]) -> None:
-    """Log what is trained if there are parameters of several types: people mean to train some and to freeze others."""
+    """Log what is trained if there are parameters of several types: people mean to train some
+    and to freeze others.
+    """
     from flax import nnx
 
-    special = sorted({type(variable).__name__ for variable in variables if type(variable) is not nnx.Param})
+    special = sorted(
+        {type(variable).__name__ for variable in variables if type(variable) is not nnx.Param}
+    )
     if special and any(type(variable) is nnx.Param for variable in variables):
-        kinds, wrt = describe_types(variables), " or ".join(f"wrt=nnx.{name}" for name in special)
-        logger.info("NnxModel: all parameters are trained: %s; %s trains one kind and freezes the others", kinds, wrt)
+        kinds = describe_types(variables)
+        wrt = " or ".join(f"wrt=nnx.{name}" for name in special)
+        logger.info(
+            "NnxModel: all parameters are trained: %s; %s trains one kind and freezes the others",
+            kinds,
+            wrt,
+        )
 
 
 def describe_types(variables: Iterable[Any]) -> str:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from jengine.config.paths import dotted
 from jengine.model.model import PyTree
 from jengine.model.module_types import ModuleType, describe_modules
-from jengine.paths import dotted
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -26,15 +26,23 @@ def list_module_types(module: "nnx.Module") -> dict[str, ModuleType]:
 
     def position(path: Path) -> list[int]:
         """Return where each node in the path stands among the parent's attributes."""
-        attributes = [list(vars(modules[path[:n]])) if path[:n] in modules else [] for n in range(len(path))]
+        attributes = [
+            list(vars(modules[path[:n]])) if path[:n] in modules else [] for n in range(len(path))
+        ]
         pairs = zip(path, attributes, strict=True)
         return [names.index(name) if name in names else len(names) for name, names in pairs]
 
     def describe(node: Any) -> tuple[type, dict[str, Any], dict[str, tuple[int, ...]]]:
         own = {name: x.get_value() for name, x in vars(node).items() if isinstance(x, nnx.Param)}
-        return type(node), vars(node), {name: x.shape for name, x in own.items() if hasattr(x, "shape")}
+        return (
+            type(node),
+            vars(node),
+            {name: x.shape for name, x in own.items() if hasattr(x, "shape")},
+        )
 
-    return describe_modules({path: describe(modules[path]) for path in sorted(modules, key=position)})
+    return describe_modules(
+        {path: describe(modules[path]) for path in sorted(modules, key=position)}
+    )
 
 
 def list_variables(state: "nnx.State") -> dict[Path, Any]:
@@ -48,7 +56,8 @@ def to_dict(variables: Mapping[Path, Any]) -> PyTree:
 
     Each variable may hold an array, a Python number, or a pytree, whose levels become dicts.
     """
-    # Not `nnx.to_pure_dict`, whose keys for lists are integers: paths in rules and checkpoints are strings.
+    # Not `nnx.to_pure_dict`, whose keys for lists are integers: paths in rules and checkpoints are
+    # strings.
     arrays = {
         (*path, *inner): _to_storable(jnp.asarray(leaf))
         for path, variable in variables.items()
@@ -58,12 +67,15 @@ def to_dict(variables: Mapping[Path, Any]) -> PyTree:
 
 
 def from_dict(values: PyTree, like: "nnx.State") -> Any:
-    """Return an NNX state with the structure of `like` and the arrays in `values`, nested dicts as from `to_dict`."""
+    """Return an NNX state with the structure of `like` and the arrays in `values`, nested dicts
+    as from `to_dict`.
+    """
     arrays = traverse_util.flatten_dict(values)
     leaves = [
         _from_storable(arrays[*path, *inner], struct.dtype)
         for path, variable in list_variables(like).items()
-        for inner, struct in named_leaves(variable).items()  # a variable may hold a tree, such as a quantized array
+        # a variable may hold a tree, such as a quantized array
+        for inner, struct in named_leaves(variable).items()
     ]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
@@ -86,7 +98,9 @@ def shapes(variable: Any) -> dict[Path, tuple[int, ...]]:
 
 
 def named_leaves(variable: Any) -> dict[Path, Any]:
-    """Return the arrays in a variable by path, in JAX's flattening order; an array has the path ()."""
+    """Return the arrays in a variable by path, in JAX's flattening order; an array has the path
+    ().
+    """
     leaves = jax.tree_util.tree_flatten_with_path(variable)[0]
     return {_keys(path[is_variable(variable) :]): leaf for path, leaf in leaves}
 
@@ -102,7 +116,8 @@ def _keys(path: Sequence[Any]) -> Path:
     return tuple(dotted((key,)) for key in path)
 
 
-# TensorStore has no unsigned 4-bit integers, the codes of NF4 weights; the same bits as int4 can be saved.
+# TensorStore has no unsigned 4-bit integers, the codes of NF4 weights; the same bits as int4 can be
+# saved.
 def _to_storable(leaf: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(leaf, jnp.int4) if leaf.dtype == jnp.uint4 else leaf
 

@@ -1,6 +1,7 @@
 """BatchNorm statistics without padding, in Linen and NNX modules.
 
-The batch's mask is read while tracing, as the dtype in `autocast` is: modules need no argument for it.
+The batch's mask is read while tracing, as the dtype in `autocast` is: modules need no argument for
+it.
 """
 
 import contextlib
@@ -23,11 +24,13 @@ _MASK: contextvars.ContextVar[Any] = contextvars.ContextVar("jengine_padding_mas
 
 @contextlib.contextmanager
 def exclude_padding(batch: Batch) -> Iterator[None]:
-    """Compute the statistics in each BatchNorm that is called in the body from the real examples in `batch`.
+    """Compute the statistics in each BatchNorm that is called in the body from the real examples in
+    `batch`.
 
-    It applies to `flax.linen.BatchNorm`, and to the modules passed to `mask_batch_norms`, if the first input axis is
-    the batch's. If all examples are padding, as on a replica whose share of the last batch is empty, all are counted:
-    there would be no statistics otherwise. Without a mask nothing changes.
+    It applies to `flax.linen.BatchNorm`, and to the modules passed to `mask_batch_norms`, if the
+    first input axis is the batch's. If all examples are padding, as on a replica whose share of the
+    last batch is empty, all are counted: there would be no statistics otherwise. Without a mask
+    nothing changes.
     """
     mask = get_mask(batch)
     token = _MASK.set(None if mask is None else mask | ~mask.any())  # all count if none is real
@@ -46,14 +49,22 @@ def mask_batch_norms(module: "nnx.Module") -> None:
 
     for _, node in nnx.iter_modules(module):
         if type(node) is nnx.BatchNorm:  # a subclass has its own `__call__`
-            object.__setattr__(node, "__class__", _masked_batch_norm())  # past the checks of NNX modules
+            # past the checks of NNX modules
+            object.__setattr__(node, "__class__", _masked_batch_norm())
 
 
 def _pass_mask(
-    next_fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: nn.module.InterceptorContext
+    next_fun: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    context: nn.module.InterceptorContext,
 ) -> Any:
     """Intercept a call to a Linen module."""
-    if isinstance(context.module, nn.BatchNorm) and context.method_name == "__call__" and kwargs.get("mask") is None:
+    if (
+        isinstance(context.module, nn.BatchNorm)
+        and context.method_name == "__call__"
+        and kwargs.get("mask") is None
+    ):
         kwargs = {**kwargs, "mask": _mask_for(args[0])}
     return next_fun(*args, **kwargs)
 
@@ -67,10 +78,16 @@ def _masked_batch_norm() -> type:
         """Pass the mask of the current batch to BatchNorm."""
 
         def __call__(
-            self, x: jax.Array, use_running_average: bool | None = None, *, mask: jax.Array | None = None
+            self,
+            x: jax.Array,
+            use_running_average: bool | None = None,
+            *,
+            mask: jax.Array | None = None,
         ) -> jax.Array:
             """Normalize `x`; arguments as for `nnx.BatchNorm`."""
-            return super().__call__(x, use_running_average, mask=_mask_for(x) if mask is None else mask)
+            return super().__call__(
+                x, use_running_average, mask=_mask_for(x) if mask is None else mask
+            )
 
     return MaskedBatchNorm
 

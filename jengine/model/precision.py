@@ -7,11 +7,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.annotations import is_mapping
-from jengine.errors import closest, config_path
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import closest, config_path
+from jengine.config.registry import MODELS, Config, as_config
 from jengine.model.autocast import cast_floating, cast_floating_like, compute_in
-from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, ModelWrapper, Params, PyTree, predict_with_key
-from jengine.registry import MODELS, Config, as_config
+from jengine.model.model import (
+    FROZEN,
+    Batch,
+    Losses,
+    Model,
+    ModelState,
+    ModelWrapper,
+    Params,
+    PyTree,
+    predict_with_key,
+)
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -21,8 +31,8 @@ class Precision:
     """Dtypes of a precision policy. It does not affect the model state; losses are float32.
 
     Attributes:
-      compute: network dtype: parameters and floating-point inputs are cast when the model calls the network.
-        Targets and losses stay in float32.
+      compute: network dtype: parameters and floating-point inputs are cast when the model calls the
+        network. Targets and losses stay in float32.
       params: dtype in which parameters are initialized, updated and saved.
       output: prediction dtype.
     """
@@ -35,7 +45,9 @@ class Precision:
         for name, dtype in vars(self).items():
             if dtype not in _DTYPES:
                 hint = closest(str(dtype), _DTYPES)
-                raise ValueError(f"precision: `{name}` must be a floating-point dtype, got {dtype!r}{hint}")
+                raise ValueError(
+                    f"precision: `{name}` must be a floating-point dtype, got {dtype!r}{hint}"
+                )
 
 
 def get_precision(precision: str | Mapping[str, str] | Precision | None) -> Precision | None:
@@ -45,7 +57,8 @@ def get_precision(precision: str | Mapping[str, str] | Precision | None) -> Prec
     Precision(compute='bfloat16', params='float32', output='float32')
 
     Args:
-      precision: None for no policy, the compute dtype ('bfloat16'), a dict with `Precision`'s fields, or a `Precision`.
+      precision: None for no policy, the compute dtype ('bfloat16'), a dict with `Precision`'s
+        fields, or a `Precision`.
 
     Raises:
       TypeError: an unknown field or another type. ValueError: an unknown dtype.
@@ -55,7 +68,9 @@ def get_precision(precision: str | Mapping[str, str] | Precision | None) -> Prec
     if isinstance(precision, str):
         return Precision(compute=precision)
     if not isinstance(precision, Mapping):
-        raise TypeError(f"`precision` must be None, the name of a dtype or a dict, got {precision!r}")
+        raise TypeError(
+            f"`precision` must be None, the name of a dtype or a dict, got {precision!r}"
+        )
     names = [field.name for field in dataclasses.fields(Precision)]
     for key in precision:
         if key not in names:
@@ -64,11 +79,12 @@ def get_precision(precision: str | Mapping[str, str] | Precision | None) -> Prec
 
 
 class CastModel(ModelWrapper):
-    """Model with a precision policy, which casts the network, but not the losses and the model state.
+    """Model with a precision policy, which casts the network, but not the losses and the model
+    state.
 
-    `LinenModel` and `NnxModel` cast when they call the module. A custom model must call the network through
-    `jengine.model.autocast`, as only there can inputs be distinguished from targets; otherwise `loss` and `predict`
-    raise an error.
+    `LinenModel` and `NnxModel` cast when they call the module. A custom model must call the network
+    through `jengine.model.autocast`, as only there can inputs be distinguished from targets;
+    otherwise `loss` and `predict` raise an error.
     """
 
     keeps_variables = True
@@ -78,20 +94,30 @@ class CastModel(ModelWrapper):
         self.precision = precision
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
-        """Initialize the model and cast the parameters, trained and frozen, to `precision.params`."""
+        """Initialize the model and cast the parameters, trained and frozen, to
+        `precision.params`.
+        """
         params, model_state = self.model.init(rng, batch)
-        # Frozen parameters are weights too; the rest of the model state, such as statistics, keeps its dtypes.
+        # Frozen parameters are weights too; the rest of the model state, such as statistics, keeps
+        # its dtypes.
         if FROZEN in model_state:
-            model_state = {**model_state, FROZEN: cast_floating(model_state[FROZEN], self.precision.params)}
+            model_state = {
+                **model_state,
+                FROZEN: cast_floating(model_state[FROZEN], self.precision.params),
+            }
         return cast_floating(params, self.precision.params), model_state
 
-    def predict(self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None) -> PyTree:
+    def predict(
+        self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None
+    ) -> PyTree:
         """Return the predictions in `precision.output`."""
 
         def predict(params: Params) -> PyTree:
             return predict_with_key(self.model, params, model_state, batch, rng)
 
-        return cast_floating(compute_in(self.precision.compute, predict, params), self.precision.output)
+        return cast_floating(
+            compute_in(self.precision.compute, predict, params), self.precision.output
+        )
 
     def train_step(self, state: Any, batch: Batch, ctx: Any) -> tuple[Any, Mapping[str, Any]]:
         """Run the inner model's training step with its networks in `precision.compute`."""
@@ -106,28 +132,43 @@ class CastModel(ModelWrapper):
         return new_state.replace(model_state=model_state), metrics
 
     def _wrap_loss(
-        self, loss: Callable[..., Any], params: Params, model_state: ModelState, batch: Batch, **kwargs: Any
+        self,
+        loss: Callable[..., Any],
+        params: Params,
+        model_state: ModelState,
+        batch: Batch,
+        **kwargs: Any,
     ) -> tuple[Losses, PyTree]:
         """Return the losses in at least float32, and the new model state in the original dtypes."""
         losses, new_state = compute_in(
-            self.precision.compute, lambda params: loss(params, model_state, batch, **kwargs), params
+            self.precision.compute,
+            lambda params: loss(params, model_state, batch, **kwargs),
+            params,
         )
         new_state = cast_floating_like(new_state, model_state)  # e.g. statistics
         # The mean over a batch in bfloat16 has 8 bits; a float64 loss stays as it is.
-        return jax.tree.map(lambda x: cast_floating(x, jnp.result_type(x, jnp.float32)), losses), new_state
+        return jax.tree.map(
+            lambda x: cast_floating(x, jnp.result_type(x, jnp.float32)), losses
+        ), new_state
 
 
-def build_model(model: Model | Config, precision: str | Mapping[str, str] | Precision | None) -> Model:
+def build_model(
+    model: Model | Config, precision: str | Mapping[str, str] | Precision | None
+) -> Model:
     """Return the model, from an instance or a config, under the precision policy."""
     with config_path("model"):
         built: Any = as_config(model)
         if is_mapping(built):
             built = MODELS.build(built)
-        missing = [name for name in ("init", "loss", "predict") if not callable(getattr(built, name, None))]
+        missing = [
+            name for name in ("init", "loss", "predict") if not callable(getattr(built, name, None))
+        ]
         if missing:
             raise TypeError(
-                f"a model must have init, loss and predict, got {type(built).__name__} without {', '.join(missing)}; "
-                "wrap a Flax module in LinenModel or NnxModel, and plain functions in FunctionalModel"
+                f"a model must have init, loss and predict, got {type(built).__name__} without "
+                f"{', '.join(missing)}; "
+                "wrap a Flax module in LinenModel or NnxModel, and plain functions in "
+                "FunctionalModel"
             )
     with config_path("precision"):
         policy = get_precision(precision)

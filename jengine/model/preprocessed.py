@@ -3,28 +3,32 @@
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from jengine.annotations import ConfigOf
+from jengine.config.annotations import ConfigOf
+from jengine.config.errors import config_path
+from jengine.config.registry import MODELS
 from jengine.data.pipeline import build_function
-from jengine.errors import config_path
 from jengine.model.model import Batch, ModelWrapper
-from jengine.registry import MODELS
 
 
 @MODELS.register_module()
 class PreprocessedModel(ModelWrapper):
-    """Model around another one, whose batches pass through some steps first, inside the compiled programs.
+    """Model around another one, whose batches pass through some steps first, inside the compiled
+    programs.
 
-    It is the place of MMEngine's `data_preprocessor`: what training, validation, test, prediction and exported
-    functions all need, such as the normalization of images.
+    It is the place of MMEngine's `data_preprocessor`: what training, validation, test, prediction
+    and exported functions all need, such as the normalization of images.
 
-    >>> from jengine.model import FunctionalModel
+    >>> from jengine.model.functional import FunctionalModel
     >>> inner = FunctionalModel(dict, lambda params, batch: 0.0, lambda params, batch: batch["x"])
-    >>> PreprocessedModel(inner, steps=[lambda batch: {"x": batch["x"] / 2}]).predict({}, {}, {"x": 3.0})
+    >>> PreprocessedModel(inner, steps=[lambda batch: {"x": batch["x"] / 2}]).predict(
+    ...     {}, {}, {"x": 3.0}
+    ... )
     1.5
 
     Args:
       model: the model, or a config for it.
-      steps: pure functions `batch -> batch`, or configs in TRANSFORMS: `dict(type="BatchNormalize", ...)`.
+      steps: pure functions `batch -> batch`, or configs in TRANSFORMS: `dict(type="BatchNormalize",
+        ...)`.
     """
 
     keeps_variables = True

@@ -1,4 +1,6 @@
-"""Activation checkpointing: intermediate results are computed again for the gradients, or kept on the host."""
+"""Activation checkpointing: intermediate results are computed again for the gradients, or kept
+on the host.
+"""
 
 import contextlib
 import fnmatch
@@ -9,8 +11,8 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from jengine import paths
-from jengine.errors import ConfigError
+from jengine.config import paths
+from jengine.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -19,14 +21,19 @@ if TYPE_CHECKING:
 HOST_MEMORY = "pinned_host"
 BLOCK_INPUT = "block_input"  # name of the arrays that the policy 'offload' keeps on the host
 RematPolicy = Literal[
-    "offload", "dots_saveable", "dots_with_no_batch_dims_saveable", "everything_saveable", "nothing_saveable"
+    "offload",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "everything_saveable",
+    "nothing_saveable",
 ]
 
 
 def get_policy(name: RematPolicy) -> Callable[..., Any]:
     """Return what `jax.checkpoint` keeps: 'offload', or a name in `jax.checkpoint_policies`.
 
-    'offload' keeps arrays with the name BLOCK_INPUT (`jax.ad_checkpoint.checkpoint_name`) in the memory of the host.
+    'offload' keeps arrays with the name BLOCK_INPUT (`jax.ad_checkpoint.checkpoint_name`) in the
+    memory of the host.
 
     Raises:
       ConfigError: 'offload' with devices that do not have such memory.
@@ -34,7 +41,8 @@ def get_policy(name: RematPolicy) -> Callable[..., Any]:
     if name != "offload":
         policy: Callable[..., Any] = getattr(jax.checkpoint_policies, name)
         return policy
-    # Before tracing: the compiler's own error about memory spaces names nothing that the user wrote.
+    # Before tracing: the compiler's own error about memory spaces names nothing that the user
+    # wrote.
     check_host_memory("remat", jax.devices()[0])
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
@@ -45,11 +53,15 @@ def get_policy(name: RematPolicy) -> Callable[..., Any]:
 
 
 def check_host_memory(setting: str, device: jax.Device) -> None:
-    """Raise ConfigError, with the name of the setting, unless the device reads and writes the memory of its host."""
+    """Raise ConfigError, with the name of the setting, unless the device reads and writes the
+    memory of its host.
+    """
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST_MEMORY not in kinds:
         found = f"{device.platform} devices with {', '.join(kinds)}"
-        raise ConfigError(f"`{setting}` must not offload with devices without {HOST_MEMORY!r} memory, got {found}")
+        raise ConfigError(
+            f"`{setting}` must not offload with devices without {HOST_MEMORY!r} memory, got {found}"
+        )
 
 
 def check_patterns(patterns: Sequence[str], modules: Iterable[str]) -> None:
@@ -58,13 +70,15 @@ def check_patterns(patterns: Sequence[str], modules: Iterable[str]) -> None:
     for pattern in patterns:
         if not any(matches(name, [pattern]) for name in names):
             raise ConfigError(
-                f"`activation_checkpointing` must be paths of modules, such as 'layers_*', got {pattern!r}, which "
+                "`activation_checkpointing` must be paths of modules, such as 'layers_*', got "
+                f"{pattern!r}, which "
                 f"matches none{paths.closest_paths(pattern, names)}"
             )
 
 
 def matches(path: str, patterns: Sequence[str]) -> bool:
-    """Return whether a module is meant by a pattern: its dotted path, or that in PyTorch, with wildcards.
+    """Return whether a module is meant by a pattern: its dotted path, or that in PyTorch, with
+    wildcards.
 
     >>> matches("backbone.layers_3", ["backbone.layers.*"])
     True
@@ -79,10 +93,14 @@ def remat_linen(patterns: Sequence[str]) -> Any:
     >>> with remat_linen(["Dense_0"]):
     ...     pass
     """
-    active: set[str] = set()  # modules within whose remat this is: their second call is the actual one
+    # modules within whose remat this is: their second call is the actual one
+    active: set[str] = set()
 
     def call(
-        next_fun: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], ctx: nn.module.InterceptorContext
+        next_fun: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        ctx: nn.module.InterceptorContext,
     ) -> Any:
         path = ".".join(ctx.module.path)
         if ctx.method_name != "__call__" or path in active or not matches(path, patterns):
@@ -102,7 +120,9 @@ def remat_linen(patterns: Sequence[str]) -> Any:
 
 
 def remat_nnx(module: "nnx.Module", patterns: Sequence[str]) -> None:
-    """Make NNX modules that match compute under `nnx.remat`; `module` is a copy, which this changes."""
+    """Make NNX modules that match compute under `nnx.remat`; `module` is a copy, which this
+    changes.
+    """
     from flax import nnx
 
     for path, node in list(nnx.iter_modules(module)) if patterns else ():
@@ -117,14 +137,18 @@ def _replace_call(node: "nnx.Module") -> None:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = _BoundArguments(args, kwargs)
-        return nnx.remat(lambda module, arrays: bound.call(kind.__call__, arrays, module))(self, bound.arrays)
+        return nnx.remat(lambda module, arrays: bound.call(kind.__call__, arrays, module))(
+            self, bound.arrays
+        )
 
     # Calls look up the class, so an attribute of the instance would not do.
     node.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 class _BoundArguments:
-    """Arguments of a call; only those with arrays are traced by a transformation, flags stay Python values."""
+    """Arguments of a call; only those with arrays are traced by a transformation, flags stay
+    Python values.
+    """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._args, self._kwargs = args, dict(kwargs)

@@ -6,45 +6,56 @@ from typing import Any
 from jengine.model.adapters import accepts
 from jengine.model.model import ArrayTree, Losses, PyTree
 
-Sown = dict[str, dict[str, Any]]  # collection (Linen) or name of the variable type (NNX) -> dotted path -> value
+# collection (Linen) or name of the variable type (NNX) -> dotted path -> value
+Sown = dict[str, dict[str, Any]]
 
 
 class SownValues:
-    """Selection from the sown values, by collection or by the name under which they were sown; see `LinenModel`.
+    """Selection from the sown values, by collection or by the name under which they were sown; see
+    `LinenModel`.
 
     `owner` is the adapter's name, for error messages; `names` are all selected names.
     """
 
     def __init__(
-        self, owner: str, losses: Sequence[str] | Mapping[str, float] | None, predictions: Sequence[str]
+        self,
+        owner: str,
+        losses: Sequence[str] | Mapping[str, float] | None,
+        predictions: Sequence[str],
     ) -> None:
         self._owner = owner
         self._is_decided = losses is not None
-        self._weights = dict(losses.items() if isinstance(losses, Mapping) else dict.fromkeys(losses or (), 1.0))
+        self._weights = dict(
+            losses.items() if isinstance(losses, Mapping) else dict.fromkeys(losses or (), 1.0)
+        )
         self.predictions = tuple(predictions)
         self.names = (*self._weights, *self.predictions)
 
     def add_losses(self, losses: Losses, sown: Sown, loss: Callable[..., Any]) -> Losses:
         """Return the losses together with the sown ones.
 
-        Values that are sown under one name, by any number of modules, are added up in one entry with that name, to
-        which `_loss` is appended if it does not contain 'loss'. A loss called 'loss', which is the total's name,
-        becomes 'main_loss'. A loss function with an argument `sown` is responsible for the losses that are not
-        selected.
+        Values that are sown under one name, by any number of modules, are added up in one entry
+        with that name, to which `_loss` is appended if it does not contain 'loss'. A loss called
+        'loss', which is the total's name, becomes 'main_loss'. A loss function with an argument
+        `sown` is responsible for the losses that are not selected.
 
         Raises:
-          ValueError: a selected name that is not sown; an entry that `losses` has as well; or an unused value with
-            'loss' in its name or collection.
+          ValueError: a selected name that is not sown; an entry that `losses` has as well; or an
+            unused value with 'loss' in its name or collection.
         """
         entries: dict[str, list[Any]] = {}
         used = set()
         for name, weight in self._weights.items():
             for collection, path, value in self._find(name, sown, "sown_losses"):
-                used.add((collection, path))  # a value may be selected by its name and by its collection
+                # a value may be selected by its name and by its collection
+                used.add((collection, path))
                 entry = _last(path) if "loss" in _last(path) else f"{_last(path)}_loss"
                 entries.setdefault(entry, []).extend(weight * part for part in _parts(value))
         if clash := [entry for entry in entries if entry in losses]:
-            raise ValueError(f"{self._owner}: a sown loss must not have the name of another loss, got {clash[0]!r}")
+            raise ValueError(
+                f"{self._owner}: a sown loss must not have the name of another loss, got "
+                f"{clash[0]!r}"
+            )
         unused = [
             f"{collection}: {path}"
             for collection, path, _ in _entries(sown)
@@ -52,32 +63,50 @@ class SownValues:
         ]
         if unused and not self._is_decided and not accepts(loss, "sown"):
             raise ValueError(
-                f"{self._owner}: the module sows losses that nothing uses ({', '.join(unused)}); name their collection "
-                "in `sown_losses`, or add an argument `sown` to the loss function; `sown_losses=()` ignores them"
+                f"{self._owner}: the module sows losses that nothing uses ({', '.join(unused)}); "
+                "name their collection "
+                "in `sown_losses`, or add an argument `sown` to the loss function; "
+                "`sown_losses=()` ignores them"
             )
-        if entries and [name for name in losses if "loss" in name] == ["loss"]:  # a part, no longer the total
-            losses = {"main_loss" if name == "loss" else name: value for name, value in losses.items()}
+        # a part, no longer the total
+        if entries and [name for name in losses if "loss" in name] == ["loss"]:
+            losses = {
+                "main_loss" if name == "loss" else name: value for name, value in losses.items()
+            }
         return {**losses, **entries}
 
     def add_predictions(self, outputs: ArrayTree, sown: Sown) -> PyTree:
-        """Return the outputs, or a dict with them as 'outputs' and the selected sown values by name.
+        """Return the outputs, or a dict with them as 'outputs' and the selected sown values by
+        name.
 
-        A value that one module sows once is the array itself; several are a dict from dotted path to value.
+        A value that one module sows once is the array itself; several are a dict from dotted path
+        to value.
         """
         if not self.predictions:
             return outputs
         selected = {}
         for name in self.predictions:
-            found = [(path, _parts(value), value) for _, path, value in self._find(name, sown, "sown_predictions")]
+            found = [
+                (path, _parts(value), value)
+                for _, path, value in self._find(name, sown, "sown_predictions")
+            ]
             values = {path: parts[0] if len(parts) == 1 else value for path, parts, value in found}
             selected[name] = next(iter(values.values())) if len(values) == 1 else values
         return {"outputs": outputs, **selected}
 
     def _find(self, name: str, sown: Sown, argument: str) -> list[tuple[str, str, Any]]:
-        """Return `(collection, path, value)` for the values with this name or in this collection."""
+        """Return `(collection, path, value)` for the values with this name or in this
+        collection.
+        """
         found = [entry for entry in _entries(sown) if name in (entry[0], _last(entry[1]))]
         if not found:
-            names = sorted({text for collection, path, _ in _entries(sown) for text in (collection, _last(path))})
+            names = sorted(
+                {
+                    text
+                    for collection, path, _ in _entries(sown)
+                    for text in (collection, _last(path))
+                }
+            )
             raise ValueError(
                 f"{self._owner}: `{argument}` must be names that the module sows, got {name!r}; "
                 f"it sows {', '.join(names) if names else 'nothing'}"
@@ -86,7 +115,11 @@ class SownValues:
 
 
 def _entries(sown: Sown) -> list[tuple[str, str, Any]]:
-    return [(collection, path, value) for collection, values in sown.items() for path, value in values.items()]
+    return [
+        (collection, path, value)
+        for collection, values in sown.items()
+        for path, value in values.items()
+    ]
 
 
 def _last(path: str) -> str:
@@ -94,5 +127,7 @@ def _last(path: str) -> str:
 
 
 def _parts(value: Any) -> tuple[Any, ...]:
-    """Return the values from all calls: `sow` collects them in a tuple unless it is given another reducer."""
+    """Return the values from all calls: `sow` collects them in a tuple unless it is given
+    another reducer.
+    """
     return value if isinstance(value, tuple) else (value,)

@@ -1,4 +1,8 @@
-"""Optimizers, optimizer wrappers and constructors."""
+"""Optimizers as optax chains: wrappers, parameter groups by rules, and schedules.
+
+`build_optim_wrapper` makes an `OptimWrapper` for a model's parameters; schedules are functions of
+the step. Imports the rooms up to `model`.
+"""
 
 from jengine.optim import optimizers as optimizers
 from jengine.optim import schedules as schedules
@@ -6,16 +10,14 @@ from jengine.optim import transforms as transforms
 from jengine.optim.amp import AmpOptimWrapper as AmpOptimWrapper
 from jengine.optim.optimizers import *  # noqa: F403
 from jengine.optim.optimizers.optimizer import Optimizer as Optimizer
-from jengine.optim.param_groups.constructor import DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor
-from jengine.optim.param_groups.layer_decay import (
-    LearningRateDecayOptimizerConstructor as LearningRateDecayOptimizerConstructor,
-)
-from jengine.optim.param_groups.layer_decay import (
-    LearningRateDecayOptimWrapperConstructor as LearningRateDecayOptimWrapperConstructor,
+from jengine.optim.param_groups.constructor import (
+    DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor,
 )
 from jengine.optim.param_groups.modules import Module as Module
 from jengine.optim.param_groups.modules import Parameter as Parameter
-from jengine.optim.param_groups.multi_constructor import MultiOptimWrapperConstructor as MultiOptimWrapperConstructor
+from jengine.optim.param_groups.multi_constructor import (
+    MultiOptimWrapperConstructor as MultiOptimWrapperConstructor,
+)
 from jengine.optim.param_groups.param_group import ParamGroup as ParamGroup
 from jengine.optim.wrapper import OptimWrapper as OptimWrapper
 from jengine.optim.wrapper_builder import build_optim_wrapper as build_optim_wrapper

@@ -6,17 +6,19 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from jengine.annotations import Count
+from jengine.config.annotations import Count
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import check_arguments
 from jengine.data.step_values import StepValues
-from jengine.errors import ConfigError, config_path
 from jengine.model.module_types import is_batch_norm
 from jengine.optim.schedules.batch_scale import BatchScaleLR
 from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
-from jengine.registry import check_arguments
 
 
-def warn_of_accumulation(optim_wrapper: AnyWrapper, module_types: Mapping[str, str], logger: logging.Logger) -> None:
+def warn_of_accumulation(
+    optim_wrapper: AnyWrapper, module_types: Mapping[str, str], logger: logging.Logger
+) -> None:
     """Log a warning about BatchNorm under gradient accumulation, unless one of them is absent."""
     norms = [path for path, kind in module_types.items() if is_batch_norm(kind)]
     if not (optim_wrapper.accumulates and norms):
@@ -24,15 +26,18 @@ def warn_of_accumulation(optim_wrapper: AnyWrapper, module_types: Mapping[str, s
     counts = max(max(wrapper.counts.values) for wrapper in wrappers_by_name(optim_wrapper).values())
     logger.warning(
         f"Gradients are accumulated over {counts} iterations, but BatchNorm "
-        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its statistics from each "
+        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its "
+        "statistics from each "
         "small batch: the result differs from that of the large batch."
     )
 
 
 class AutoScaleLR(NamedTuple):
-    """Argument `auto_scale_lr`: whether to scale learning rates, and the batch size that they are for.
+    """Argument `auto_scale_lr`: whether to scale learning rates, and the batch size that they are
+    for.
 
-    `rule` is 'linear', the batch size over the base one, or 'sqrt', the root of that, as is usual for Adam.
+    `rule` is 'linear', the batch size over the base one, or 'sqrt', the root of that, as is usual
+    for Adam.
     """
 
     base_batch_size: Count
@@ -55,7 +60,9 @@ def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:
         return AutoScaleLR(**dict(cfg))
 
 
-def scale_lr(optim_wrapper: AnyWrapper, scaling: AutoScaleLR, batch_size: int, logger: logging.Logger) -> None:
+def scale_lr(
+    optim_wrapper: AnyWrapper, scaling: AutoScaleLR, batch_size: int, logger: logging.Logger
+) -> None:
     """Scale every learning rate by the rule, for the batch size over all devices.
 
     Raises:
@@ -65,7 +72,8 @@ def scale_lr(optim_wrapper: AnyWrapper, scaling: AutoScaleLR, batch_size: int, l
         return
     if not batch_size:
         raise ConfigError(
-            "`auto_scale_lr.enable` must be False for batches of unknown size (batch_axis=None without `batch_size`), "
+            "`auto_scale_lr.enable` must be False for batches of unknown size (batch_axis=None "
+            "without `batch_size`), "
             "got True"
         )
     factor = scaling.factor(batch_size, scaling.base_batch_size)
@@ -73,16 +81,24 @@ def scale_lr(optim_wrapper: AnyWrapper, scaling: AutoScaleLR, batch_size: int, l
         for group in [*wrapper.param_groups, wrapper.base_param_settings]:
             if group is not None:
                 if "lr" not in group:
-                    raise ConfigError("`auto_scale_lr.enable` must be False for an optimizer without `lr`, got True")
+                    raise ConfigError(
+                        "`auto_scale_lr.enable` must be False for an optimizer without `lr`, got "
+                        "True"
+                    )
                 group["lr"] = group["lr"] * factor  # before schedulers take their initial values
     if factor != 1.0:
         logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")
 
 
 def scale_with_batch(
-    schedulers: Schedulers, optim_wrapper: AnyWrapper, scaling: AutoScaleLR, batch_sizes: StepValues | None
+    schedulers: Schedulers,
+    optim_wrapper: AnyWrapper,
+    scaling: AutoScaleLR,
+    batch_sizes: StepValues | None,
 ) -> None:
-    """Add a scheduler to each optimizer that scales the learning rate where the batch size changes."""
+    """Add a scheduler to each optimizer that scales the learning rate where the batch size
+    changes.
+    """
     if not scaling.enable or batch_sizes is None or not batch_sizes.milestones:
         return
     factors = [scaling.factor(new, old) for old, new in itertools.pairwise(batch_sizes.values)]

@@ -19,10 +19,12 @@ def value_and_trainable_grad(
     scale_loss: Callable[[jax.Array], jax.Array],
     axis_name: str | None,
 ) -> tuple[Any, Updates]:
-    """Return the unscaled output of `loss_fn`, and the gradients of the scaled loss, zeros for frozen parameters.
+    """Return the unscaled output of `loss_fn`, and the gradients of the scaled loss, zeros for
+    frozen parameters.
 
     Args:
-      loss_fn: `params -> loss`, or `(loss, aux)` with `has_aux`; see `sum_losses` for a loss that is a dict.
+      loss_fn: `params -> loss`, or `(loss, aux)` with `has_aux`; see `sum_losses` for a loss that
+        is a dict.
       params, layout: the parameters and the groups; frozen parameters are not differentiated.
       has_aux: see loss_fn.
       scale_loss: applied to the loss before differentiation.
@@ -34,7 +36,8 @@ def value_and_trainable_grad(
         # The unscaled outputs are the aux of the scaled loss.
         return scale_loss(sum_losses(outputs[0] if has_aux else outputs)), outputs
 
-    # Frozen parameters are None here, which JAX does not differentiate: their gradients are never computed.
+    # Frozen parameters are None here, which JAX does not differentiate: their gradients are never
+    # computed.
     trainable = layout.trainable(params)
     if axis_name is not None:
         # otherwise jax.shard_map sums the gradients of replicated parameters over the replicas
@@ -44,7 +47,9 @@ def value_and_trainable_grad(
 
 
 def sum_losses(loss: Any) -> jax.Array:
-    """Return the loss; for a dict the summed means of the entries whose names contain 'loss', as in MMEngine."""
+    """Return the loss; for a dict the summed means of the entries whose names contain 'loss', as
+    in MMEngine.
+    """
     if not isinstance(loss, Mapping):
         return loss
     first, *others = (jnp.mean(loss[name]) for name in loss_names(loss))
@@ -58,20 +63,29 @@ def loss_names(losses: Mapping[str, Any]) -> list[str]:
     ['loss_cls', 'aux_loss']
 
     Raises:
-      ValueError: there is none; or 'loss' is one of several, which is usually the sum and would count twice.
+      ValueError: there is none; or 'loss' is one of several, which is usually the sum and would
+        count twice.
     """
     names = [name for name in losses if "loss" in name]
     if not names:
-        raise ValueError(f"a loss must have 'loss' in its name, got {sorted(losses)}; there is nothing to minimize")
-    # Torch models return the total as `loss` beside its parts, MMEngine sums all names with 'loss': the gradient would
-    # be twice as large, and nothing would show it.
+        raise ValueError(
+            f"a loss must have 'loss' in its name, got {sorted(losses)}; there is nothing to "
+            "minimize"
+        )
+    # Torch models return the total as `loss` beside its parts, MMEngine sums all names with 'loss':
+    # the gradient would be twice as large, and nothing would show it.
     if len(names) > 1 and "loss" in names:
         parts = [name for name in names if name != "loss"]
-        renamed = [name.replace("_loss", "").replace("loss_", "").replace("loss", "part") for name in parts]
+        renamed = [
+            name.replace("_loss", "").replace("loss_", "").replace("loss", "part") for name in parts
+        ]
         raise ValueError(
-            f"'loss' must be the only entry with 'loss' in its name, got {parts} too: all of them are added up, and a "
-            "total would count twice. If 'loss' is the total, rename the parts, which are then only logged "
-            f"({renamed}), or drop 'loss', and the sum of the parts is logged as 'loss'; if it is a part, rename it: "
+            f"'loss' must be the only entry with 'loss' in its name, got {parts} too: all of them "
+            "are added up, and a "
+            "total would count twice. If 'loss' is the total, rename the parts, which are then "
+            "only logged "
+            f"({renamed}), or drop 'loss', and the sum of the parts is logged as 'loss'; if it is "
+            "a part, rename it: "
             "'main_loss'"
         )
     return names

@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from optax import OptState, Params, Updates
 
+from jengine.config.registry import OPTIM_WRAPPERS
 from jengine.data.step_values import StepCount, parse_step_values
 from jengine.optim.gradients import value_and_trainable_grad
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -23,18 +24,28 @@ from jengine.optim.param_groups.chain import GroupHyperparamsState
 from jengine.optim.param_groups.grouped import GroupedOptimizer
 from jengine.optim.param_groups.param_group import GroupLayout, get_momentum
 from jengine.optim.schedules.chain import ScheduleChain, chain_of
-from jengine.optim.transforms import ClipByNormState, accumulate_gradients, get_field
-from jengine.optim.transforms.accumulate import AccumulateState, init_accumulation, sum_gradients
-from jengine.optim.transforms.clip import ClipByNorm, clipping_parts, parse_clip_grad
+from jengine.optim.transforms.accumulate import (
+    AccumulateState,
+    accumulate_gradients,
+    init_accumulation,
+    sum_gradients,
+)
+from jengine.optim.transforms.clip import (
+    ClipByNorm,
+    ClipByNormState,
+    clipping_parts,
+    parse_clip_grad,
+)
+from jengine.optim.transforms.fields import get_field
 from jengine.optim.transforms.loss_scale import LossScaleState
-from jengine.registry import OPTIM_WRAPPERS
 
 _get_lr = operator.itemgetter("lr")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def functional(example: str) -> Callable[[Method], Method]:
-    """Have a method raise TypeError with `example` if it is called as MMEngine's, whose wrapper has a state of its own.
+    """Have a method raise TypeError with `example` if it is called as MMEngine's, whose wrapper has
+    a state of its own.
 
     The same holds for the value of a loss in the place of `loss_fn`.
     """
@@ -47,10 +58,14 @@ def functional(example: str) -> Callable[[Method], Method]:
             try:
                 arguments = signature.bind(*args, **kwargs).arguments
                 if not callable(arguments.get("loss_fn", len)):
-                    raise TypeError(f"`loss_fn` must be a function of the parameters, got {arguments['loss_fn']!r}")
+                    raise TypeError(
+                        "`loss_fn` must be a function of the parameters, got "
+                        f"{arguments['loss_fn']!r}"
+                    )
             except TypeError as error:
                 raise TypeError(
-                    f"{type(args[0]).__name__}.{method.__name__}: {error}. The wrapper keeps neither parameters nor "
+                    f"{type(args[0]).__name__}.{method.__name__}: {error}. The wrapper keeps "
+                    "neither parameters nor "
                     f"state, so write `{example}`"
                 ) from None
             return method(*args, **kwargs)
@@ -64,14 +79,18 @@ def functional(example: str) -> Callable[[Method], Method]:
 class OptimWrapper:
     """Optimizer wrapper with an optax chain, `tx`, and the hyperparameters of the parameter groups.
 
-    `tx` does all computation and can be used like any optax transformation. From the outside to the inside it has: the
-    group hyperparameters, kept in the state; accumulation and the mean over replicas; loss scaling (`AmpOptimWrapper`);
-    and a chain of named parts: clipping, weight decay, the optimizer and the learning rate. `update`, `accumulate` and
-    the other methods call it as a training loop does.
+    `tx` does all computation and can be used like any optax transformation. From the outside to the
+    inside it has: the group hyperparameters, kept in the state; accumulation and the mean over
+    replicas; loss scaling (`AmpOptimWrapper`); and a chain of named parts: clipping, weight decay,
+    the optimizer and the learning rate. `update`, `accumulate` and the other methods call it as a
+    training loop does.
 
     >>> import jax.numpy as jnp
-    >>> from jengine.optim import SGD
-    >>> wrapper, params = OptimWrapper(SGD(lr=0.5), clip_grad=dict(max_norm=1.0)), {"w": jnp.array([3.0, 4.0])}
+    >>> from jengine.optim.optimizers.sgd import SGD
+    >>> wrapper, params = (
+    ...     OptimWrapper(SGD(lr=0.5), clip_grad=dict(max_norm=1.0)),
+    ...     {"w": jnp.array([3.0, 4.0])},
+    ... )
     >>> state = wrapper.init(params)
     >>> loss, grads = wrapper.value_and_grad(lambda p: jnp.sum(p["w"] ** 2))(params, state)
     >>> params, state = wrapper.apply_gradients(grads, state, params)
@@ -79,31 +98,39 @@ class OptimWrapper:
     (25.0, 10.0)
 
     Args:
-      optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient transformation.
-      accumulative_counts: iterations per update, which uses the mean gradient; `StepValues` for a number that changes.
-        A window that a change or the end of the run cuts short has the mean of the iterations that it has.
+      optimizer: an `Optimizer` such as `SGD(lr=0.1)`, its config, or an optax gradient
+        transformation.
+      accumulative_counts: iterations per update, which uses the mean gradient; `StepValues` for a
+        number that changes. A window that a change or the end of the run cuts short has the mean of
+        the iterations that it has.
       clip_grad: `dict(max_norm=, norm_type=2)`, `dict(clip_value=)` or None.
-      accumulation_weight: how a window of accumulated gradients is averaged: 'examples' by the real examples in each
-        batch, as one large batch; 'equal' gives each iteration the same weight, as MMEngine, also a partial batch.
-      axis_name: mapped axis of a `jax.pmap` or `jax.shard_map` around `value_and_grad` and `update`, which take
-        replicated parameters; gradients are averaged over it, once per update.
+      accumulation_weight: how a window of accumulated gradients is averaged: 'examples' by the real
+        examples in each batch, as one large batch; 'equal' gives each iteration the same weight, as
+        MMEngine, also a partial batch.
+      axis_name: mapped axis of a `jax.pmap` or `jax.shard_map` around `value_and_grad` and
+        `update`, which take replicated parameters; gradients are averaged over it, once per update.
 
     Attributes:
       param_groups: the groups; hyperparameters may be set at any time between two steps.
       inner_count: iterations counted so far.
       counts: iterations per update, as a function of the iteration.
-      base_param_settings: with more than one group, an extra group with the optimizer's own settings, which schedulers
-        update too: it has the learning rate without any multiplier.
+      base_param_settings: with more than one group, an extra group with the optimizer's own
+        settings, which schedulers update too: it has the learning rate without any multiplier.
 
     Raises:
-      ArgumentError: accumulative_counts under 1, or an empty clip_grad. TypeError, ValueError: see `parse_clip_grad`.
+      ArgumentError: accumulative_counts under 1, or an empty clip_grad. TypeError, ValueError: see
+        `parse_clip_grad`.
     """
 
     schedule_chain: ScheduleChain | None = None  # its schedules, see `chain_of`
 
     def __init__(
         self,
-        optimizer: Optimizer | optax.GradientTransformation | optax.MultiSteps | Mapping[str, Any] | str,
+        optimizer: Optimizer
+        | optax.GradientTransformation
+        | optax.MultiSteps
+        | Mapping[str, Any]
+        | str,
         accumulative_counts: StepCount = 1,
         clip_grad: Mapping[str, Any] | None = None,
         *,
@@ -127,7 +154,8 @@ class OptimWrapper:
         """The chain that the wrapper runs.
 
         `update(grads, state, params)` takes these optional extra arguments:
-          hyperparams: values by name that replace those in `state.hyperparams`, see `OptimWrapper.hyperparams`.
+          hyperparams: values by name that replace those in `state.hyperparams`, see
+            `OptimWrapper.hyperparams`.
           is_last, weight: see `accumulate_gradients`.
           value, grad, value_fn and others: for optimizers of optax that take them.
         """
@@ -136,18 +164,23 @@ class OptimWrapper:
     def _build_chain(self, every: int) -> optax.GradientTransformationExtraArgs:
         """Return the chain that updates every `every` iterations."""
 
-        def wrap(chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-            # Accumulation is outermost: the loss scale decides once per update, over the sum of the window.
+        def wrap(
+            chain: optax.GradientTransformationExtraArgs,
+        ) -> optax.GradientTransformationExtraArgs:
+            # Accumulation is outermost: the loss scale decides once per update, over the sum of the
+            # window.
             return accumulate_gradients(self._add_loss_scaling(chain), every, self.axis_name)
 
         # Clipping is a part before the optimizer, so it sees unscaled mean gradients.
         return self.grouped.transformation(clipping_parts(self.clip_grad), wrap)
 
-    def _add_loss_scaling(self, chain: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+    def _add_loss_scaling(
+        self, chain: optax.GradientTransformationExtraArgs
+    ) -> optax.GradientTransformationExtraArgs:
         """Return the chain with loss scaling, which a plain wrapper does not have."""
         return chain
 
-    # ------------------------------------------------------------------ inputs of the step
+    # -------------------- inputs of the step
 
     @property
     def defaults(self) -> Mapping[str, Any]:
@@ -164,14 +197,17 @@ class OptimWrapper:
 
     @property
     def param_settings(self) -> dict[str, dict[str, Any]]:
-        """The current parameter settings, by dotted path; {} before `init`, unless built with parameters."""
+        """The current parameter settings, by dotted path; {} before `init`, unless built with
+        parameters.
+        """
         return self.grouped.param_settings()
 
     def learning_rate_multipliers(self, params: Params) -> Params:
-        """Return each parameter's learning rate divided by the optimizer's; raise ValueError if that is 0 or unknown.
+        """Return each parameter's learning rate divided by the optimizer's; raise ValueError if
+        that is 0 or unknown.
 
-        They are float32[] in a tree like `params`, 0 for frozen parameters; for a parameter whose layers are in several
-        groups, an array that broadcasts against it.
+        They are float32[] in a tree like `params`, 0 for frozen parameters; for a parameter whose
+        layers are in several groups, an array that broadcasts against it.
         """
         base = (self.base_param_settings or self.param_groups[0]).get("lr")
         if not base:
@@ -179,9 +215,13 @@ class OptimWrapper:
         return self.grouped.map_groups(params, lambda group: group["lr"] / base)
 
     def weight_decays(self, params: Params) -> Params:
-        """Return each parameter's weight decay, like `learning_rate_multipliers`; raise ValueError if it is unknown."""
+        """Return each parameter's weight decay, like `learning_rate_multipliers`; raise
+        ValueError if it is unknown.
+        """
         if "weight_decay" not in self.defaults:
-            raise ValueError(f"`optimizer.weight_decay` must be known, got {self.optimizer.name} without one")
+            raise ValueError(
+                f"`optimizer.weight_decay` must be known, got {self.optimizer.name} without one"
+            )
         return self.grouped.map_groups(params, lambda group: group["weight_decay"])
 
     def decay_mask(self, params: Params) -> Params:
@@ -192,31 +232,37 @@ class OptimWrapper:
         """
         return jax.tree.map(_is_decayed, self.weight_decays(params))
 
-    # ------------------------------------------------------------------ pure: runs in the compiled step
+    # -------------------- pure: runs in the compiled step
 
     def init(self, params: Params) -> OptState:
         """Return the initial state of `tx` for a pytree of floating arrays.
 
         Raises:
-          TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the parameters.
+          TypeError: a trainable leaf that is not floating. ValueError: groups that do not fit the
+            parameters.
         """
         self.grouped.bind(params)
         return self.tx.init(params)
 
-    def value_and_grad(self, loss_fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
+    def value_and_grad(
+        self, loss_fn: Callable[..., Any], has_aux: bool = False
+    ) -> Callable[..., Any]:
         """Return `jax.value_and_grad` with respect to the trainable parameters.
 
         Args:
-          loss_fn: `(params, *args, **kwargs) -> loss`, or `(loss, aux)` with `has_aux`. For a loss that is a dict, the
-            entries whose names contain 'loss' are summed, as in MMEngine.
+          loss_fn: `(params, *args, **kwargs) -> loss`, or `(loss, aux)` with `has_aux`. For a loss
+            that is a dict, the entries whose names contain 'loss' are summed, as in MMEngine.
           has_aux: see loss_fn.
 
         Returns:
-          `(params, opt_state, *args, **kwargs) -> (loss or (loss, aux), grads)`. With loss scaling, the gradients are
-          scaled and the loss is not. For frozen parameters they are zeros, not computed.
+          `(params, opt_state, *args, **kwargs) -> (loss or (loss, aux), grads)`. With loss scaling,
+          the gradients are scaled and the loss is not. For frozen parameters they are zeros, not
+          computed.
         """
 
-        def value_and_grad(params: Params, opt_state: OptState, *args: Any, **kwargs: Any) -> tuple[Any, Updates]:
+        def value_and_grad(
+            params: Params, opt_state: OptState, *args: Any, **kwargs: Any
+        ) -> tuple[Any, Updates]:
             return value_and_trainable_grad(
                 lambda params: self._call_loss(loss_fn, params, args, kwargs),
                 params,
@@ -228,18 +274,26 @@ class OptimWrapper:
 
         return value_and_grad
 
-    def accumulate(self, grads: Updates, opt_state: OptState, weight: jax.Array | None = None) -> OptState:
+    def accumulate(
+        self, grads: Updates, opt_state: OptState, weight: jax.Array | None = None
+    ) -> OptState:
         """Add gradients to the window, without an update; the arguments are those of `update`.
 
         Raises:
           ValueError: the wrapper does not accumulate gradients.
         """
         if not self.accumulates:
-            raise ValueError("`accumulative_counts` must be above 1 for OptimWrapper.accumulate, got 1")
-        return self.tx.update(grads, opt_state, None, is_last=False, weight=self._window_weight(weight))[1]
+            raise ValueError(
+                "`accumulative_counts` must be above 1 for OptimWrapper.accumulate, got 1"
+            )
+        return self.tx.update(
+            grads, opt_state, None, is_last=False, weight=self._window_weight(weight)
+        )[1]
 
     def _window_weight(self, weight: jax.Array | None) -> jax.Array | None:
-        """Return the weight of an iteration's gradients in a window; replicas always count by their examples."""
+        """Return the weight of an iteration's gradients in a window; replicas always count by
+        their examples.
+        """
         if weight is None or not self.accumulates or self.accumulation_weight == "examples":
             return weight
         return None if self.axis_name is None else weight / jax.lax.psum(weight, self.axis_name)
@@ -253,27 +307,39 @@ class OptimWrapper:
         weight: jax.Array | None = None,
         **extra: Any,
     ) -> tuple[Params, OptState]:
-        """Compute the update that ends an accumulation window: add the accumulated gradients, divide, clip and step.
+        """Compute the update that ends an accumulation window: add the accumulated gradients,
+        divide, clip and step.
 
         Args:
           grads: gradients from `value_and_grad`.
           opt_state: the state.
           params: the parameters.
-          hyperparams: the value of `self.hyperparams`. An entry `frozen:PATTERN` that is not 0 freezes the parameters
-            whose path contains PATTERN for this step; other names are ignored. None: those in `param_groups`; while
-            tracing, which would make them constants, those in the state.
-          weight: float32[], the weight of these gradients in the mean over the window and over replicas: for a mean
-            loss over sentences, the number of words. None: all have the same weight.
+          hyperparams: the value of `self.hyperparams`. An entry `frozen:PATTERN` that is not 0
+            freezes the parameters whose path contains PATTERN for this step; other names are
+            ignored. None: those in `param_groups`; while tracing, which would make them constants,
+            those in the state.
+          weight: float32[], the weight of these gradients in the mean over the window and over
+            replicas: for a mean loss over sentences, the number of words. None: all have the same
+            weight.
           **extra: for optimizers of optax: `value`, `grad`, `value_fn`.
 
         Returns:
-          The updates, to be added by `optax.apply_updates`, exact zeros for frozen parameters; and the new state.
+          The updates, to be added by `optax.apply_updates`, exact zeros for frozen parameters; and
+          the new state.
         """
         # Values read in a trace would stay in the program, and schedules would have no effect.
-        if hyperparams is None and not any(isinstance(g, jax.core.Tracer) for g in jax.tree.leaves(grads)):
+        if hyperparams is None and not any(
+            isinstance(g, jax.core.Tracer) for g in jax.tree.leaves(grads)
+        ):
             hyperparams = self.hyperparams
         return self.tx.update(
-            grads, opt_state, params, hyperparams=hyperparams, is_last=True, weight=self._window_weight(weight), **extra
+            grads,
+            opt_state,
+            params,
+            hyperparams=hyperparams,
+            is_last=True,
+            weight=self._window_weight(weight),
+            **extra,
         )
 
     def apply_gradients(
@@ -305,26 +371,34 @@ class OptimWrapper:
     def _scale_loss(self, loss: jax.Array, opt_state: OptState) -> jax.Array:
         return loss
 
-    def _call_loss(self, loss_fn: Callable[..., Any], params: Params, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _call_loss(
+        self, loss_fn: Callable[..., Any], params: Params, args: Any, kwargs: dict[str, Any]
+    ) -> Any:
         return loss_fn(params, *args, **kwargs)
 
-    def reset_state(self, opt_state: OptState, params: Params, groups: Sequence[int] | None = None) -> OptState:
+    def reset_state(
+        self, opt_state: OptState, params: Params, groups: Sequence[int] | None = None
+    ) -> OptState:
         """Return a state in which the optimizer starts anew, with zero moments and step count.
 
         The loss scale and the gradients of an unfinished accumulation window stay.
 
         Args:
           opt_state, params: the state, and the parameters.
-          groups: the parameter groups that start anew; None for all. The step count, which all groups of an optimizer
-            share, is kept for some: the bias correction of Adam then takes the new moments for old ones, so that the
-            first updates may be larger.
+          groups: the parameter groups that start anew; None for all. The step count, which all
+            groups of an optimizer share, is kept for some: the bias correction of Adam then takes
+            the new moments for old ones, so that the first updates may be larger.
         """
         layout = self.grouped.layout(params)
-        return self._reset_part(opt_state, self.tx.init(params), layout, None if groups is None else set(groups))
+        return self._reset_part(
+            opt_state, self.tx.init(params), layout, None if groups is None else set(groups)
+        )
 
     def _reset_part(self, old: Any, new: Any, layout: GroupLayout, groups: set[int] | None) -> Any:
         if isinstance(old, GroupHyperparamsState | AccumulateState | LossScaleState):
-            return old._replace(inner_state=self._reset_part(old.inner_state, new.inner_state, layout, groups))
+            return old._replace(
+                inner_state=self._reset_part(old.inner_state, new.inner_state, layout, groups)
+            )
         if groups is None:
             return new
         flags: list[Any] = []
@@ -336,22 +410,27 @@ class OptimWrapper:
         # What the other groups have, and what all share, is the current one
         return self.grouped.select_state(layout, flags, new, old)
 
-    # ------------------------------------------------------------------ host: counting, hyperparameters, checkpoints
+    # -------------------- host: counting, hyperparameters, checkpoints
 
     def initialize_count_status(self, init_counts: int, max_counts: int | float) -> None:
-        """Set the training progress, so that the last accumulation window ends with the run and no gradient is lost.
+        """Set the training progress, so that the last accumulation window ends with the run and no
+        gradient is lost.
 
         Args:
           init_counts: iterations already done.
           max_counts: total iterations; -1 or `math.inf` if unknown.
         """
-        self.inner_count, self._max_count = int(init_counts), -1 if math.isinf(max_counts) else int(max_counts)
+        self.inner_count, self._max_count = (
+            int(init_counts),
+            -1 if math.isinf(max_counts) else int(max_counts),
+        )
 
     def start_step(self, step: int | None = None) -> bool:
-        """Count one iteration before its step runs; return whether it updates or only accumulates gradients.
+        """Count one iteration before its step runs; return whether it updates or only accumulates
+        gradients.
 
-        You should read `hyperparams` afterwards. `step` is the number of iterations before this one; None for one more
-        than at the last call.
+        You should read `hyperparams` afterwards. `step` is the number of iterations before this
+        one; None for one more than at the last call.
         """
         self.inner_count = count = (self.inner_count if step is None else step) + 1
         return self._is_update(count)
@@ -361,7 +440,9 @@ class OptimWrapper:
         return self._is_update(self.inner_count)
 
     def should_sync(self) -> bool:
-        """Return whether the next iteration updates the parameters, so that replicas must exchange gradients."""
+        """Return whether the next iteration updates the parameters, so that replicas must
+        exchange gradients.
+        """
         return self._is_update(self.inner_count + 1)
 
     def _is_update(self, count: int) -> bool:
@@ -372,9 +453,18 @@ class OptimWrapper:
         return is_full or count in (self.counts.next_change(step), self._max_count)
 
     def count_updates(self, iters: int) -> int:
-        """Return the number of updates in the first `iters` iterations, with one for a window that is cut short."""
-        edges = [0, *(milestone for milestone in self.counts.milestones if milestone < iters), iters]
-        return sum(math.ceil((stop - start) / self.counts.at(start)) for start, stop in itertools.pairwise(edges))
+        """Return the number of updates in the first `iters` iterations, with one for a window
+        that is cut short.
+        """
+        edges = [
+            0,
+            *(milestone for milestone in self.counts.milestones if milestone < iters),
+            iters,
+        ]
+        return sum(
+            math.ceil((stop - start) / self.counts.at(start))
+            for start, stop in itertools.pairwise(edges)
+        )
 
     @property
     def accumulative_counts(self) -> int:
@@ -382,11 +472,17 @@ class OptimWrapper:
         return self.counts.at(max(self.inner_count - 1, 0))
 
     def get_lr(self) -> dict[str, list[float]]:
-        """Return the learning rates: `lr` for the groups, preceded by `base_lr` when there is more than one group."""
-        if self.optimizer.defaults.get("lr") is None:  # an optax transformation with none or a hidden one
+        """Return the learning rates: `lr` for the groups, preceded by `base_lr` when there is
+        more than one group.
+        """
+        # an optax transformation with none or a hidden one
+        if self.optimizer.defaults.get("lr") is None:
             return {}
         base = self.base_param_settings
-        return {**({} if base is None else {"base_lr": [base["lr"]]}), "lr": list(map(_get_lr, self.param_groups))}
+        return {
+            **({} if base is None else {"base_lr": [base["lr"]]}),
+            "lr": list(map(_get_lr, self.param_groups)),
+        }
 
     def set_lr(self, lr: float) -> None:
         """Set the optimizer's learning rate from the next step on; groups keep their multipliers.
@@ -401,17 +497,24 @@ class OptimWrapper:
         if index is None:
             chain_of(self).set_value(setting, float(value))
             return
-        for group in (*self.param_groups, *([] if self.base_param_settings is None else [self.base_param_settings])):
+        for group in (
+            *self.param_groups,
+            *([] if self.base_param_settings is None else [self.base_param_settings]),
+        ):
             group[setting] = (*group[setting][:index], float(value), *group[setting][index + 1 :])
 
     def get_momentum(self) -> dict[str, list[float]]:
-        """Return the momentum of each group: `momentum`, else the first of `betas`, else `b1`, else 0."""
+        """Return the momentum of each group: `momentum`, else the first of `betas`, else `b1`,
+        else 0.
+        """
         if not self.defaults:  # an optax transformation, whose hyperparameters are hidden
             return {}
         return {"momentum": [get_momentum(group) for group in self.param_groups]}
 
     def group_table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the parameter groups as a table: column names, and rows of strings once parameters are known."""
+        """Return the parameter groups as a table: column names, and rows of strings once
+        parameters are known.
+        """
         return self.grouped.table()
 
     def group_state_dict(self) -> dict[str, Any]:
@@ -419,7 +522,8 @@ class OptimWrapper:
         return self.grouped.state_dict()
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the settings in a `group_state_dict`; raise ValueError for another number of groups.
+        """Restore the settings in a `group_state_dict`; raise ValueError for another number of
+        groups.
 
         What has a schedule keeps the value that the schedule gives.
         """
@@ -431,16 +535,20 @@ class OptimWrapper:
         """Replace the settings before any schedule by those in a `group_state_dict`.
 
         Raises:
-          ValueError: another number of groups, or another value of a setting that is part of the compiled chain.
+          ValueError: another number of groups, or another value of a setting that is part of the
+            compiled chain.
         """
         chain = chain_of(self)
         self.grouped.load_state_dict(state_dict)
-        for index, (group, saved) in enumerate(zip(self.param_groups, state_dict["param_groups"], strict=True)):
+        for index, (group, saved) in enumerate(
+            zip(self.param_groups, state_dict["param_groups"], strict=True)
+        ):
             for key in self.optimizer.defaults.keys() & saved.keys():
                 own = list(group[key]) if isinstance(group[key], tuple) else group[key]
                 if own != saved[key]:
                     raise ValueError(
-                        f"`{key}` of parameter group {index} must be {saved[key]} as in the checkpoint, because it is "
+                        f"`{key}` of parameter group {index} must be {saved[key]} as in the "
+                        "checkpoint, because it is "
                         f"part of the compiled chain, got {own}"
                     )
         self.grouped.hyperparams()  # refuses what the chain was built without
@@ -449,7 +557,9 @@ class OptimWrapper:
 
     @functional("wrapper.state_dict(opt_state)")
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
-        """Return `state` (arrays), `param_groups` and, with more than one group, `base_param_settings`."""
+        """Return `state` (arrays), `param_groups` and, with more than one group,
+        `base_param_settings`.
+        """
         return {"state": opt_state, **self.group_state_dict()}
 
     @functional("opt_state = wrapper.load_state_dict(state_dict, opt_state)")
@@ -464,15 +574,20 @@ class OptimWrapper:
           ValueError: a different structure or number of groups.
         """
         saved = state_dict["state"]
-        structure, expected = str(jax.tree.structure(saved)), str(jax.tree.structure(opt_state))
+        structure = str(jax.tree.structure(saved))
+        expected = str(jax.tree.structure(opt_state))
         if structure != expected:
-            raise ValueError(f"the saved optimizer state must have the structure {expected}, got {structure}")
+            raise ValueError(
+                f"the saved optimizer state must have the structure {expected}, got {structure}"
+            )
         self.load_group_state_dict(state_dict)
         return saved
 
-    # ------------------------------------------------------------------ one call per iteration, without a Runner
+    # -------------------- one call per iteration, without a Runner
 
-    @functional("params, opt_state, loss = wrapper.update_params(loss_fn, params, opt_state, *args)")
+    @functional(
+        "params, opt_state, loss = wrapper.update_params(loss_fn, params, opt_state, *args)"
+    )
     def update_params(
         self,
         loss_fn: Callable[..., Any],
@@ -482,10 +597,11 @@ class OptimWrapper:
         hyperparams: Mapping[str, Any] | None = None,
         has_aux: bool = False,
     ) -> tuple[Params, OptState, Any]:
-        """Run one training iteration: compute gradients, then update or, within an accumulation window, add them.
+        """Run one training iteration: compute gradients, then update or, within an accumulation
+        window, add them.
 
-        It counts iterations, so you should call it from Python, not inside a compiled function. The computation is
-        compiled once per `loss_fn`.
+        It counts iterations, so you should call it from Python, not inside a compiled function. The
+        computation is compiled once per `loss_fn`.
 
         Args:
           loss_fn, params, opt_state, has_aux: see `value_and_grad`.
@@ -498,13 +614,18 @@ class OptimWrapper:
         is_update = self.start_step()
         # Read here, outside of the compiled function: in a trace they would become constants.
         hyperparams = {**self.hyperparams, **(hyperparams or {})}
-        return self._compile_iteration(loss_fn, has_aux, is_update)(params, opt_state, hyperparams, args)
+        return self._compile_iteration(loss_fn, has_aux, is_update)(
+            params, opt_state, hyperparams, args
+        )
 
     @functools.lru_cache(maxsize=16)  # noqa: B019 - a wrapper lives as long as its training
-    def _compile_iteration(self, loss_fn: Callable[..., Any], has_aux: bool, is_update: bool) -> Callable[..., Any]:
+    def _compile_iteration(
+        self, loss_fn: Callable[..., Any], has_aux: bool, is_update: bool
+    ) -> Callable[..., Any]:
         value_and_grad = self.value_and_grad(loss_fn, has_aux)
 
-        # Not donated: MMEngine's `update_params` is called from users' own loops, which may keep the old parameters.
+        # Not donated: MMEngine's `update_params` is called from users' own loops, which may keep
+        # the old parameters.
         @jax.jit
         def run_iteration(
             params: Params, opt_state: OptState, hyperparams: Any, args: Any
@@ -519,14 +640,24 @@ class OptimWrapper:
 
     @functional("opt_state, loss = wrapper.backward(loss_fn, params, opt_state, *args)")
     def backward(
-        self, loss_fn: Callable[..., Any], params: Params, opt_state: OptState, *args: Any, has_aux: bool = False
+        self,
+        loss_fn: Callable[..., Any],
+        params: Params,
+        opt_state: OptState,
+        *args: Any,
+        has_aux: bool = False,
     ) -> tuple[OptState, Any]:
-        """Accumulate the gradients of `loss_fn(params, *args)`; return the new state and the output of `loss_fn`."""
+        """Accumulate the gradients of `loss_fn(params, *args)`; return the new state and the
+        output of `loss_fn`.
+        """
         self.start_step()
         if not isinstance(opt_state.inner_state, AccumulateState):
-            # A wrapper that does not accumulate has no room for gradients until `backward` is called.
+            # A wrapper that does not accumulate has no room for gradients until `backward` is
+            # called.
             trainable = self.grouped.layout(params).trainable(params)
-            opt_state = opt_state._replace(inner_state=init_accumulation(trainable, opt_state.inner_state))
+            opt_state = opt_state._replace(
+                inner_state=init_accumulation(trainable, opt_state.inner_state)
+            )
         outputs, grads = self.value_and_grad(loss_fn, has_aux)(params, opt_state, *args)
         chain = self._build_chain(every=2)  # any number above 1: `is_last` is False
         return chain.update(grads, opt_state, None, is_last=False)[1], outputs
@@ -535,7 +666,8 @@ class OptimWrapper:
     def step(
         self, params: Params, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
     ) -> tuple[Params, OptState]:
-        """Clip the gradient sum from `backward` and update with it; the sum is not divided and not cleared.
+        """Clip the gradient sum from `backward` and update with it; the sum is not divided and not
+        cleared.
 
         Returns:
           The new parameters and state; unchanged if `backward` was not called.
@@ -546,9 +678,13 @@ class OptimWrapper:
         hyperparams = self.hyperparams if hyperparams is None else hyperparams
         layout = self.grouped.layout(params)
         # The sums are of trainable parameters; the chain takes gradients of all.
-        grads = layout.combine(sum_gradients(window, self.axis_name), jax.tree.map(jnp.zeros_like, params))
+        grads = layout.combine(
+            sum_gradients(window, self.axis_name), jax.tree.map(jnp.zeros_like, params)
+        )
         state = opt_state._replace(inner_state=window.inner_state)
-        updates, state = self._build_chain(every=1).update(grads, state, params, hyperparams=hyperparams)
+        updates, state = self._build_chain(every=1).update(
+            grads, state, params, hyperparams=hyperparams
+        )
         new_state = state._replace(inner_state=window._replace(inner_state=state.inner_state))
         return optax.apply_updates(params, updates), new_state
 
@@ -559,23 +695,35 @@ class OptimWrapper:
         if not isinstance(window, AccumulateState):
             return opt_state
         # At 0 the sums count as invalid, so that no zeros have to be written.
-        return opt_state._replace(inner_state=window._replace(num_accumulated=jnp.zeros((), jnp.int32)))
+        return opt_state._replace(
+            inner_state=window._replace(num_accumulated=jnp.zeros((), jnp.int32))
+        )
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:
-        """Surround the forward pass, as in MMEngine; yield whether this iteration updates, and do nothing else.
+        """Surround the forward pass, as in MMEngine; yield whether this iteration updates, and do
+        nothing else.
 
-        Without low precision nothing else is necessary: within an accumulation window replicas exchange nothing.
+        Without low precision nothing else is necessary: within an accumulation window replicas
+        exchange nothing.
         """
         yield self.should_sync()
 
     def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `apply_fn` unchanged; an `AmpOptimWrapper` wraps it to compute in low precision."""
+        """Return `apply_fn` unchanged; an `AmpOptimWrapper` wraps it to compute in low
+        precision.
+        """
         return apply_fn
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes for copies and pickles, without the chains, which refer to these groups."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("tx", "schedule_chain")}
+        """Return the attributes for copies and pickles, without the chains, which refer to these
+        groups.
+        """
+        return {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("tx", "schedule_chain")
+        }
 
     def __repr__(self) -> str:
         return (
@@ -587,5 +735,7 @@ class OptimWrapper:
 def _is_decayed(decays: jax.Array) -> bool:
     flags = {bool(decay) for decay in decays.flatten()}
     if len(flags) > 1:
-        raise ValueError("for a mask, either all layers of a stacked parameter decay or none; some of them do")
+        raise ValueError(
+            "for a mask, either all layers of a stacked parameter decay or none; some of them do"
+        )
     return flags.pop()

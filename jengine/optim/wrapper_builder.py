@@ -5,12 +5,12 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.config import resolve
-from jengine.errors import config_path
+from jengine.config.containers import resolve
+from jengine.config.errors import config_path
+from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from jengine.optim.optimizers.optimizer_builder import is_optimizer, reject_trailing_comma
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 
 def build_optim_wrapper(
@@ -21,20 +21,24 @@ def build_optim_wrapper(
     >>> import jax.numpy as jnp
     >>> params = {"backbone": {"kernel": jnp.ones((3, 2))}, "head": {"kernel": jnp.ones((2, 2))}}
     >>> rules = dict(custom_keys=dict(head=dict(lr_mult=10.0)))
-    >>> wrapper = build_optim_wrapper(params, dict(optimizer=dict(type="SGD", lr=0.5), paramwise_cfg=rules))
+    >>> wrapper = build_optim_wrapper(
+    ...     params, dict(optimizer=dict(type="SGD", lr=0.5), paramwise_cfg=rules)
+    ... )
     >>> wrapper.get_lr()
     {'base_lr': [0.5], 'lr': [0.5, 5.0]}
 
     Args:
-      params_or_model: a pytree of arrays or ShapeDtypeStructs; an `nnx.State` or `nnx.Module`, whose `nnx.Param`s are
-        trained (a module also has types); or an object with parameters as `params` (and optionally `module_types`).
-        The wrapper takes trees with the same paths: the parameters, for a module `nnx.state(module, nnx.Param)`.
-      cfg: an optax gradient transformation or an `Optimizer`, for a wrapper with default settings; or
-        `dict(type='OptimWrapper', optimizer=dict(type=, lr=, ...), clip_grad=, accumulative_counts=,
-        paramwise_cfg=, constructor=)`, of which only `optimizer` is required. Or a dict of these by name, for several
-        optimizers (see `MultiOptimWrapperConstructor`). It is not modified.
-      module_types: dotted module path -> class name, by which rules recognise norms and convolutions; without it they
-        use names and shapes.
+      params_or_model: a pytree of arrays or ShapeDtypeStructs; an `nnx.State` or `nnx.Module`,
+        whose `nnx.Param`s are trained (a module also has types); or an object with parameters as
+        `params` (and optionally `module_types`). The wrapper takes trees with the same paths: the
+        parameters, for a module `nnx.state(module, nnx.Param)`.
+      cfg: an optax gradient transformation or an `Optimizer`, for a wrapper with default settings;
+        or `dict(type='OptimWrapper', optimizer=dict(type=, lr=, ...), clip_grad=,
+        accumulative_counts=, paramwise_cfg=, constructor=)`, of which only `optimizer` is required.
+        Or a dict of these by name, for several optimizers (see `MultiOptimWrapperConstructor`). It
+        is not modified.
+      module_types: dotted module path -> class name, by which rules recognise norms and
+        convolutions; without it they use names and shapes.
 
     Returns:
       The result of the constructor: an OptimWrapper, or an OptimWrapperDict.
@@ -47,7 +51,9 @@ def build_optim_wrapper(
         return construct(params_or_model, cfg, module_types)
 
 
-def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mapping[str, str] | None) -> Any:
+def construct(
+    params_or_model: Any, cfg: Mapping[str, Any], module_types: Mapping[str, str] | None
+) -> Any:
     """Build like `build_optim_wrapper`, but at the current config path.
 
     A config whose values are all wrappers or wrapper configs describes several optimizers by name.
@@ -62,13 +68,15 @@ def construct(params_or_model: Any, cfg: Mapping[str, Any], module_types: Mappin
 
 
 def check_optim_wrapper(cfg: Any) -> dict[str, OptimWrapper]:
-    """Check an optimizer wrapper config and the parameter-wise rules, as far as no parameters are needed.
+    """Check an optimizer wrapper config and the parameter-wise rules, as far as no parameters are
+    needed.
 
     >>> check_optim_wrapper(dict(optimizer=dict(type="SGD", lr=0.5)))[""].get_lr()
     {'lr': [0.5]}
 
     Returns:
-      The wrappers by name, without parameters and with one group each; a single wrapper has the name ''.
+      The wrappers by name, without parameters and with one group each; a single wrapper has the
+      name ''.
     """
     with config_path("optim_wrapper"):
         return build_without_params(cfg)
@@ -76,13 +84,21 @@ def check_optim_wrapper(cfg: Any) -> dict[str, OptimWrapper]:
 
 def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
     """Check like `check_optim_wrapper`, but at the current config path."""
-    if isinstance(cfg, OptimWrapper | OptimWrapperDict):  # a copy, as schedulers write into the groups
+    # a copy, as schedulers write into the groups
+    if isinstance(cfg, OptimWrapper | OptimWrapperDict):
         return copy.deepcopy(wrappers_by_name(cfg))
     constructor = _build_constructor(cfg)
-    if not hasattr(constructor, "build_without_params"):  # the user's own, whose rules and arguments are unknown
-        kept = {name: value for name, value in cfg.items() if name not in ("constructor", "paramwise_cfg", "modules")}
+    # the user's own, whose rules and arguments are unknown
+    if not hasattr(constructor, "build_without_params"):
+        kept = {
+            name: value
+            for name, value in cfg.items()
+            if name not in ("constructor", "paramwise_cfg", "modules")
+        }
         constructor = _build_constructor(
-            kept if "optimizer" in kept else {name: value for name, value in kept.items() if _is_wrapper(value)}
+            kept
+            if "optimizer" in kept
+            else {name: value for name, value in kept.items() if _is_wrapper(value)}
         )
     return constructor.build_without_params()
 
@@ -95,7 +111,8 @@ def _build_constructor(cfg: Any) -> Any:
     if callable(cfg):
         name = getattr(cfg, "__name__", "NAME")
         raise TypeError(
-            f"an optimizer wrapper must be a dict or an optax gradient transformation, got the function {name}; call "
+            "an optimizer wrapper must be a dict or an optax gradient transformation, got the "
+            f"function {name}; call "
             f"it, `{name}(1e-3)`, or write `dict(optimizer=dict(type={name}, learning_rate=1e-3))`"
         )
     if not hasattr(cfg, "items"):
@@ -103,7 +120,11 @@ def _build_constructor(cfg: Any) -> Any:
     wrapper_cfg = resolve({key: value for key, value in cfg.items() if key != "_delete_"})
     paramwise_cfg = wrapper_cfg.pop("paramwise_cfg", None)
     # A key `optimizer` is the config of one wrapper; else names of optimizers are the keys.
-    has_several = "optimizer" not in wrapper_cfg and wrapper_cfg and all(map(_is_wrapper, wrapper_cfg.values()))
+    has_several = (
+        "optimizer" not in wrapper_cfg
+        and wrapper_cfg
+        and all(map(_is_wrapper, wrapper_cfg.values()))
+    )
     default = "MultiOptimWrapperConstructor" if has_several else "DefaultOptimWrapperConstructor"
     name = wrapper_cfg.pop("constructor", default)
     with config_path("constructor"):
@@ -111,10 +132,18 @@ def _build_constructor(cfg: Any) -> Any:
             raise TypeError(f"`constructor` must be a name or a class, got {name!r}")
         constructor_type = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
         if not callable(constructor_type):
-            raise TypeError(f"an optimizer wrapper constructor must be a name or a class, got {name!r}")
+            raise TypeError(
+                f"an optimizer wrapper constructor must be a name or a class, got {name!r}"
+            )
     return constructor_type(optim_wrapper_cfg=wrapper_cfg, paramwise_cfg=paramwise_cfg)
 
 
 def _is_wrapper(value: Any) -> bool:
-    """Return whether `value` is an optimizer wrapper, a bare optimizer, or the config of a wrapper."""
-    return isinstance(value, OptimWrapper) or is_optimizer(value) or (hasattr(value, "items") and "optimizer" in value)
+    """Return whether `value` is an optimizer wrapper, a bare optimizer, or the config of a
+    wrapper.
+    """
+    return (
+        isinstance(value, OptimWrapper)
+        or is_optimizer(value)
+        or (hasattr(value, "items") and "optimizer" in value)
+    )

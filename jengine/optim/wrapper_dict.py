@@ -5,10 +5,10 @@ from typing import Any, NoReturn, TypeAlias
 
 from optax import OptState, Params
 
-from jengine.errors import ArgumentError, UnknownNameError, closest
+from jengine.config.errors import ArgumentError, UnknownNameError, closest
+from jengine.config.registry import OPTIM_WRAPPERS
 from jengine.optim.param_groups.param_group import ParamGroup
 from jengine.optim.wrapper import OptimWrapper, functional
-from jengine.registry import OPTIM_WRAPPERS
 
 
 def _rejected(method: str) -> Callable[..., NoReturn]:
@@ -26,10 +26,10 @@ def _rejected(method: str) -> Callable[..., NoReturn]:
 class OptimWrapperDict(Mapping[str, OptimWrapper]):
     """Mapping from names to optimizer wrappers, each with a state.
 
-    The training loop chooses the wrapper for each step, so this class has no `update_params`, `backward` or `step`:
-    call them on one of the wrappers.
+    The training loop chooses the wrapper for each step, so this class has no `update_params`,
+    `backward` or `step`: call them on one of the wrappers.
 
-    >>> from jengine.optim import SGD
+    >>> from jengine.optim.optimizers.sgd import SGD
     >>> OptimWrapperDict(gen=OptimWrapper(SGD(lr=0.1)), disc=OptimWrapper(SGD(lr=0.2))).get_lr()
     {'gen.lr': [0.1], 'disc.lr': [0.2]}
 
@@ -43,13 +43,16 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     def __init__(self, **wrappers: OptimWrapper) -> None:
         for name, wrapper in wrappers.items():
             if not isinstance(wrapper, OptimWrapper):
-                raise ArgumentError(f"`{name}` must be an OptimWrapper, got {type(wrapper).__name__}")
+                raise ArgumentError(
+                    f"`{name}` must be an OptimWrapper, got {type(wrapper).__name__}"
+                )
         self.optim_wrappers = wrappers
 
     def __getitem__(self, name: str) -> OptimWrapper:
         if name not in self.optim_wrappers:
             raise UnknownNameError(
-                f"`name` must be the name of an optimizer wrapper, got {name!r}{closest(name, self.optim_wrappers)}"
+                "`name` must be the name of an optimizer wrapper, got "
+                f"{name!r}{closest(name, self.optim_wrappers)}"
             )
         return self.optim_wrappers[name]
 
@@ -91,12 +94,22 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return True
 
     def get_lr(self) -> dict[str, list[float]]:
-        """Return `<name>.lr` for every wrapper, preceded by `<name>.base_lr` for a wrapper with several groups."""
-        return {f"{name}.{key}": value for name, wrapper in self.items() for key, value in wrapper.get_lr().items()}
+        """Return `<name>.lr` for every wrapper, preceded by `<name>.base_lr` for a wrapper with
+        several groups.
+        """
+        return {
+            f"{name}.{key}": value
+            for name, wrapper in self.items()
+            for key, value in wrapper.get_lr().items()
+        }
 
     def get_momentum(self) -> dict[str, list[float]]:
         """Return `<name>.momentum` for every wrapper."""
-        return {f"{name}.{key}": v for name, wrapper in self.items() for key, v in wrapper.get_momentum().items()}
+        return {
+            f"{name}.{key}": v
+            for name, wrapper in self.items()
+            for key, v in wrapper.get_momentum().items()
+        }
 
     def group_table(self) -> tuple[list[str], list[list[str]]]:
         """Return one table of the groups of all wrappers, called `<name>.<group>`."""
@@ -123,11 +136,15 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return {name: wrapper.state_dict(opt_state[name]) for name, wrapper in self.items()}
 
     @functional("opt_state = wrappers.load_state_dict(state_dict, opt_state)")
-    def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: Mapping[str, OptState]) -> dict[str, OptState]:
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], opt_state: Mapping[str, OptState]
+    ) -> dict[str, OptState]:
         """Restore a `state_dict`; raise ArgumentError for an unknown name."""
         self._check_names(state_dict)
         return {
-            name: wrapper.load_state_dict(state_dict[name], opt_state[name]) if name in state_dict else opt_state[name]
+            name: wrapper.load_state_dict(state_dict[name], opt_state[name])
+            if name in state_dict
+            else opt_state[name]
             for name, wrapper in self.items()
         }
 
@@ -135,7 +152,8 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         for name in state_dict:
             if name not in self:
                 raise ArgumentError(
-                    f"`state_dict` must have the names of optimizer wrappers, got {name!r}{closest(name, self)}"
+                    "`state_dict` must have the names of optimizer wrappers, got "
+                    f"{name!r}{closest(name, self)}"
                 )
 
     # Methods that say what to call, as "no attribute" would not help after MMEngine.
@@ -153,4 +171,6 @@ AnyWrapper: TypeAlias = OptimWrapper | OptimWrapperDict
 
 def wrappers_by_name(optim_wrapper: AnyWrapper) -> dict[str, OptimWrapper]:
     """Return the wrappers of all optimizers by name; a single wrapper has the name ''."""
-    return dict(optim_wrapper) if isinstance(optim_wrapper, OptimWrapperDict) else {"": optim_wrapper}
+    return (
+        dict(optim_wrapper) if isinstance(optim_wrapper, OptimWrapperDict) else {"": optim_wrapper}
+    )

@@ -10,23 +10,28 @@ import jax
 import numpy as np
 import optax
 
-from jengine.annotations import is_host_number
-from jengine.checkpoint import Checkpointer, list_arrays, load_pretrained, open_weights, read_meta
-from jengine.checkpoint.fingerprint import name_model_settings
+from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
-from jengine.checkpoint.huggingface import find_differences
-from jengine.checkpoint.local_copies import replace_unfit_copy
-from jengine.checkpoint.optimizer_state import load_optimizer
+from jengine.checkpoint.layout import read_meta
 from jengine.checkpoint.progress import wait_for_processes
-from jengine.checkpoint.restore import restore_verified
+from jengine.checkpoint.restore import list_arrays, restore_verified
 from jengine.checkpoint.start_from import LoadFrom
-from jengine.distributed.processes import put_whole
-from jengine.errors import ConfigError
+from jengine.config.annotations import is_host_number
+from jengine.config.errors import ConfigError
+from jengine.config.fingerprint import name_model_settings
+from jengine.extras.cloud.local_copies import replace_unfit_copy
+from jengine.extras.serving.base_variables import loadable_variables
+from jengine.extras.weights.huggingface import find_differences
+from jengine.extras.weights.optimizer_state import load_optimizer
+from jengine.extras.weights.pretrained import load_pretrained
+from jengine.extras.weights.sources import open_weights
 from jengine.hooks.run_record import update_record
-from jengine.inference.base_variables import loadable_variables
-from jengine.model import get_model
-from jengine.optim.schedules import chain_of, schedulers_state_dict, seek_schedulers
+from jengine.model.model import get_model
+from jengine.optim.schedules.chain import chain_of
+from jengine.optim.schedules.state import schedulers_state_dict, seek_schedulers
 from jengine.optim.wrapper_dict import wrappers_by_name
+from jengine.parallel.processes import put_whole
+from jengine.parallel.replica_axis import convert_replica_axis, convert_replica_axis_structs
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import check_losses, recreate_work_dir
 from jengine.runner.resume_check import (
@@ -38,9 +43,8 @@ from jengine.runner.resume_check import (
 )
 from jengine.runner.resume_data import collect_position, restore_position, start_at
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.sharding import convert_replica_axis, convert_replica_axis_structs
-from jengine.train import TrainState, hook_names
-from jengine.train.traced_hooks import TracedHooks
+from jengine.train.state import TrainState
+from jengine.train.traced_hooks import TracedHooks, hook_names
 from jengine.train.traced_model import is_number
 from jengine.versions import __version__, environment_versions
 
@@ -79,9 +83,15 @@ def save(
 
 
 def collect_checkpoint(
-    runner: RunnerInternals, *, save_optimizer: bool, save_param_scheduler: bool, meta: Mapping[str, Any]
+    runner: RunnerInternals,
+    *,
+    save_optimizer: bool,
+    save_param_scheduler: bool,
+    meta: Mapping[str, Any],
 ) -> Bundle:
-    """Return everything that an exact resume needs: `state` (arrays) and further entries, see `Checkpointer.save`."""
+    """Return everything that an exact resume needs: `state` (arrays) and further entries, see
+    `Checkpointer.save`.
+    """
     runner.log_writer.flush()  # the visualizer records the sizes of the scalar files
     arrays = dict(vars(runner.state))
     if not save_optimizer:
@@ -102,14 +112,22 @@ def collect_checkpoint(
             versions=environment_versions(),
         ),
         message_hub=runner.message_hub.state_dict(),
-        hooks={name: saved for name, hook in hook_names(runner.hooks).items() if (saved := hook.state_dict())},
+        hooks={
+            name: saved
+            for name, hook in hook_names(runner.hooks).items()
+            if (saved := hook.state_dict())
+        },
         hyperparams={name: float(value) for name, value in runner.hyperparams.items()},
         visualizer=runner.visualizer.state_dict(),
         replicas=runner.strategy.replicas,
         accumulated=_ACCUMULATED,
         fingerprint=collect_fingerprint(runner),
         validations=[
-            [epoch, iteration, {name: float(value) for name, value in metrics.items() if is_host_number(value)}]
+            [
+                epoch,
+                iteration,
+                {name: float(value) for name, value in metrics.items() if is_host_number(value)},
+            ]
             for epoch, iteration, metrics in runner.validations
         ],
     )
@@ -117,7 +135,8 @@ def collect_checkpoint(
     bundle["data"] = collect_position(runner, bundle["meta"])
     bundle["optimizer_settings"] = runner.optimizer_settings
     bundle["set_by_hand"] = {
-        name: chain_of(wrapper).unscheduled() for name, wrapper in wrappers_by_name(runner.optim_wrapper).items()
+        name: chain_of(wrapper).unscheduled()
+        for name, wrapper in wrappers_by_name(runner.optim_wrapper).items()
     }
     if save_optimizer:
         bundle["optimizer"] = runner.optim_wrapper.group_state_dict()
@@ -129,18 +148,26 @@ def collect_checkpoint(
 # --- Resuming ---
 
 
-def load_or_resume(runner: RunnerInternals, load_from: LoadFrom | None, resume_from: str | None) -> None:
-    """Continue from a checkpoint or start from weights; a run that does not train resumes only the weights."""
+def load_or_resume(
+    runner: RunnerInternals, load_from: LoadFrom | None, resume_from: str | None
+) -> None:
+    """Continue from a checkpoint or start from weights; a run that does not train resumes only
+    the weights.
+    """
     if resume_from is not None:
         runner.files.fetch()  # before backends restore their positions in them
     if resume_from is not None and runner.train_loop is not None:
-        resume(runner, replace_unfit_copy(runner.work_dir, resume_from, runner.state, runner.processes))
+        resume(
+            runner, replace_unfit_copy(runner.work_dir, resume_from, runner.state, runner.processes)
+        )
     elif load_from is not None:
         load_weights(runner, load_from)
     elif resume_from is not None:
         load_weights(runner, LoadFrom(resume_from))
     elif runner.train_loop is None:
-        runner.logger.warning("The model has its initial weights: set load_from to evaluate those of a checkpoint.")
+        runner.logger.warning(
+            "The model has its initial weights: set load_from to evaluate those of a checkpoint."
+        )
 
 
 def resume(runner: RunnerInternals, path: str) -> None:
@@ -151,14 +178,19 @@ def resume(runner: RunnerInternals, path: str) -> None:
     meta = bundle["meta"]
     runner.state = _add_missing_hook_states(runner, TrainState(**bundle["state"]), match, path)
     loop = runner.train_loop
-    loop.iter, loop.epoch = meta["iter"], meta["epoch"]
+    loop.iter = meta["iter"]
+    loop.epoch = meta["epoch"]
     if (step := int(runner.state.step)) != loop.iter:  # an overflow of int32, or the work of a hook
         raise ConfigError(
-            f"{path} must have one number of iterations, got {loop.iter} in `meta` and {step} in `state.step`"
+            f"{path} must have one number of iterations, got {loop.iter} in `meta` and {step} in "
+            "`state.step`"
         )
     runner.message_hub.load_state_dict(bundle["message_hub"])
-    runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])  # drops scalars written after it
-    runner.validations[:] = [(epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]]
+    # drops scalars written after it
+    runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])
+    runner.validations[:] = [
+        (epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]
+    ]
     # A number that is an attribute of the model is the attribute's now, until a hook sets it again
     model = get_model(runner.model)
     for name, saved in bundle["hyperparams"].items():
@@ -167,7 +199,8 @@ def resume(runner: RunnerInternals, path: str) -> None:
             runner.hyperparams[name] = saved
         elif np.float32(current) != np.float32(saved):
             runner.logger.info(
-                f"`{type(model).__name__}.{name}`, which was {saved:g} when {path} was written, is {current:g} until a "
+                f"`{type(model).__name__}.{name}`, which was {saved:g} when {path} was written, "
+                f"is {current:g} until a "
                 "hook assigns it again"
             )
     restore_position(runner, bundle["data"])
@@ -179,24 +212,33 @@ def resume(runner: RunnerInternals, path: str) -> None:
 
 
 def _call_after_load(runner: RunnerInternals, bundle: Bundle) -> None:
-    """Call the hooks with a checkpoint that has been read, and end all processes if one stands still in them."""
+    """Call the hooks with a checkpoint that has been read, and end all processes if one stands
+    still in them.
+    """
     runner.call_hook("after_load_checkpoint", checkpoint=bundle)
     wait_for_processes("hooks at after_load_checkpoint")  # before a collective, which has no limit
 
 
-def _restore_arrays(runner: RunnerInternals, path: str, saved_meta: Mapping[str, Any]) -> tuple[Bundle, HookStateMatch]:
+def _restore_arrays(
+    runner: RunnerInternals, path: str, saved_meta: Mapping[str, Any]
+) -> tuple[Bundle, HookStateMatch]:
     """Return the checkpoint with arrays on the devices, and how the hook states match."""
-    target, fresh = dict(vars(runner.state)), {}
+    target = dict(vars(runner.state))
+    fresh = {}
     if "optimizer" not in saved_meta:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
     elif (saved_meta.get("replicas") or 1) > 1 and saved_meta.get("accumulated") != _ACCUMULATED:
         runner.logger.warning(
-            f"The accumulated gradients of {path} were saved with other weights, by an older version of jengine. If "
+            f"The accumulated gradients of {path} were saved with other weights, by an older "
+            "version of jengine. If "
             "it was saved within an accumulation window, the update of that window is not exact."
         )
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
-    with _name_versions(path, saved_meta["meta"]), name_model_settings(runner.settings, saved_meta.get("fingerprint")):
+    with (
+        _name_versions(path, saved_meta["meta"]),
+        name_model_settings(runner.settings, saved_meta.get("fingerprint")),
+    ):
         stored = list_arrays(path)  # shapes only
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
         target["hook_state"] = match.states
@@ -218,9 +260,12 @@ def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        written, now = meta.get("versions", {}), environment_versions()
+        written = meta.get("versions", {})
+        now = environment_versions()
         others = [
-            f"{name} {version}, now {now.get(name)}" for name, version in written.items() if version != now.get(name)
+            f"{name} {version}, now {now.get(name)}"
+            for name, version in written.items()
+            if version != now.get(name)
         ]
         if others:
             error.add_note(f"{path} was written with other versions: {'; '.join(others)}")
@@ -229,29 +274,41 @@ def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
 
 def _put_like(tree: PyTree, like: PyTree) -> PyTree:
     """Return `tree` with NumPy arrays moved to the devices that hold `like`."""
-    return jax.tree.map(lambda x, y: put_whole(x, y.sharding) if isinstance(x, np.ndarray) else x, tree, like)
+    return jax.tree.map(
+        lambda x, y: put_whole(x, y.sharding) if isinstance(x, np.ndarray) else x, tree, like
+    )
 
 
 def init_hook_states(
     runner: RunnerInternals, names: Iterable[str], params: optax.Params, model_state: PyTree
 ) -> dict[str, PyTree]:
-    """Return initial states on the device for the hooks with these names, from the given weights."""
+    """Return initial states on the device for the hooks with these names, from the given
+    weights.
+    """
     selected = set(names)
 
     def init_states(params: optax.Params, model_state: PyTree) -> dict[str, PyTree]:
         states = TracedHooks(runner.hooks).init(params, model_state)
         return {name: state for name, state in states.items() if name in selected}
 
-    return runner.strategy.compile_init(init_states, params, model_state)(params, model_state) if selected else {}
+    return (
+        runner.strategy.compile_init(init_states, params, model_state)(params, model_state)
+        if selected
+        else {}
+    )
 
 
 def _add_missing_hook_states(
     runner: RunnerInternals, state: TrainState, match: HookStateMatch, path: str
 ) -> TrainState:
     for name in match.unused:
-        runner.logger.warning(f"{path} has a state of {name}, which is not a hook of this run: it is ignored.")
+        runner.logger.warning(
+            f"{path} has a state of {name}, which is not a hook of this run: it is ignored."
+        )
     for name in match.missing:
-        runner.logger.warning(f"{path} has no state of {name}, which starts from the weights of the checkpoint.")
+        runner.logger.warning(
+            f"{path} has no state of {name}, which starts from the weights of the checkpoint."
+        )
     initial = init_hook_states(runner, match.missing, state.params, state.model_state)
     return state.replace(hook_state={**initial, **state.hook_state})
 
@@ -260,12 +317,17 @@ def _add_missing_hook_states(
 
 
 def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
-    """Load the parameters and the model state from a checkpoint or other weights, and what `LoadFrom` asks for."""
+    """Load the parameters and the model state from a checkpoint or other weights, and what
+    `LoadFrom` asks for.
+    """
     if any(getattr(hook, "strict_load", None) is False for hook in runner.hooks):  # of an EMAHook
         source = dataclasses.replace(source, strict=False)
-    is_evaluated = runner.train_loop is None  # then use the weights that the checkpoint's run has validated
+    # then use the weights that the checkpoint's run has validated
+    is_evaluated = runner.train_loop is None
     structure = source.make_structure(runner.state.params)
-    opened = open_weights(source.path, raw=source.raw, evaluated=is_evaluated, verified=True, structure=structure)
+    opened = open_weights(
+        source.path, raw=source.raw, evaluated=is_evaluated, verified=True, structure=structure
+    )
     rest = dict(opened.meta)
     variables = {"params": runner.state.params, "model_state": runner.state.model_state}
     replicas = runner.strategy.replicas
@@ -274,8 +336,12 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     conversion = replicas, rest.get("replicas")
     target = convert_replica_axis(initial, *conversion)
     with _name_versions(opened.label, rest.get("meta", {})):
-        params, model_state, report = load_pretrained(opened, target["params"], target["model_state"], **source.rules)
-    loaded = convert_replica_axis({"params": params, "model_state": model_state}, *reversed(conversion))
+        params, model_state, report = load_pretrained(
+            opened, target["params"], target["model_state"], **source.rules
+        )
+    loaded = convert_replica_axis(
+        {"params": params, "model_state": model_state}, *reversed(conversion)
+    )
     bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), variables), **rest}
     _call_after_load(runner, bundle)
     weights = {item: bundle["state"][item] for item in initial}
@@ -287,27 +353,42 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     runner.logger.info(f"Loaded the {averaged}weights of {opened.label}:\n{report.summary()}")
     if differences := find_differences(opened.config, get_model(runner.model)):
         runner.logger.warning(
-            f"The model computes something else than that of {opened.label}: {'; '.join(differences)}."
+            f"The model computes something else than that of {opened.label}: "
+            f"{'; '.join(differences)}."
         )
     if not report.fits:
-        runner.logger.warning(f"Not all parameters were loaded from {opened.label} (strict=False): {report}")
+        runner.logger.warning(
+            f"Not all parameters were loaded from {opened.label} (strict=False): {report}"
+        )
     if source.optimizer and runner.train_loop is not None:
         _continue_other_loop(runner, source, opened, report.matched)
 
 
-def _continue_other_loop(runner: RunnerInternals, source: LoadFrom, opened: Any, loaded: Iterable[str]) -> None:
-    """Load the optimizer state and the step of another training loop, and set the schedules and the data to it."""
+def _continue_other_loop(
+    runner: RunnerInternals, source: LoadFrom, opened: Any, loaded: Iterable[str]
+) -> None:
+    """Load the optimizer state and the step of another training loop, and set the schedules and
+    the data to it.
+    """
     state = runner.state
-    opt_state, report = load_optimizer(opened, state.opt_state, list(loaded), rename=source.rename, item=source.item)
+    opt_state, report = load_optimizer(
+        opened, state.opt_state, list(loaded), rename=source.rename, item=source.item
+    )
     if not report.matched or (source.strict and report.missing):
         raise ConfigError(
-            f"`load_from.optimizer` must be False for {opened.label}: the state of the optimizer does not fit; "
+            f"`load_from.optimizer` must be False for {opened.label}: the state of the optimizer "
+            "does not fit; "
             f"strict=False starts what is missing anew:\n{report.summary()}"
         )
-    step, loop = report.step or 0, runner.train_loop
-    runner.state = state.replace(opt_state=opt_state, step=_put_like(np.asarray(step, np.int32), state.step))
+    step = report.step or 0
+    loop = runner.train_loop
+    runner.state = state.replace(
+        opt_state=opt_state, step=_put_like(np.asarray(step, np.int32), state.step)
+    )
     start_at(runner, step)
     check_length(runner, opened.label, {"iter": loop.iter, "epoch": loop.epoch})
     if runner.param_schedulers is not None:
         seek_schedulers(runner.param_schedulers, iters=loop.iter, epochs=loop.epoch)
-    runner.logger.info(f"Continue the training of {opened.label} after {step} iterations:\n{report.summary()}")
+    runner.logger.info(
+        f"Continue the training of {opened.label} after {step} iterations:\n{report.summary()}"
+    )

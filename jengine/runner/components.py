@@ -7,25 +7,39 @@ from typing import Any
 
 import jax
 
-from jengine.annotations import is_mapping
 from jengine.checkpoint.identity import Identity
-from jengine.errors import ConfigError, config_path
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import (
+    LOG_PROCESSORS,
+    LOOPS,
+    STRATEGIES,
+    VISUALIZERS,
+    Config,
+    Registry,
+    as_config,
+)
 from jengine.evaluation.sections import split_settings
-from jengine.hooks import Hook
+from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
-from jengine.logging import AsyncWriter, LogProcessor, MessageHub
-from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.optim.schedules import build_param_schedulers
-from jengine.registry import LOG_PROCESSORS, LOOPS, STRATEGIES, VISUALIZERS, Config, Registry, as_config
+from jengine.logging.async_writer import AsyncWriter
+from jengine.logging.message_hub import MessageHub
+from jengine.logging.processor import LogProcessor
+from jengine.logging.visualizer import Visualizer
+from jengine.optim.schedules.scheduler_builder import build_param_schedulers
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.parallel.pjit import default_strategy
+from jengine.parallel.strategy import Strategy
 from jengine.runner.config_checks import EVAL_LOOPS, LoopSection, is_epoch_based, train_loop_config
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.sharding import Strategy, default_strategy
 from jengine.train.state import MAX_STEP
-from jengine.visualization import Visualizer
 
 
 def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | None) -> Any:
-    """Return the strategy for a training loop, from an instance, a config, or None (see `default_strategy`)."""
+    """Return the strategy for a training loop, from an instance, a config, or None (see
+    `default_strategy`).
+    """
     with config_path("parallel"):
         if parallel is None:
             return default_strategy()
@@ -38,7 +52,11 @@ def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | 
                 f"{type(strategy).__name__}, with which each process would train alone"
             )
         loop = as_config(train_cfg)  # checked before
-        strategy.check_loop(loop.get("steps_per_call", 1) if is_mapping(loop) else getattr(loop, "steps_per_call", 1))
+        strategy.check_loop(
+            loop.get("steps_per_call", 1)
+            if is_mapping(loop)
+            else getattr(loop, "steps_per_call", 1)
+        )
         return strategy
 
 
@@ -65,14 +83,22 @@ def build_visualizer(visualizer: Visualizer | Config | None, save_dir: str) -> V
     return _build(VISUALIZERS, visualizer, default, "visualizer", "add_scalars")
 
 
-def build_log_processor(log_processor: LogProcessor | Config | None, train_cfg: LoopSection | None) -> LogProcessor:
-    """Return the log processor, from an instance, a config, or None; by default it counts as the training loop does."""
+def build_log_processor(
+    log_processor: LogProcessor | Config | None, train_cfg: LoopSection | None
+) -> LogProcessor:
+    """Return the log processor, from an instance, a config, or None; by default it counts as the
+    training loop does.
+    """
     default = {"type": "LogProcessor", "by_epoch": is_epoch_based(train_cfg)}
     return _build(LOG_PROCESSORS, log_processor, default, "log_processor", "get_log_after_iter")
 
 
-def _build(registry: Registry, value: Any, default: Mapping[str, Any], argument: str, method: str) -> Any:
-    """Build a config, completed with the default; or return an instance, which must have the method."""
+def _build(
+    registry: Registry, value: Any, default: Mapping[str, Any], argument: str, method: str
+) -> Any:
+    """Build a config, completed with the default; or return an instance, which must have the
+    method.
+    """
     with config_path(argument):
         value = as_config(value)
         if value is None or hasattr(value, "items"):
@@ -82,12 +108,16 @@ def _build(registry: Registry, value: Any, default: Mapping[str, Any], argument:
 
 def _require(built: Any, method: str, argument: str) -> Any:
     if not callable(getattr(built, method, None)):
-        raise TypeError(f"`{argument}` must be a dict with a type, or have a method {method!r}, got {built!r}")
+        raise TypeError(
+            f"`{argument}` must be a dict with a type, or have a method {method!r}, got {built!r}"
+        )
     return built
 
 
 def require_drawing(visualizer: Visualizer, hook: Hook) -> None:
-    """Raise ConfigError, TypeError or ImportError if a hook passes samples to a visualizer that cannot draw them."""
+    """Raise ConfigError, TypeError or ImportError if a hook passes samples to a visualizer that
+    cannot draw them.
+    """
     if hook.draws_samples:
         _require(visualizer, "add_datasample", "visualizer")
         if isinstance(visualizer, Visualizer):  # a custom class may lack the check
@@ -107,14 +137,20 @@ def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Load
             loop = LOOPS.build(train_loop_config(cfg), runner=runner, dataloader=dataloader)
     if has_own_step(runner) and loop.steps_per_call > 1:
         raise ConfigError(
-            f"`train_cfg.steps_per_call` must be 1 for a Runner with a `train_step` of its own, which chunks would not "
-            f"call, got {loop.steps_per_call}; for chunks write the step as a `train_step` of the model"
+            "`train_cfg.steps_per_call` must be 1 for a Runner with a `train_step` of its own, "
+            "which chunks would not "
+            f"call, got {loop.steps_per_call}; for chunks write the step as a `train_step` of the "
+            "model"
         )
-    if math.isfinite(loop.max_iters) and loop.max_iters > MAX_STEP:  # epochs are iterations only with the data
+    # epochs are iterations only with the data
+    if math.isfinite(loop.max_iters) and loop.max_iters > MAX_STEP:
         limit = f"`train_cfg.max_iters` must be at most {MAX_STEP}"
         if loop.by_epoch:
             most = MAX_STEP // loop.epoch_length
-            limit = f"`train_cfg.max_epochs` must be at most {most} with {loop.epoch_length} iterations in an epoch"
+            limit = (
+                f"`train_cfg.max_epochs` must be at most {most} with {loop.epoch_length} "
+                "iterations in an epoch"
+            )
         got = loop.max_epochs if loop.by_epoch else loop.max_iters
         raise ConfigError(f"{limit}, as the device counts iterations in 32 bits, got {got}")
     return loop
@@ -123,8 +159,11 @@ def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Load
 def build_eval_loop(
     runner: RunnerInternals, mode: str, sections: Mapping[str, Any], loaders: Mapping[str, Loader]
 ) -> Any:
-    """Return the validation or test loop over the dataloaders by evaluation name; `type` is optional."""
-    loop, evaluators = as_config(sections[f"{mode}_cfg"]), sections[f"{mode}_evaluator"]
+    """Return the validation or test loop over the dataloaders by evaluation name; `type` is
+    optional.
+    """
+    loop = as_config(sections[f"{mode}_cfg"])
+    evaluators = sections[f"{mode}_evaluator"]
     if not is_mapping(loop):
         return loop
     with config_path(f"{mode}_cfg"):
@@ -134,7 +173,9 @@ def build_eval_loop(
         return LOOPS.build(cfg, runner=runner, dataloader=parts[0], evaluator=parts[1])
 
 
-def build_schedulers(train_loop: TrainLoopProtocol, cfg: Any, optim_wrapper: OptimWrapper | OptimWrapperDict) -> Any:
+def build_schedulers(
+    train_loop: TrainLoopProtocol, cfg: Any, optim_wrapper: OptimWrapper | OptimWrapperDict
+) -> Any:
     """Return the parameter schedulers over the whole training."""
     return build_param_schedulers(
         cfg,

@@ -5,24 +5,43 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jengine.checkpoint import check_storable
-from jengine.config import check_keys, drop_without_effect
+from jengine.checkpoint.arrays import check_storable
+from jengine.config.containers import check_keys
 from jengine.config.dump import check_written
+from jengine.config.errors import (
+    ConfigError,
+    closest,
+    config_path,
+    current_config_path,
+    did_you_mean,
+)
 from jengine.config.extras import check_extras
-from jengine.config.mmengine_keys import describe_changes, reject_foreign_sections
-from jengine.data import DataLoader, IterableLoader, check_dataloader
-from jengine.data.build import name_to_function
+from jengine.config.registry import LOOPS, Config, as_config, check_arguments, is_built_in
+from jengine.data.build import check_dataloader, name_to_function
 from jengine.data.find_source import as_source, is_stream
-from jengine.errors import ConfigError, closest, config_path, current_config_path, did_you_mean
-from jengine.evaluation import Evaluator
-from jengine.evaluation.sections import EvalSettings, build_evaluators, loader_path, split_dataloaders, split_settings
-from jengine.hooks import CheckpointHook, Hook
+from jengine.data.iterables import IterableLoader
+from jengine.data.loader import DataLoader
+from jengine.evaluation.evaluator import Evaluator
+from jengine.evaluation.sections import (
+    EvalSettings,
+    build_evaluators,
+    loader_path,
+    split_dataloaders,
+    split_settings,
+)
+from jengine.extras.mmengine.mmengine_keys import (
+    describe_changes,
+    drop_without_effect,
+    reject_foreign_sections,
+)
+from jengine.hooks.checkpoint import CheckpointHook
+from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
-from jengine.optim import check_optim_wrapper
-from jengine.optim.schedules import ParamScheduler, check_param_schedulers
-from jengine.registry import LOOPS, Config, as_config, check_arguments, is_built_in
-from jengine.train import TrainState
+from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.optim.schedules.scheduler_builder import check_param_schedulers
+from jengine.optim.wrapper_builder import check_optim_wrapper
 from jengine.train.phases import parse_phases
+from jengine.train.state import TrainState
 
 _SECTIONS = {
     "train": ("train_dataloader", "train_cfg", "optim_wrapper"),
@@ -35,17 +54,23 @@ EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 _VAL_LOOPS = ("ValLoop", "MultiValLoop")
 
 
-def check_top_level(cfg: dict[str, Any], constructor: Callable[..., Any]) -> tuple[dict[str, Any], str]:
-    """Check that a resolved config has `model`, `work_dir`, other arguments of `constructor`, and `vars` as keys.
+def check_top_level(
+    cfg: dict[str, Any], constructor: Callable[..., Any]
+) -> tuple[dict[str, Any], str]:
+    """Check that a resolved config has `model`, `work_dir`, other arguments of `constructor`, and
+    `vars` as keys.
 
     The packages that it requires must be installed, see `check_extras`.
 
     Returns:
-      The config without parts of MMEngine's that mean nothing here, and lines that name those, or "".
+      The config without parts of MMEngine's that mean nothing here, and lines that name those, or
+      "".
     """
     reject_foreign_sections(cfg)
     cfg, changes = drop_without_effect(cfg)
-    known = [name for name in inspect.signature(constructor).parameters if name not in ("self", "cfg")]
+    known = [
+        name for name in inspect.signature(constructor).parameters if name not in ("self", "cfg")
+    ]
     check_keys(cfg, [*known, "vars"], hint="put your own variables under `vars`")
     for name in ("model", "work_dir"):
         if cfg.get(name) is None:
@@ -59,16 +84,20 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
     """Check the sections for training, validation and test, among the Runner's arguments by name.
 
     Returns:
-      The sections, with dataloaders and built evaluators by name; and schedulers of an optimizer without parameters.
+      The sections, with dataloaders and built evaluators by name; and schedulers of an optimizer
+      without parameters.
     """
-    checked = {name: sections[name] for name in (*itertools.chain(*_SECTIONS.values()), *_TRAINING_OPTIONS)}
+    checked = {
+        name: sections[name] for name in (*itertools.chain(*_SECTIONS.values()), *_TRAINING_OPTIONS)
+    }
     for mode, names in _SECTIONS.items():
         missing = [name for name in names if sections[name] is None]
         if missing and len(missing) < len(names):
             given = " and ".join(f"`{name}`" for name in names if name not in missing)
             absent = " and ".join(f"`{name}`" for name in missing)
             raise ConfigError(
-                f"the {mode} sections must be complete or absent, got {given} without {absent}; either give "
+                f"the {mode} sections must be complete or absent, got {given} without {absent}; "
+                "either give "
                 f"{absent}, or set {given} to None as well"
             )
         if missing:
@@ -85,22 +114,30 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
         raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
     if sections["optim_wrapper"] is None:
         return checked, []
-    return checked, _check_optimizer(sections["optim_wrapper"], sections["param_scheduler"], sections["train_cfg"])
+    return checked, _check_optimizer(
+        sections["optim_wrapper"], sections["param_scheduler"], sections["train_cfg"]
+    )
 
 
 def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
-    """Return the training loop config with a `type`, which `max_epochs` or `max_iters` and `by_epoch` may replace.
+    """Return the training loop config with a `type`, which `max_epochs` or `max_iters` and
+    `by_epoch` may replace.
 
     >>> train_loop_config(dict(max_iters=100))
     {'type': 'IterBasedTrainLoop', 'max_iters': 100}
     """
     lengths = ("max_epochs", "max_iters")
     # None takes back what a base config has set
-    cfg = {key: value for key, value in as_config(cfg).items() if key not in lengths or value is not None}
+    cfg = {
+        key: value
+        for key, value in as_config(cfg).items()
+        if key not in lengths or value is not None
+    }
     for name in lengths:
         if isinstance(cfg.get(name), int) and cfg[name] >= 2**31:
             raise ConfigError(
-                f"`train_cfg.{name}` must be below 2**31, as the device counts iterations in 32 bits, got {cfg[name]}"
+                f"`train_cfg.{name}` must be below 2**31, as the device counts iterations in 32 "
+                f"bits, got {cfg[name]}"
             )
     if "type" in cfg and "by_epoch" in cfg:
         raise ConfigError("train_cfg must have a type or by_epoch, got both; remove one of them")
@@ -109,9 +146,11 @@ def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
     if cfg.keys() >= set(lengths):
         epochs, iters = (cfg[name] for name in lengths)
         raise ConfigError(
-            f"`train_cfg` must have either max_epochs or max_iters, got max_epochs={epochs} and max_iters={iters}; "
+            f"`train_cfg` must have either max_epochs or max_iters, got max_epochs={epochs} and "
+            f"max_iters={iters}; "
             "remove one of them; on the command line, --config.train_cfg.max_epochs=None "
-            f"--config.train_cfg.by_epoch=False trains for {iters} iterations, and --config.train_cfg.max_iters=None "
+            f"--config.train_cfg.by_epoch=False trains for {iters} iterations, and "
+            "--config.train_cfg.max_iters=None "
             f"--config.train_cfg.by_epoch=True for {epochs} epochs"
         )
     by_epoch = cfg.pop("by_epoch", "max_iters" not in cfg)
@@ -119,7 +158,9 @@ def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
         raise TypeError(f"`train_cfg.by_epoch` must be True or False, got {by_epoch!r}")
     other = lengths[by_epoch]
     if other in cfg:
-        raise ConfigError(f"`train_cfg.by_epoch` must be {not by_epoch} with {other}, got {by_epoch}")
+        raise ConfigError(
+            f"`train_cfg.by_epoch` must be {not by_epoch} with {other}, got {by_epoch}"
+        )
     return {"type": "EpochBasedTrainLoop" if by_epoch else "IterBasedTrainLoop", **cfg}
 
 
@@ -135,22 +176,33 @@ def is_epoch_based(train_cfg: LoopSection | None) -> bool:
     return getattr(train_cfg, "by_epoch", True)  # a loop of the user need not have it
 
 
-def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sections: Mapping[str, Any]) -> None:
-    """Check the names that hooks and schedules expect elsewhere in the config, from `check_sections`.
+def check_names(
+    hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sections: Mapping[str, Any]
+) -> None:
+    """Check the names that hooks and schedules expect elsewhere in the config, from
+    `check_sections`.
 
     Raises:
-      ConfigError: a metric that no evaluator computes, a misspelled key, or two checkpoint hooks with equal file names.
+      ConfigError: a metric that no evaluator computes, a misspelled key, or two checkpoint hooks
+        with equal file names.
     """
     monitored = [
-        (f"{type(hook).__name__}.{name}", metric) for hook in hooks for name, metric, _ in hook.monitored_metrics()
+        (f"{type(hook).__name__}.{name}", metric)
+        for hook in hooks
+        for name, metric, _ in hook.monitored_metrics()
     ]
-    monitored += [("param_scheduler.monitor", s.settings.monitor) for s in schedulers if s.need_val_args]
+    monitored += [
+        ("param_scheduler.monitor", s.settings.monitor) for s in schedulers if s.need_val_args
+    ]
     known = _known_metrics(hooks, sections)
     # Their passes end in a suffix: 'accuracy_origin'
     has_suffixes = any(type(hook).eval_variables is not Hook.eval_variables for hook in hooks)
     for path, metric in monitored:
         if known and metric not in known and not (has_suffixes and metric.startswith(known)):
-            raise ConfigError(f"`{path}` must be a metric of val_evaluator, got {metric!r}{closest(metric, known)}")
+            raise ConfigError(
+                f"`{path}` must be a metric of val_evaluator, got "
+                f"{metric!r}{closest(metric, known)}"
+            )
     files: set[tuple[str, str]] = set()
     for hook in hooks:
         if isinstance(hook, CheckpointHook):
@@ -161,28 +213,40 @@ def check_names(hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sec
             name = type(hook).__name__
             if files & hook.file_names:
                 raise ConfigError(
-                    f"`{name}.out_dir` must differ between two checkpoint hooks with the same file names, "
+                    f"`{name}.out_dir` must differ between two checkpoint hooks with the same "
+                    "file names, "
                     f"or each removes the checkpoints of the other; got {hook.out_dir!r}"
                 )
             files |= hook.file_names
 
 
 def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
-    """Raise ConfigError if a hook saves the state, given as `jax.ShapeDtypeStruct`s, and it cannot be stored."""
+    """Raise ConfigError if a hook saves the state, given as `jax.ShapeDtypeStruct`s, and it
+    cannot be stored.
+    """
     if any(isinstance(hook, CheckpointHook) for hook in hooks):
         check_storable(dict(vars(shapes)))
 
 
 def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of all validation metrics; () if custom classes may add others."""
-    evaluators, cfg = sections["val_evaluator"] or {}, sections["val_cfg"]
+    evaluators = sections["val_evaluator"] or {}
+    cfg = sections["val_cfg"]
     if not _is_config(cfg) or as_config(cfg).get("type", "ValLoop") not in _VAL_LOOPS:
         return ()
-    if any(type(evaluator) is not Evaluator or not evaluator.names for evaluator in evaluators.values()):
+    if any(
+        type(evaluator) is not Evaluator or not evaluator.names for evaluator in evaluators.values()
+    ):
         return ()
-    if any("after_val_epoch" in h.get_triggered_stages() and not is_built_in(type(h)) for h in hooks):
+    if any(
+        "after_val_epoch" in h.get_triggered_stages() and not is_built_in(type(h)) for h in hooks
+    ):
         return ()
-    return tuple(f"{name}/{x}" if name else x for name, evaluator in evaluators.items() for x in evaluator.names)
+    return tuple(
+        f"{name}/{x}" if name else x
+        for name, evaluator in evaluators.items()
+        for x in evaluator.names
+    )
 
 
 def _check_loader(name: str, cfg: Any) -> None:
@@ -190,12 +254,18 @@ def _check_loader(name: str, cfg: Any) -> None:
         cfg = name_to_function(cfg)
         if hasattr(cfg, "items"):
             check_dataloader(cfg)
-        elif not isinstance(cfg, DataLoader | IterableLoader) and (_is_config(cfg) or not is_stream(cfg)):
+        elif not isinstance(cfg, DataLoader | IterableLoader) and (
+            _is_config(cfg) or not is_stream(cfg)
+        ):
             as_source(cfg)  # raises the error that lists what to pass
 
 
-def _check_evaluations(mode: str, dataloader: object, cfg: LoopSection, evaluator: object) -> dict[str, Any]:
-    """Check the sections for validation or test, and return them by evaluation name, with built evaluators."""
+def _check_evaluations(
+    mode: str, dataloader: object, cfg: LoopSection, evaluator: object
+) -> dict[str, Any]:
+    """Check the sections for validation or test, and return them by evaluation name, with built
+    evaluators.
+    """
     loaders = split_dataloaders(f"{mode}_dataloader", dataloader)
     for name, loader in loaders.items():
         _check_loader(loader_path(mode, name), loader)
@@ -205,21 +275,30 @@ def _check_evaluations(mode: str, dataloader: object, cfg: LoopSection, evaluato
             with config_path(name):
                 check_arguments(EvalSettings, dict(settings))
                 if mode == "test" and "interval" in settings:
-                    raise ConfigError("`interval` must be a setting of a validation, got one for a test")
+                    raise ConfigError(
+                        "`interval` must be a setting of a validation, got one for a test"
+                    )
         loops = (*_VAL_LOOPS, *EVAL_LOOPS.values(), "MultiTestLoop")
         is_built_in_loop = hasattr(common, "items") and common.get("type", "ValLoop") in loops
         if is_built_in_loop and any(did_you_mean(key, ["interval"]) for key in common):
             raise ConfigError(f"`{mode}_cfg` has no `interval`: write `train_cfg.val_interval`")
-        _check_loop(common, lambda cfg: {"type": EVAL_LOOPS[mode], **as_config(cfg)}, evaluator=None)
+        _check_loop(
+            common, lambda cfg: {"type": EVAL_LOOPS[mode], **as_config(cfg)}, evaluator=None
+        )
     evaluators = build_evaluators(f"{mode}_evaluator", evaluator, list(loaders))
     return {f"{mode}_dataloader": loaders, f"{mode}_evaluator": evaluators}
 
 
-def _check_loop(cfg: LoopSection, complete: Callable[[Any], dict[str, Any]], **supplied: Any) -> None:
+def _check_loop(
+    cfg: LoopSection, complete: Callable[[Any], dict[str, Any]], **supplied: Any
+) -> None:
     if _is_config(cfg):
-        LOOPS.check(complete(cfg), runner=None, dataloader=None, **supplied)  # None where the Runner supplies the value
+        # None where the Runner supplies the value
+        LOOPS.check(complete(cfg), runner=None, dataloader=None, **supplied)
     elif not callable(getattr(cfg, "run", None)):
-        raise TypeError(f"`{current_config_path()}` must be a dict or a loop with a method `run`, got {cfg!r}")
+        raise TypeError(
+            f"`{current_config_path()}` must be a dict or a loop with a method `run`, got {cfg!r}"
+        )
 
 
 def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: LoopSection) -> Sequence[ParamScheduler]:

@@ -10,22 +10,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.config.locate import add_place
-from jengine.data import BatchCheck, build_dataloader, list_host_entries, select_arrays
-from jengine.data.batch_check import Batch
+from jengine.config.description import hash_text
+from jengine.config.errors import ConfigError, UnknownNameError, config_path
+from jengine.data.batch_check import Batch, BatchCheck
+from jengine.data.build import build_dataloader
+from jengine.data.host_entries import list_host_entries, select_arrays
 from jengine.data.masking import whole_batches
-from jengine.description import hash_text
-from jengine.distributed import ProcessMismatchError, assert_equal_across_processes
-from jengine.distributed.processes import ProcessGroup
-from jengine.errors import ConfigError, UnknownNameError, config_path
 from jengine.evaluation.sections import loader_path
+from jengine.extras.diagnose.failing_layer import explain_failing_layer
+from jengine.extras.diagnose.locate import add_place
 from jengine.hooks.runner_protocol import Loader
 from jengine.logging.slow_call import report_if_slow
-from jengine.model.failing_layer import explain_failing_layer
+from jengine.model.selection import describe_tree
+from jengine.parallel.mesh import DataShard
+from jengine.parallel.processes import (
+    ProcessGroup,
+    ProcessMismatchError,
+    assert_equal_across_processes,
+)
 from jengine.runner.interrupts import Interrupts
 from jengine.runner.runner_protocol import TrainLoopInternals
-from jengine.selection import describe_tree
-from jengine.sharding import DataShard
 
 PyTree = Any
 logger = logging.getLogger("jengine")
@@ -38,13 +42,19 @@ class DataLoaders:
     """Dataloaders for training, validation and test, each built at the first use.
 
     Args:
-      sections: '<mode>_dataloader', for evaluations by name: configs, loaders, iterables over batches, or None.
+      sections: '<mode>_dataloader', for evaluations by name: configs, loaders, iterables over
+        batches, or None.
       seed, processes, cfg: those of the run; the config is for errors.
       shard: the part of the data that this process reads.
     """
 
     def __init__(
-        self, sections: Mapping[str, Any], seed: int, processes: ProcessGroup, shard: DataShard, cfg: Any
+        self,
+        sections: Mapping[str, Any],
+        seed: int,
+        processes: ProcessGroup,
+        shard: DataShard,
+        cfg: Any,
     ) -> None:
         self._sections = {"train_dataloader": sections["train_dataloader"]}
         self._paths: dict[str, dict[str, str]] = {}  # by mode, then by evaluation
@@ -52,7 +62,10 @@ class DataLoaders:
             loaders = sections[f"{mode}_dataloader"] or {}
             self._paths[mode] = {name: loader_path(mode, name) for name in loaders}
             self._sections |= {loader_path(mode, name): loader for name, loader in loaders.items()}
-        self._seed, self._processes, self._shard, self._cfg = seed, processes, shard, cfg
+        self._seed = seed
+        self._processes = processes
+        self._shard = shard
+        self._cfg = cfg
         self._loaders: dict[str, Loader] = {}
         self._examples: dict[str, str] = {}  # descriptions of the first batches
         self._host_entries: dict[str, dict[str, str]] = {}  # in them
@@ -60,7 +73,9 @@ class DataLoaders:
         self._read_state = False  # while that batch was read
 
     def get(self, path: str) -> Loader | None:
-        """Return the loader at a path in the config, such as 'val_dataloader.robust'; None without one."""
+        """Return the loader at a path in the config, such as 'val_dataloader.robust'; None
+        without one.
+        """
         section = self._sections.get(path)
         if path not in self._loaders and section is not None:
             with config_path(path):
@@ -71,16 +86,22 @@ class DataLoaders:
                     process_index=self._shard.index,
                     process_count=self._shard.count,
                 )
-            assert_equal_across_processes(self._processes, {path: {"batches": self._loaders[path].length}})
+            assert_equal_across_processes(
+                self._processes, {path: {"batches": self._loaders[path].length}}
+            )
         return self._loaders.get(path)
 
     def get_all(self, mode: str) -> dict[str, Loader]:
-        """Return the loaders for the evaluations in 'val' or 'test' by name; the name of a single one is ''."""
+        """Return the loaders for the evaluations in 'val' or 'test' by name; the name of a
+        single one is ''.
+        """
         loaders = {name: self.get(path) for name, path in self._paths[mode].items()}
         return {name: loader for name, loader in loaders.items() if loader is not None}
 
     def get_mode(self, mode: str) -> Loader | dict[str, Loader] | None:
-        """Return the loader for the evaluation in 'val' or 'test', several by name, or None without one."""
+        """Return the loader for the evaluation in 'val' or 'test', several by name, or None
+        without one.
+        """
         loaders = self.get_all(mode)
         return loaders.get("") if set(loaders) <= {""} else loaders
 
@@ -89,7 +110,9 @@ class DataLoaders:
         return next(iter(self._paths[mode].values()))
 
     def call_with_example(self, path: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with the arrays of a loader's first batch, an example for their shapes, and with `args`."""
+        """Call `function` with the arrays of a loader's first batch, an example for their
+        shapes, and with `args`.
+        """
         loader = self.get(path)
         assert loader is not None
         with config_path(path):
@@ -106,21 +129,24 @@ class DataLoaders:
 
     def _read_example(self, path: str, loader: Loader) -> Any:
         is_train = path == "train_dataloader"
-        self._example_reader, self._read_state = threading.get_ident() if is_train else None, False
+        self._example_reader = threading.get_ident() if is_train else None
+        self._read_state = False
         try:
             with report_if_slow(f"reading the first batch of {path} ({loader.kind})", after=_SLOW):
                 example = loader.example()
         finally:
             self._example_reader = None
         if self._read_state and loader.resume != "lost":
-            loader.close()  # training reads this batch again, with the parameters that do not exist yet
+            # training reads this batch again, with the parameters that do not exist yet
+            loader.close()
         return example
 
     def _check_readers(self, path: str, batch: Batch, own: DataShard) -> None:
         """Compare the first batches of all processes.
 
         Raises:
-          ProcessMismatchError: processes whose devices hold the same rows have read different examples.
+          ProcessMismatchError: processes whose devices hold the same rows have read different
+            examples.
         """
         if self._processes.count == 1:
             return
@@ -128,15 +154,21 @@ class DataLoaders:
         digest = hash_text(b"".join(leaf.tobytes() for leaf in leaves))
         # Equal examples, such as those of a test, do not tell whether the data are divided.
         is_varied = any(leaf.ndim and (leaf != leaf[:1]).any() for leaf in leaves)
-        gathered = self._processes.all_gather(f"the first batch of {path}", (own.index, digest, is_varied))
-        readers: dict[int, tuple[int, str]] = {}  # by shard: the first process, and what it has read
+        gathered = self._processes.all_gather(
+            f"the first batch of {path}", (own.index, digest, is_varied)
+        )
+        # by shard: the first process, and what it has read
+        readers: dict[int, tuple[int, str]] = {}
         for process, (shard, other, _) in enumerate(gathered):
             first, expected = readers.setdefault(shard, (process, other))
             if other != expected:
                 raise ProcessMismatchError(
-                    f"`{path}` must yield the same examples on processes {first} and {process}, because "
-                    "their devices hold the same rows of a batch, got different first batches; divide the data by "
-                    "`runner.strategy.data_shard`, and draw random numbers from its index, not from the process index"
+                    f"`{path}` must yield the same examples on processes {first} and {process}, "
+                    "because "
+                    "their devices hold the same rows of a batch, got different first batches; "
+                    "divide the data by "
+                    "`runner.strategy.data_shard`, and draw random numbers from its index, not "
+                    "from the process index"
                 )
         undivided = collections.defaultdict[str, list[int]](list)
         for process, digest in readers.values():
@@ -145,18 +177,25 @@ class DataLoaders:
         for same in undivided.values():
             if len(same) > 1:
                 logger.warning(
-                    f"{path} yields the same first batch on processes {', '.join(map(str, same))}, whose devices hold "
-                    f"different rows: each example is probably read {len(same)} times. Divide the data by "
+                    f"{path} yields the same first batch on processes "
+                    f"{', '.join(map(str, same))}, whose devices hold "
+                    f"different rows: each example is probably read {len(same)} times. Divide the "
+                    "data by "
                     "`runner.strategy.data_shard`, its `index` and `count`."
                 )
 
     def check_state_access(self, loop: TrainLoopInternals, interrupts: Interrupts) -> None:
-        """Raise ConfigError if training data access the state, and settings let batches be read ahead."""
-        thread, wait = threading.current_thread(), interrupts.wait
+        """Raise ConfigError if training data access the state, and settings let batches be read
+        ahead.
+        """
+        thread = threading.current_thread()
+        wait = interrupts.wait
         in_pool = thread.name.startswith(_POOLS)
         if thread.ident == self._example_reader:
             self._read_state = True
-        elif not in_pool and (wait is None or wait[0].name != "train_dataloader" or wait[2] != thread.ident):
+        elif not in_pool and (
+            wait is None or wait[0].name != "train_dataloader" or wait[2] != thread.ident
+        ):
             return
         loader = self._loaders["train_dataloader"]
         settings = {
@@ -169,31 +208,43 @@ class DataLoaders:
         got = " and ".join(str(value) for _, value in changes.values())
         if changes or in_pool:
             raise ConfigError(
-                f"{wanted or 'batches must be built without threads'} for data that read `runner.state`, got "
-                f"{got or thread.name}: the data are read ahead, with the parameters of an earlier iteration; an "
+                f"{wanted or 'batches must be built without threads'} for data that read "
+                "`runner.state`, got "
+                f"{got or thread.name}: the data are read ahead, with the parameters of an "
+                "earlier iteration; an "
                 "iterable or a function has device_prefetch as an attribute"
             )
 
     @contextlib.contextmanager
     def note_example(self, path: str, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Add the place in the config to an error inside, and the entries of the first batch until `ends()` is true."""
+        """Add the place in the config to an error inside, and the entries of the first batch
+        until `ends()` is true.
+        """
         try:
             yield
         except Exception as error:
             add_place(error, self._cfg)
             notes = getattr(error, "__notes__", ())
-            is_clear = isinstance(error, ConfigError) or any(note.startswith(_CLEAR) for note in notes)
+            is_clear = isinstance(error, ConfigError) or any(
+                note.startswith(_CLEAR) for note in notes
+            )
             if path in self._examples and not is_clear and not ends():
                 explained = explain_failing_layer(error, self._examples[path])
                 add_place(explained, self._cfg)
-                for shown in [name for name in dict.fromkeys((path, "train_dataloader")) if name in self._examples]:
+                for shown in [
+                    name
+                    for name in dict.fromkeys((path, "train_dataloader"))
+                    if name in self._examples
+                ]:
                     explained.add_note(f"with the first batch of {shown}: {self._examples[shown]}")
                 if explained is not error:
                     raise explained from None
             if (entries := self._host_entries.get(path)) and isinstance(error, UnknownNameError):
                 listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
                 error.add_note(
-                    f"{path} yields entries that stay on the host, because devices cannot store strings, "
-                    f"dates and objects: {listed}; give the model numbers, with arrays of equal shapes in all samples"
+                    f"{path} yields entries that stay on the host, because devices cannot store "
+                    "strings, "
+                    f"dates and objects: {listed}; give the model numbers, with arrays of equal "
+                    "shapes in all samples"
                 )
             raise

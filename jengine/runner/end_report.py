@@ -1,29 +1,39 @@
-"""Report at the end of a run: the validation table, the time by phase, the speed, and the file paths."""
+"""Report at the end of a run: the validation table, the time by phase, the speed, and the file
+paths.
+"""
 
 import os
 import signal
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.checkpoint import CorruptCheckpointError, find_latest, read_meta
-from jengine.checkpoint.layout import read_pointer
+from jengine.checkpoint.layout import CorruptCheckpointError, find_latest, read_meta, read_pointer
+from jengine.config.storage import StorageError, storage_path
 from jengine.evaluation.table import format_validations
 from jengine.hooks.run_record import read_sessions, update_record
-from jengine.logging import Goodput, measure_goodput
-from jengine.runner.failures import is_consistent, list_directories, logged_errors, recreate_work_dir
+from jengine.logging.goodput import Goodput, measure_goodput
+from jengine.runner.failures import (
+    is_consistent,
+    list_directories,
+    logged_errors,
+    recreate_work_dir,
+)
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.storage import StorageError, storage_path
 from jengine.train.peak_flops import compute_utilisation
 from jengine.train.speed import format_speed
 
-_TRAINING_PHASES = ("input", "hooks", "step", "logging")  # without compiling, validation, checkpoints and setup
+# without compiling, validation, checkpoints and setup
+_TRAINING_PHASES = ("input", "hooks", "step", "logging")
 
 
 def log_summary(runner: RunnerInternals) -> None:
-    """Log the validations, the time by phase and the file paths after training; the hub gets the time as well."""
+    """Log the validations, the time by phase and the file paths after training; the hub gets the
+    time as well.
+    """
     _finish(runner)
     recreate_work_dir(runner)
-    scalars, goodput = measure_speed(runner), _measure_goodput(runner)
+    scalars = measure_speed(runner)
+    goodput = _measure_goodput(runner)
     if runner.iters_this_session and goodput.sessions:
         scalars["speed/goodput"] = goodput.share
         scalars["speed/lost_iterations"] = float(goodput.lost_iterations)
@@ -44,7 +54,9 @@ def log_interruption(runner: RunnerInternals) -> None:
         _finish(runner)
     if runner.is_main_process:  # the others would only look for the checkpoints, and log nothing
         # The hub does not get the time: a resumed run will record the total
-        _log_summary(runner, _describe_interruption(runner), measure_speed(runner), _measure_goodput(runner))
+        _log_summary(
+            runner, _describe_interruption(runner), measure_speed(runner), _measure_goodput(runner)
+        )
 
 
 def _finish(runner: RunnerInternals) -> None:
@@ -61,24 +73,36 @@ def _measure_goodput(runner: RunnerInternals) -> Goodput:
     return measure_goodput(read_sessions(runner))
 
 
-def _log_summary(runner: RunnerInternals, headline: str, scalars: Mapping[str, float], goodput: Goodput) -> None:
+def _log_summary(
+    runner: RunnerInternals, headline: str, scalars: Mapping[str, float], goodput: Goodput
+) -> None:
     parts = [headline, format_speed(scalars, goodput), list_files(runner)]
     if runner.validations:
-        monitored = [(name, rule) for hook in runner.hooks for _, name, rule in hook.monitored_metrics()]
+        monitored = [
+            (name, rule) for hook in runner.hooks for _, name, rule in hook.monitored_metrics()
+        ]
         by_epoch = runner.train_loop.by_epoch
-        parts.insert(1, format_validations(runner.validations, by_epoch=by_epoch, monitored=monitored))
+        parts.insert(
+            1, format_validations(runner.validations, by_epoch=by_epoch, monitored=monitored)
+        )
     runner.logger.info("\n".join(parts))
 
 
 def _describe_interruption(runner: RunnerInternals) -> str:
     """Return what is saved, and the command that continues the run."""
     signum = runner.interrupts.signum
-    reason = f" by {'Ctrl-C' if signum == signal.SIGINT else signal.Signals(signum).name}" if signum else ""
+    reason = (
+        f" by {'Ctrl-C' if signum == signal.SIGINT else signal.Signals(signum).name}"
+        if signum
+        else ""
+    )
     if runner.interrupts.reason:
         reason = f" by {runner.interrupts.reason}, to be started again (exit code {128 + signal.SIGTERM})"
     at = f"Interrupted{reason} after iteration {runner.iter}"
     try:
-        newest = next((path for path in map(find_latest, list_directories(runner)) if path is not None), None)
+        newest = next(
+            (path for path in map(find_latest, list_directories(runner)) if path is not None), None
+        )
     except (CorruptCheckpointError, StorageError) as error:
         return f"{at}; {error}"
     if newest is None:
@@ -108,7 +132,9 @@ def list_files(runner: RunnerInternals) -> str:
 
 
 def wait_for_device(runner: RunnerInternals) -> None:
-    """Wait until all dispatched steps are finished; the time counts as 'step', whatever the caller waits for."""
+    """Wait until all dispatched steps are finished; the time counts as 'step', whatever the
+    caller waits for.
+    """
     with runner.phase_timer.phase("step"):
         runner.dispatch_limiter.drain()
 
@@ -117,9 +143,10 @@ def measure_speed(runner: RunnerInternals) -> dict[str, float]:
     """Return the time by phase and the speed, as scalars.
 
     Returns:
-      'seconds/<phase>' for each phase, which add up to the time since training began; and, over the training time
-      only, 'speed/iterations_per_second', and as far as they are known 'speed/examples_per_second',
-      'speed/flops_per_second' over all devices and 'speed/model_flops_utilisation'.
+      'seconds/<phase>' for each phase, which add up to the time since training began; and, over the
+      training time only, 'speed/iterations_per_second', and as far as they are known
+      'speed/examples_per_second', 'speed/flops_per_second' over all devices and
+      'speed/model_flops_utilisation'.
     """
     seconds = runner.phase_timer.report()
     scalars = {f"seconds/{phase}": duration for phase, duration in seconds.items()}

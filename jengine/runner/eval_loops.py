@@ -12,40 +12,42 @@ import jax
 import numpy as np
 import optax
 
-from jengine.annotations import Count
-from jengine.data import BatchCheck, prefetch_to_device, put_arrays, select_arrays
-from jengine.data.batch_check import Batch
+from jengine.config.annotations import Count
+from jengine.config.errors import ConfigError
+from jengine.config.registry import LOOPS
+from jengine.data.batch_check import Batch, BatchCheck
+from jengine.data.batch_stream import prefetch_to_device
 from jengine.data.collate import count_examples
+from jengine.data.host_entries import put_arrays, select_arrays
 from jengine.data.masking import on_whole_batches, whole_batches
-from jengine.distributed import all_gather_objects
-from jengine.distributed.processes import to_host
-from jengine.errors import ConfigError
-from jengine.evaluation import Evaluator
-from jengine.evaluation.evaluator import EvaluatorState
+from jengine.evaluation.evaluator import Evaluator, EvaluatorState
 from jengine.evaluation.sections import EvalSettings, loader_path
+from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import Loader
-from jengine.model import CastModel, Model, Precision
-from jengine.registry import LOOPS
+from jengine.model.model import Model
+from jengine.model.precision import CastModel, Precision
+from jengine.parallel.local_batch import process_local_batch
+from jengine.parallel.processes import all_gather_objects, to_host
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import mark_inconsistent, step_failed
 from jengine.runner.interrupts import WaitedLoader, iterate
-from jengine.runner.programs import report_first_compile
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.sharding.local_batch import process_local_batch
-from jengine.train import RecompilationGuard, build_eval_step, compilation_counter
-from jengine.train.out_of_memory import explain_out_of_memory
+from jengine.train.programs import report_first_compile
+from jengine.train.recompilation import RecompilationGuard, compilation_counter
+from jengine.train.step import build_eval_step
 from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 
 
 class EvalLoop:
-    """Evaluation loop over one or several validation or test sets, with metrics accumulated on the device.
+    """Evaluation loop over one or several validation or test sets, with metrics accumulated on the
+    device.
 
-    Several evaluations have names, which prefix their results: 'robust/accuracy/top1'. They run one after the other
-    between the stages `before_val_epoch` and `after_val_epoch`, which gets the results of all; `dataloader`,
-    `evaluator` and `epoch_length` are those of the current one.
+    Several evaluations have names, which prefix their results: 'robust/accuracy/top1'. They run one
+    after the other between the stages `before_val_epoch` and `after_val_epoch`, which gets the
+    results of all; `dataloader`, `evaluator` and `epoch_length` are those of the current one.
 
     Args:
       runner: provides the model.
@@ -71,11 +73,22 @@ class EvalLoop:
     ) -> None:
         self.runner = runner
         self.phase = "validation" if self.mode == "val" else self.mode
-        loaders: Mapping[str, Loader] = dataloader if isinstance(dataloader, Mapping) else {"": dataloader}
-        evaluators: Mapping[str, Evaluator] = evaluator if isinstance(evaluator, Mapping) else {"": evaluator}
-        common, own = EvalSettings(fp16, epoch_length), evaluations or {}
+        loaders: Mapping[str, Loader] = (
+            dataloader if isinstance(dataloader, Mapping) else {"": dataloader}
+        )
+        evaluators: Mapping[str, Evaluator] = (
+            evaluator if isinstance(evaluator, Mapping) else {"": evaluator}
+        )
+        common = EvalSettings(fp16, epoch_length)
+        own = evaluations or {}
         self.evaluations = {
-            name: Evaluation(self, name, loader, evaluators[name], dataclasses.replace(common, **own.get(name, {})))
+            name: Evaluation(
+                self,
+                name,
+                loader,
+                evaluators[name],
+                dataclasses.replace(common, **own.get(name, {})),
+            )
             for name, loader in loaders.items()
         }
         self._current: Evaluation | None = None  # while it runs
@@ -94,9 +107,15 @@ class EvalLoop:
 
     @property
     def epoch_length(self) -> int | None:
-        """Number of batches in the current evaluation, or in all that ran last; None if it is not known yet."""
-        chosen = [self._current] if self._current else [self.evaluations[name] for name in self._chosen]
-        lengths = [length for evaluation in chosen if (length := evaluation.epoch_length) is not None]
+        """Number of batches in the current evaluation, or in all that ran last; None if it is
+        not known yet.
+        """
+        chosen = (
+            [self._current] if self._current else [self.evaluations[name] for name in self._chosen]
+        )
+        lengths = [
+            length for evaluation in chosen if (length := evaluation.epoch_length) is not None
+        ]
         return sum(lengths) if len(lengths) == len(chosen) else None
 
     def predict_with(self, model: Model) -> None:
@@ -106,18 +125,25 @@ class EvalLoop:
         for evaluation in self.evaluations.values():
             evaluation.program = None
 
-    def find_program(self, evaluation: "Evaluation", batch: Batch, renew: bool = False) -> "EvalProgram":
-        """Return the program for an evaluation; those with equal metrics, settings and shapes compile one.
+    def find_program(
+        self, evaluation: "Evaluation", batch: Batch, renew: bool = False
+    ) -> "EvalProgram":
+        """Return the program for an evaluation; those with equal metrics, settings and shapes
+        compile one.
 
         With `renew` it is a new one, for a metric whose state has other shapes since the trace.
         """
         leaves, structure = jax.tree.flatten(batch)
-        evaluator, fp16, rules = evaluation.evaluator, evaluation.settings.fp16, evaluation.dataloader.batch_rules
+        evaluator = evaluation.evaluator
+        fp16 = evaluation.settings.fp16
+        rules = evaluation.dataloader.batch_rules
         key = id(evaluator), fp16, str(rules), structure, tuple(map(_shape, leaves))
         if renew or key not in self._programs:
             runner = self.runner
             model = CastModel(self._model, Precision(compute="float16")) if fp16 else self._model
-            step = build_eval_step(runner.strategy.adapt_for_eval(model, rules), evaluator.update, runner.seed)
+            step = build_eval_step(
+                runner.strategy.adapt_for_eval(model, rules), evaluator.update, runner.seed
+            )
             traced_model = TracedModel(model)
             traced = RecompilationGuard(
                 on_whole_batches(traced_model.record(step), rules is not None),
@@ -125,17 +151,27 @@ class EvalLoop:
                 name=f"the step of the {self.phase}",
                 on_recompile=None if runner.train_loop is None else runner.train_loop.on_recompile,
             )
-            self._programs[key] = EvalProgram(traced, runner.strategy.compile_eval_step(traced), traced_model)
+            self._programs[key] = EvalProgram(
+                traced, runner.strategy.compile_eval_step(traced), traced_model
+            )
         return self._programs[key]
 
-    def check(self, call_with_example: Callable[..., Any], params: optax.Params, model_state: PyTree) -> None:
-        """Trace each evaluation for an example, see `Evaluation.check` and `DataLoaders.call_with_example`."""
+    def check(
+        self, call_with_example: Callable[..., Any], params: optax.Params, model_state: PyTree
+    ) -> None:
+        """Trace each evaluation for an example, see `Evaluation.check` and
+        `DataLoaders.call_with_example`.
+        """
         for evaluation in self.evaluations.values():
             call_with_example(evaluation.path, evaluation.check, params, model_state)
 
     def run(self, names: Sequence[str] | None = None) -> dict[str, float]:
-        """Evaluate once and return the metrics by name; `names` selects evaluations, by default all of them."""
-        runner, mode, metrics = self.runner, self.mode, dict[str, float]()
+        """Evaluate once and return the metrics by name; `names` selects evaluations, by default
+        all of them.
+        """
+        runner = self.runner
+        mode = self.mode
+        metrics = dict[str, float]()
         self._chosen = list(self.evaluations if names is None else names)
         self._announce("", [name for name in self.evaluations if name not in self._chosen])
         wait_for_device(runner)  # or training steps in flight would count as validation
@@ -146,30 +182,39 @@ class EvalLoop:
                 self._drop_changed()
                 for name in self._chosen:
                     metrics.update(self._run_one(self.evaluations[name]))
-                with mark_inconsistent(runner.train_loop):  # schedulers that follow a metric step here
+                # schedulers that follow a metric step here
+                with mark_inconsistent(runner.train_loop):
                     runner.call_hook(f"after_{mode}_epoch", metrics=metrics)
                     runner.call_hook(f"after_{mode}")
                 return metrics
         except Exception as error:
             program = None if self._current is None else self._current.program
-            if program is not None and not step_failed(runner):  # else training ran out of memory, noticed here
-                explain_out_of_memory(error, program.traced.name, program.step, program.traced.shapes)
+            # else training ran out of memory, noticed here
+            if program is not None and not step_failed(runner):
+                explain_out_of_memory(
+                    error, program.traced.name, program.step, program.traced.shapes
+                )
             raise
         finally:
             self._current = None
 
     def _drop_changed(self) -> None:
-        """Drop the programs that have read an attribute of the model that has changed since, to compile them again."""
+        """Drop the programs that have read an attribute of the model that has changed since, to
+        compile them again.
+        """
         changed = {key for key, program in self._programs.items() if program.model.has_changed()}
         for evaluation in self.evaluations.values() if changed else ():
             evaluation.program = None
-        self._programs = {key: program for key, program in self._programs.items() if key not in changed}
+        self._programs = {
+            key: program for key, program in self._programs.items() if key not in changed
+        }
 
     def _run_one(self, evaluation: "Evaluation") -> dict[str, float]:
         self._current, metrics = evaluation, dict[str, float]()
         prefix = f"{evaluation.name}/" if evaluation.name else ""
         self._announce(evaluation.name)
-        for suffix, variables in self.runner.eval_variables().items():  # an `EMAHook` may add a second pass
+        # an `EMAHook` may add a second pass
+        for suffix, variables in self.runner.eval_variables().items():
             values = evaluation.run(*variables)
             metrics.update({f"{prefix}{name}{suffix}": value for name, value in values.items()})
         self._announce("")
@@ -177,7 +222,9 @@ class EvalLoop:
         return metrics
 
     def _announce(self, current: str, left_out: Sequence[str] | None = None) -> None:
-        """Record the current evaluation, and those that this pass leaves out, for hooks and log lines."""
+        """Record the current evaluation, and those that this pass leaves out, for hooks and log
+        lines.
+        """
         if len(self.evaluations) > 1:
             self.runner.message_hub.update_info("evaluation", current, resumed=False)
             if left_out is not None:
@@ -202,12 +249,20 @@ class Evaluation:
     """
 
     def __init__(
-        self, loop: EvalLoop, name: str, dataloader: Loader, evaluator: Evaluator, settings: EvalSettings
+        self,
+        loop: EvalLoop,
+        name: str,
+        dataloader: Loader,
+        evaluator: Evaluator,
+        settings: EvalSettings,
     ) -> None:
         self.name, self.path = name, loader_path(loop.mode, name)
-        self.dataloader, self.evaluator, self.settings = dataloader, evaluator, settings
+        self.dataloader = dataloader
+        self.evaluator = evaluator
+        self.settings = settings
         self.program: EvalProgram | None = None
-        self._loop, self._runner = loop, loop.runner
+        self._loop = loop
+        self._runner = loop.runner
         self._check_batch = BatchCheck(self.path, dataloader.batch_axis, dataloader.batch_rules)
         self._put = functools.partial(self._runner.strategy.put_batch, rules=dataloader.batch_rules)
         self._counted: int | None = None  # batches in the last evaluation
@@ -215,7 +270,8 @@ class Evaluation:
         self._set_meta()
         if self.epoch_length is None and loop.runner.processes.count > 1:
             raise ConfigError(
-                f"`{loop.mode}_cfg.epoch_length` must be given for data without a length and several processes, "
+                f"`{loop.mode}_cfg.epoch_length` must be given for data without a length and "
+                "several processes, "
                 "got none"
             )
 
@@ -229,9 +285,15 @@ class Evaluation:
         if (meta := self.dataloader.metainfo) is not None:
             self.evaluator.dataset_meta = meta
 
-    def trace(self, params: optax.Params, model_state: PyTree, metrics: PyTree, batch: Batch) -> jax.stages.Traced:
-        """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s with shardings."""
-        traced: jax.stages.Traced = self._get_program(batch).step.trace(params, model_state, metrics, batch)
+    def trace(
+        self, params: optax.Params, model_state: PyTree, metrics: PyTree, batch: Batch
+    ) -> jax.stages.Traced:
+        """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s
+        with shardings.
+        """
+        traced: jax.stages.Traced = self._get_program(batch).step.trace(
+            params, model_state, metrics, batch
+        )
         learned = jax.eval_shape(self.evaluator.init)
         if jax.tree.map(_shape, learned) != jax.tree.map(_shape, metrics):
             # The batch has shown the shapes of a metric's state: start over
@@ -240,7 +302,9 @@ class Evaluation:
         return traced
 
     def check(self, batch: Batch, params: optax.Params, model_state: PyTree) -> None:
-        """Trace the evaluation for a host batch, such that what does not fit is an error before the run has files."""
+        """Trace the evaluation for a host batch, such that what does not fit is an error before
+        the run has files.
+        """
         metrics = jax.eval_shape(self.evaluator.init)
         _, predictions = self.trace(params, model_state, metrics, self._put(batch)).out_info
         self.evaluator.check_labels(predictions, [batch])
@@ -252,22 +316,31 @@ class Evaluation:
 
     def run(self, params: optax.Params, model_state: PyTree) -> dict[str, float]:
         """Evaluate these variables on the data and return the metrics by name."""
-        runner, mode, loader = self._runner, self._loop.mode, self.dataloader
+        runner = self._runner
+        mode = self._loop.mode
+        loader = self.dataloader
         self._set_meta()  # the evaluator may have that of another evaluation
-        sums = runner.strategy.put_replicated(self.evaluator.init())  # placed as the step returns them: one program
+        # placed as the step returns them: one program
+        sums = runner.strategy.put_replicated(self.evaluator.init())
         loader.set_epoch(0)  # the same order in each evaluation
         put = functools.partial(put_arrays, put=self._put)
-        with contextlib.closing(prefetch_to_device(loader, put, loader.device_prefetch, self._check_batch)) as batches:
+        with contextlib.closing(
+            prefetch_to_device(loader, put, loader.device_prefetch, self._check_batch)
+        ) as batches:
             data = WaitedLoader(self.path, loader)
             limited = itertools.islice(batches, self.settings.epoch_length)
             for batch_idx, batch in enumerate(iterate(limited, data, runner.interrupts)):
                 self._counted = batch_idx + 1
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
                 runner.dispatch_limiter.wait()
-                sums, predictions = self._call(params, model_state, sums, select_arrays(batch))  # on the device
-                runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])  # one array tells when the step is done
+                # on the device
+                sums, predictions = self._call(params, model_state, sums, select_arrays(batch))
+                # one array tells when the step is done
+                runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])
                 self._process_host(predictions, batch, batch_idx)
-                runner.call_hook(f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions)
+                runner.call_hook(
+                    f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions
+                )
                 runner.interrupts.check()
         results = self._evaluate(sums)
         has_nan = any(isinstance(value, float) and math.isnan(value) for value in results.values())
@@ -275,17 +348,22 @@ class Evaluation:
             self._has_checked_labels = True
             loader.set_epoch(0)
             with whole_batches(loader.batch_axis is None):
-                self.evaluator.check_labels(predictions, map(select_arrays, itertools.islice(loader, self._counted)))
+                self.evaluator.check_labels(
+                    predictions, map(select_arrays, itertools.islice(loader, self._counted))
+                )
         return results
 
     def _call(self, *args: PyTree) -> Any:
         """Run the evaluation step and record compile time."""
-        program, timer, compiled = self._get_program(args[-1]), self._runner.phase_timer, compilation_counter.count
+        program = self._get_program(args[-1])
+        timer = self._runner.phase_timer
+        compiled = compilation_counter.count
         before = timer.enter(self._loop.phase)
         if program.traced.shapes is None:
             self.trace(*args)  # the call below uses this trace
             program = self._get_program(args[-1])
-            args = (*args[:2], self._runner.strategy.put_replicated(self.evaluator.init()), args[3])  # see `trace`
+            # see `trace`
+            args = (*args[:2], self._runner.strategy.put_replicated(self.evaluator.init()), args[3])
             self._runner.files.open()  # the trace was the last check
         try:
             with report_first_compile(program.traced):
@@ -303,7 +381,9 @@ class Evaluation:
         """Pass this process's examples to the metrics on the host, if there are any."""
         if not self.evaluator.host_metrics:
             return
-        positions, shard, is_whole = None, self._runner.strategy.data_shard, self.dataloader.batch_axis is None
+        positions = None
+        shard = self._runner.strategy.data_shard
+        is_whole = self.dataloader.batch_axis is None
         if self._runner.processes.count > 1:
             predictions, batch = process_local_batch((predictions, batch), batch)
             if not is_whole:
@@ -316,8 +396,9 @@ class Evaluation:
     def _evaluate(self, sums: EvaluatorState) -> dict[str, Any]:
         """Return the results that process 0 has computed.
 
-        If each process computed its own, those of a metric with random numbers or times would differ, and so would
-        what follows them: the learning rate, the best checkpoint, the end of training.
+        If each process computed its own, those of a metric with random numbers or times would
+        differ, and so would what follows them: the learning rate, the best checkpoint, the end of
+        training.
         """
         processes = self._runner.processes
         if processes.count == 1:
@@ -329,7 +410,9 @@ class Evaluation:
     def _gather_results(self, values: list[Any], name: str) -> list[Any]:
         # Only the first of the processes that read the same examples contributes
         processes = self._runner.processes
-        readers = self._runner.strategy.data_shard.readers if self.dataloader.batch_axis == 0 else (0,)
+        readers = (
+            self._runner.strategy.data_shard.readers if self.dataloader.batch_axis == 0 else (0,)
+        )
         is_first = readers[0] == processes.index
         return all_gather_objects(values if is_first else [], name, processes)
 

@@ -1,7 +1,9 @@
-"""Failures in training: the error is shown with the iteration, completed iterations are saved, and the run is closed.
+"""Failures in training: the error is shown with the iteration, completed iterations are saved, and
+the run is closed.
 
-The error comes before anything that can wait, and waits for the device, files and services have a limit: a step that
-never finishes, or a disk that hangs, must neither hide the error nor keep the process alive.
+The error comes before anything that can wait, and waits for the device, files and services have a
+limit: a step that never finishes, or a disk that hangs, must neither hide the error nor keep the
+process alive.
 """
 
 import contextlib
@@ -17,22 +19,22 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint import CheckpointSaveError
 from jengine.checkpoint.arrays import ignore_closed_event_loops
+from jengine.checkpoint.checkpointer import CheckpointSaveError
 from jengine.checkpoint.layout import find_manifests
 from jengine.checkpoint.lock_holder import WorkDirLockedError
-from jengine.config import write_config
-from jengine.data import select_arrays
-from jengine.errors import read_seconds
+from jengine.config.dump import write_config
+from jengine.config.errors import read_seconds
+from jengine.config.storage import storage_path
+from jengine.data.host_entries import select_arrays
+from jengine.extras.diagnose.out_of_memory import explain_out_of_memory, is_out_of_memory
 from jengine.hooks.checks import NonFiniteLossError, describe_loss
-from jengine.logging import log_error, open_log_file
-from jengine.optim import AmpOptimWrapper
+from jengine.logging.console import log_error, open_log_file
+from jengine.optim.amp import AmpOptimWrapper
+from jengine.parallel.local_batch import process_local_batch
+from jengine.parallel.strategy import is_pending
 from jengine.runner.interrupts import watch_waits
 from jengine.runner.runner_protocol import RunnerInternals, TrainLoopInternals
-from jengine.sharding.local_batch import process_local_batch
-from jengine.sharding.strategy import is_pending
-from jengine.storage import storage_path
-from jengine.train.out_of_memory import explain_out_of_memory, is_out_of_memory
 
 _LIMIT_VARIABLE = "JENGINE_FAILURE_TIMEOUT"
 _LIMIT = read_seconds(_LIMIT_VARIABLE, 300)  # for each wait in a failed run
@@ -47,14 +49,15 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
 
     Args:
       runner: outside training nothing is checked.
-      at_line: at a log line, where several processes check only up to the previous line, so that all stop at the same
-        iteration; elsewhere they fetch all losses.
+      at_line: at a log line, where several processes check only up to the previous line, so that
+        all stop at the same iteration; elsewhere they fetch all losses.
       at_end: training has ended: fetch all losses that are left.
 
     Raises:
       NonFiniteLossError: a loss is not finite in a step that no loss scale and no hook has dropped.
     """
-    loop, hub = runner.train_loop, runner.message_hub
+    loop = runner.train_loop
+    hub = runner.message_hub
     if loop is None or hub.losses is None:
         return
     last: float = math.inf
@@ -72,18 +75,24 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
     iteration, value = found
     if loop.on_nonfinite == "warn":
         hub.losses = None
-        runner.logger.warning(f"The loss of iteration {iteration}, counted from 0, is {value}; training continues.")
+        runner.logger.warning(
+            f"The loss of iteration {iteration}, counted from 0, is {value}; training continues."
+        )
         return
     labels = _find_wrong_labels(runner, iteration)
     paths = _find_checkpoints(runner, iteration)
     command = runner.resume_command(paths[0] or "", guard=True)
     raise NonFiniteLossError(
-        describe_loss(iteration, value, loop.iter, labels, wrapper.get_lr(), paths, command, runner.cfg)
+        describe_loss(
+            iteration, value, loop.iter, labels, wrapper.get_lr(), paths, command, runner.cfg
+        )
     )
 
 
 def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:
-    """Return what is wrong with the labels of the current batch, or of that of `iteration`; None if nothing is."""
+    """Return what is wrong with the labels of the current batch, or of that of `iteration`; None
+    if nothing is.
+    """
 
     count = runner.train_loop.batches_per_iteration
 
@@ -100,8 +109,11 @@ def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:
                 yield from map(select_arrays, itertools.islice(again, count))
 
     with contextlib.suppress(Exception):  # the data may fail as well, and must not hide the loss
-        find, hyperparams = runner.programs.find_wrong_labels, runner.step_hyperparams()
-        return next(filter(None, (find(runner.state, batch, hyperparams) for batch in batches())), None)
+        find = runner.programs.find_wrong_labels
+        hyperparams = runner.step_hyperparams()
+        return next(
+            filter(None, (find(runner.state, batch, hyperparams) for batch in batches())), None
+        )
     return None
 
 
@@ -111,8 +123,13 @@ def _find_checkpoints(runner: RunnerInternals, iteration: int) -> tuple[str | No
         with contextlib.suppress(CheckpointSaveError):
             runner.checkpointer.wait()
     directories = [storage_path("path", directory) for directory in list_directories(runner)]
-    manifests = {path: manifest for found in map(find_manifests, directories) for path, manifest in found.items()}
-    # The step that starts from a checkpoint, and computes the first loss with it, has the checkpoint's number
+    manifests = {
+        path: manifest
+        for found in map(find_manifests, directories)
+        for path, manifest in found.items()
+    }
+    # The step that starts from a checkpoint, and computes the first loss with it, has the
+    # checkpoint's number
     found = [
         (manifest.iteration, manifest.is_latest, str(path))
         for path, manifest in manifests.items()
@@ -134,7 +151,8 @@ def list_directories(runner: RunnerInternals) -> list[str]:
 
 def is_consistent(runner: RunnerInternals) -> bool:
     """Return whether counters, state and hooks agree, so that training can continue or be saved."""
-    loop, state = runner.train_loop, runner.state
+    loop = runner.train_loop
+    state = runner.state
     if loop is None or state is None:
         return True
     is_usable = loop.is_consistent and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
@@ -144,10 +162,13 @@ def is_consistent(runner: RunnerInternals) -> bool:
 
 
 def check_consistent(runner: RunnerInternals, failure: str) -> None:
-    """Raise RuntimeError if an earlier call of `train` that stopped at `failure` left an inconsistent run."""
+    """Raise RuntimeError if an earlier call of `train` that stopped at `failure` left an
+    inconsistent run.
+    """
     if not is_consistent(runner):
         raise RuntimeError(
-            f"training cannot continue: it stopped {failure}, and counters, state and hooks disagree; "
+            f"training cannot continue: it stopped {failure}, and counters, state and hooks "
+            "disagree; "
             "start from a checkpoint: Runner(..., resume=True)"
         )
 
@@ -158,21 +179,26 @@ def mark_inconsistent(loop: TrainLoopInternals | None) -> Iterator[None]:
     if loop is None:
         yield
         return
-    before, loop.is_consistent = loop.is_consistent, False
+    before = loop.is_consistent
+    loop.is_consistent = False
     yield
     loop.is_consistent = before
 
 
 def device_finishes(runner: RunnerInternals) -> bool:
-    """Wait until the device has finished all steps; return False after the limit, at once in later calls."""
-    start, is_announced = time.monotonic(), False
+    """Wait until the device has finished all steps; return False after the limit, at once in
+    later calls.
+    """
+    start = time.monotonic()
+    is_announced = False
     while pending := _find_pending(runner):
         if any(array is abandoned for array in pending for abandoned in _abandoned):
             return False
         elapsed = time.monotonic() - start
         if elapsed >= _LIMIT:
             runner.logger.error(
-                f"The device has not finished the steps before iteration {runner.iter} within {_LIMIT:g} s "
+                f"The device has not finished the steps before iteration {runner.iter} within "
+                f"{_LIMIT:g} s "
                 f"({_LIMIT_VARIABLE}): what they compute is not saved."
             )
             if not _abandoned:
@@ -188,18 +214,28 @@ def device_finishes(runner: RunnerInternals) -> bool:
 
 def _find_pending(runner: RunnerInternals) -> list[jax.Array]:
     """Return arrays in the state, and step outputs, that the device has not computed."""
-    pending = [array for array in jax.tree.leaves(runner.state) if isinstance(array, jax.Array) and is_pending(array)]
+    pending = [
+        array
+        for array in jax.tree.leaves(runner.state)
+        if isinstance(array, jax.Array) and is_pending(array)
+    ]
     return [*pending, *runner.dispatch_limiter.find_unfinished()]
 
 
 def step_failed(runner: RunnerInternals, limit: float = 0) -> bool:
-    """Return whether a training step or the creation of the state failed on the device; wait `limit` s at most."""
+    """Return whether a training step or the creation of the state failed on the device; wait
+    `limit` s at most.
+    """
     deadline = time.monotonic() + limit
     while True:
         pending = _find_pending(runner)
         try:
             for array in jax.tree.leaves(runner.state):
-                if isinstance(array, jax.Array) and not array.is_deleted() and not is_pending(array):
+                if (
+                    isinstance(array, jax.Array)
+                    and not array.is_deleted()
+                    and not is_pending(array)
+                ):
                     array.block_until_ready()
         except jax.errors.JaxRuntimeError:
             return True
@@ -212,10 +248,15 @@ def step_failed(runner: RunnerInternals, limit: float = 0) -> bool:
 
 
 def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
-    """Name the iteration in the error, show it, save the completed iterations, and call the stage `on_failure`."""
+    """Name the iteration in the error, show it, save the completed iterations, and call the
+    stage `on_failure`.
+    """
     if is_out_of_memory(error):
-        # Steps after the one that failed fail at once, so a wait that reaches its limit is for a device that works
-        runner.programs.explain_out_of_memory(error, noticed=step_failed(runner, limit=5), cfg=runner.cfg)
+        # Steps after the one that failed fail at once, so a wait that reaches its limit is for a
+        # device that works
+        runner.programs.explain_out_of_memory(
+            error, noticed=step_failed(runner, limit=5), cfg=runner.cfg
+        )
         explain_out_of_memory(error, "a program other than the training step")
     is_loss = isinstance(error, NonFiniteLossError)  # whose message names the iteration
     is_guard = isinstance(error, FloatingPointError) and not is_loss
@@ -226,9 +267,12 @@ def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
     if isinstance(error, Exception):
         summary = f"Training stops at iteration {runner.iter} with {type(error).__name__}"
         # The terminal shows the message once, where the process ends
-        runner.logger.error(f"{summary}: {str(error).partition(chr(10))[0]}", extra={"on_terminal": f"{summary}."})
+        runner.logger.error(
+            f"{summary}: {str(error).partition(chr(10))[0]}", extra={"on_terminal": f"{summary}."}
+        )
         log_error(error)
-    # A run that was refused has nothing to save, parameters may not be finite, or another run may have taken over.
+    # A run that was refused has nothing to save, parameters may not be finite, or another run may
+    # have taken over.
     if runner.files.exist and not isinstance(error, NonFiniteLossError | WorkDirLockedError):
         _save_completed_iterations(runner)
     with logged_errors(runner, "A hook failed after that as well"):
@@ -245,7 +289,9 @@ def logged_errors(runner: RunnerInternals, what: str) -> Iterator[None]:
 
 
 def _save_completed_iterations(runner: RunnerInternals) -> None:
-    """Save the completed iterations, unless the error came within one, so that counters, state and hooks disagree."""
+    """Save the completed iterations, unless the error came within one, so that counters, state
+    and hooks disagree.
+    """
     # Several processes save together, so they can save only if all of them end here
     all_end_here = runner.processes.count == 1 or runner.interrupts.agreed
     if all_end_here and not device_finishes(runner):
@@ -271,7 +317,8 @@ def closing(runner: RunnerInternals) -> Iterator[None]:
         if isinstance(error, Exception):
             log_error(error)
         with logged_errors(runner, "Closing the run failed as well"):
-            # A device that does not finish would block the thread that writes the log. Several end each other.
+            # A device that does not finish would block the thread that writes the log. Several end
+            # each other.
             if runner.processes.count > 1 or device_finishes(runner):
                 close(runner, is_limited=True)
         raise
@@ -279,7 +326,9 @@ def closing(runner: RunnerInternals) -> Iterator[None]:
 
 
 def close(runner: RunnerInternals, is_limited: bool = False) -> None:
-    """Finish all background work, even if a part fails; `is_limited` sets a time limit for logs, but not for saves."""
+    """Finish all background work, even if a part fails; `is_limited` sets a time limit for logs,
+    but not for saves.
+    """
 
     def close_logs() -> None:
         with contextlib.ExitStack() as closed:  # in reverse order, each also if another fails
@@ -307,7 +356,8 @@ def _run_within_limit(job: Callable[[], object], runner: RunnerInternals, what: 
         except Exception as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, name="jengine-close", daemon=True)  # must not keep the process
+    # must not keep the process
+    thread = threading.Thread(target=run, name="jengine-close", daemon=True)
     thread.start()
     thread.join(min(_LIMIT, _ANNOUNCED_AFTER))
     if thread.is_alive() and _LIMIT > _ANNOUNCED_AFTER:
@@ -315,7 +365,8 @@ def _run_within_limit(job: Callable[[], object], runner: RunnerInternals, what: 
         thread.join(_LIMIT - _ANNOUNCED_AFTER)
     if thread.is_alive():
         runner.logger.error(
-            f"{what.capitalize()} were not finished within {_LIMIT:g} s ({_LIMIT_VARIABLE}): the run ends without them."
+            f"{what.capitalize()} were not finished within {_LIMIT:g} s ({_LIMIT_VARIABLE}): the "
+            "run ends without them."
         )
         _end_without(thread.is_alive, runner)
         return False
@@ -335,12 +386,15 @@ def _end_without(is_waiting: Callable[[], bool], runner: RunnerInternals) -> Non
             sys.stderr.flush()
             os._exit(code)  # without the waits of a normal exit
 
-    # Not `atexit`: the interpreter waits for executors' threads before it, and for the device after it, both forever
+    # Not `atexit`: the interpreter waits for executors' threads before it, and for the device after
+    # it, both forever
     threading._register_atexit(end)  # type: ignore[attr-defined]  # as concurrent.futures, which it precedes
 
 
 def recreate_work_dir(runner: RunnerInternals) -> None:
-    """Create the run's directories again, and warn, if they were deleted meanwhile: later files are kept."""
+    """Create the run's directories again, and warn, if they were deleted meanwhile: later files
+    are kept.
+    """
     if os.path.isdir(runner.log_dir) or not runner.is_main_process:
         return
     runner.log_writer.flush()
@@ -349,6 +403,7 @@ def recreate_work_dir(runner: RunnerInternals) -> None:
     if runner.cfg_text:
         write_config(runner.cfg_text, os.path.join(runner.local_dir, "config.py"))
     runner.logger.warning(
-        f"{runner.log_dir} was deleted during the run, before iteration {runner.iter}: it is created again, "
+        f"{runner.log_dir} was deleted during the run, before iteration {runner.iter}: it is "
+        "created again, "
         "without the logs and checkpoints that were deleted."
     )

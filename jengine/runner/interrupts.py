@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
-from jengine.data import DataLoader, IterableLoader
+from jengine.config.duration import parse_duration
+from jengine.config.errors import ConfigError, closest
 from jengine.data.batch_prefetcher import kill_workers
-from jengine.distributed.processes import ProcessGroup
-from jengine.duration import parse_duration
-from jengine.errors import ConfigError, closest
+from jengine.data.iterables import IterableLoader
+from jengine.data.loader import DataLoader
+from jengine.parallel.processes import ProcessGroup
 
 _VARIABLE = "JENGINE_STOP_SIGNALS"
 # Schedulers end a job with SIGTERM or SIGUSR1 (`sbatch --signal`), a lost terminal with SIGHUP
@@ -40,24 +41,27 @@ class WaitedLoader(NamedTuple):
 
 
 class Interrupts:
-    """Recorder for signals that end a run while it is entered; the loop calls `check` between two iterations.
+    """Recorder for signals that end a run while it is entered; the loop calls `check` between two
+    iterations.
 
-    The first signal is recorded, so that the current iteration finishes and can be saved; a second one of the same kind
-    acts at once. Outside the main thread, where Python does not allow handlers, signals act as usual, and so do SIGHUP
-    and others that are ignored, as by `nohup`, or have a custom handler; and all of them with several processes if
-    JAX's preemption service is off.
+    The first signal is recorded, so that the current iteration finishes and can be saved; a second
+    one of the same kind acts at once. Outside the main thread, where Python does not allow
+    handlers, signals act as usual, and so do SIGHUP and others that are ignored, as by `nohup`, or
+    have a custom handler; and all of them with several processes if JAX's preemption service is
+    off.
 
-    The environment variable `JENGINE_STOP_SIGNALS` names the signals; SIGTERM, SIGINT, SIGHUP and SIGUSR1 by default.
-    SIGUSR2, unless it is one of them, requests a profile instead. With several processes SIGTERM belongs to JAX's
-    preemption service, which agrees on the iteration at which all of them end; other signals are passed on to it as
-    SIGTERM.
+    The environment variable `JENGINE_STOP_SIGNALS` names the signals; SIGTERM, SIGINT, SIGHUP and
+    SIGUSR1 by default. SIGUSR2, unless it is one of them, requests a profile instead. With several
+    processes SIGTERM belongs to JAX's preemption service, which agrees on the iteration at which
+    all of them end; other signals are passed on to it as SIGTERM.
 
     Attributes:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
       profile_requested: whether SIGUSR2 was received; who starts the profile sets it to False.
       reason: what asked the run to end, if that is no signal: a setting with its value.
-      wait: the data that the loop waits for, since when, and in which thread; None while it does not wait.
+      wait: the data that the loop waits for, since when, and in which thread; None while it does
+        not wait.
 
     Raises:
       ConfigError: the environment variable has something else than signal names.
@@ -71,25 +75,45 @@ class Interrupts:
         self.wait: tuple[WaitedLoader, float, int] | None = None
         self._processes = processes
         self._previous_handlers: dict[int, Any] = {}
-        names = [name.strip() for name in os.environ.get(_VARIABLE, _DEFAULT).split(",") if name.strip()]
+        names = [
+            name.strip() for name in os.environ.get(_VARIABLE, _DEFAULT).split(",") if name.strip()
+        ]
         known = {known.name: known for known in signal.Signals if known.name not in _UNCATCHABLE}
         for name in names:
             if name not in known and _VARIABLE in os.environ:
                 raise ConfigError(
-                    f"the environment variable {_VARIABLE} must be names of signals, separated by commas, got "
+                    f"the environment variable {_VARIABLE} must be names of signals, separated by "
+                    "commas, got "
                     f"{name!r}{closest(name, known)}"
                 )
-        self._signals = [known[name] for name in names if name in known]  # Windows lacks some default ones
+        # Windows lacks some default ones
+        self._signals = [known[name] for name in names if name in known]
 
     def __enter__(self) -> "Interrupts":
-        self.signum, self.agreed, self.reason = None, False, ""  # a notebook may train again after Ctrl-C
-        if threading.current_thread() is threading.main_thread() and self._processes.agree_on_signals:
+        # a notebook may train again after Ctrl-C
+        self.signum = None
+        self.agreed = False
+        self.reason = ""
+        if (
+            threading.current_thread() is threading.main_thread()
+            and self._processes.agree_on_signals
+        ):
             of_jax = signal.SIGTERM if self._processes.count > 1 else None
             # An ignored signal, or one with a custom handler, stays as it is
-            free = {x for x in self._signals if x in _ALWAYS_REPLACED or signal.getsignal(x) is signal.SIG_DFL}
-            self._previous_handlers = {signum: signal.signal(signum, self._record) for signum in free - {of_jax}}
+            free = {
+                x
+                for x in self._signals
+                if x in _ALWAYS_REPLACED or signal.getsignal(x) is signal.SIG_DFL
+            }
+            self._previous_handlers = {
+                signum: signal.signal(signum, self._record) for signum in free - {of_jax}
+            }
             profile = signal.Signals.__members__.get(_PROFILE)
-            if profile and profile not in self._signals and signal.getsignal(profile) is signal.SIG_DFL:
+            if (
+                profile
+                and profile not in self._signals
+                and signal.getsignal(profile) is signal.SIG_DFL
+            ):
                 self._previous_handlers[profile] = signal.signal(profile, self._request_profile)
         return self
 
@@ -110,17 +134,23 @@ class Interrupts:
         self.profile_requested = True
 
     def stop(self, reason: str) -> None:
-        """End the run as after SIGTERM; with several processes, one of them calls this for all. From any thread."""
+        """End the run as after SIGTERM; with several processes, one of them calls this for all.
+        From any thread.
+        """
         self.reason = reason
         if self._processes.count > 1 or signal.SIGTERM in self._previous_handlers:
-            os.kill(os.getpid(), signal.SIGTERM)  # also ends a wait for data, or reaches the others through JAX
+            # also ends a wait for data, or reaches the others through JAX
+            os.kill(os.getpid(), signal.SIGTERM)
         else:
             self.signum = signal.SIGTERM
 
     @contextlib.contextmanager
     def limit_time(self, max_time: str | None, elapsed: float) -> Iterator[None]:
-        """Call `stop` after `train_cfg.max_time`, of which `elapsed` seconds are over, unless the body ends before."""
-        if max_time is None or self._processes.index > 0:  # clocks differ: that of process 0 decides
+        """Call `stop` after `train_cfg.max_time`, of which `elapsed` seconds are over, unless
+        the body ends before.
+        """
+        # clocks differ: that of process 0 decides
+        if max_time is None or self._processes.index > 0:
             yield
             return
         seconds = max(parse_duration(max_time) - elapsed, 0.0)
@@ -136,7 +166,8 @@ class Interrupts:
         """End the run if this process or another received a signal.
 
         Raises:
-          KeyboardInterrupt: after SIGINT. SystemExit: after another signal, with exit code 128 + its number.
+          KeyboardInterrupt: after SIGINT. SystemExit: after another signal, with exit code 128 +
+            its number.
         """
         if self._processes.count > 1:
             if not self._processes.reached_sync_point():
@@ -152,7 +183,8 @@ class Interrupts:
     def start_waiting(self, data: WaitedLoader) -> None:
         """Let a signal end the run at once until `wait` is None again: `data` may take forever.
 
-        With several processes signals are still only recorded, since all processes must end at the same iteration.
+        With several processes signals are still only recorded, since all processes must end at the
+        same iteration.
         """
         self.wait = (data, time.monotonic(), threading.get_ident())
         if self.signum is not None and self._processes.count == 1:
@@ -177,17 +209,23 @@ def iterate(batches: Iterable[Any], data: WaitedLoader, interrupts: Interrupts) 
 
 
 @contextlib.contextmanager
-def watch_waits(interrupts: Interrupts, logger: logging.Logger, after: float = _AFTER) -> Iterator[None]:
-    """Log a wait for data after `after` seconds and at each doubling; after SIGTERM, kill the data workers."""
+def watch_waits(
+    interrupts: Interrupts, logger: logging.Logger, after: float = _AFTER
+) -> Iterator[None]:
+    """Log a wait for data after `after` seconds and at each doubling; after SIGTERM, kill the
+    data workers.
+    """
     done = threading.Event()
 
     def end_workers() -> None:  # one that hangs would keep the run from ending
-        if interrupts.agreed and interrupts.signum != signal.SIGINT:  # after that a notebook continues
+        # after that a notebook continues
+        if interrupts.agreed and interrupts.signum != signal.SIGINT:
             kill_workers()
 
     # A thread looks at the wait twice a second, so that the loop only has to record its start
     def watch() -> None:
-        reported, due = None, after
+        reported = None
+        due = after
         while not done.wait(after / _POLLS):
             end_workers()
             wait = interrupts.wait
@@ -196,11 +234,13 @@ def watch_waits(interrupts: Interrupts, logger: logging.Logger, after: float = _
             if wait is not reported:
                 due = after
             seconds = time.monotonic() - wait[1]
-            if seconds >= after / 6:  # so that a signal saves at once, instead of importing Orbax first
+            # so that a signal saves at once, instead of importing Orbax first
+            if seconds >= after / 6:
                 importlib.import_module("orbax.checkpoint")
             if seconds >= due:
                 logger.warning(f"The run has waited {seconds:.0f} s for {wait[0]}.")
-                reported, due = wait, 2 * due
+                reported = wait
+                due = 2 * due
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

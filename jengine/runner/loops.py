@@ -17,65 +17,75 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
-from jengine.annotations import Ascending, Count, Duration, Index
-from jengine.data import BatchCheck, BatchStream, put_arrays
-from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError
+from jengine.config.annotations import Ascending, Count, Duration, Index
+from jengine.config.errors import ConfigError
+from jengine.config.registry import LOOPS
+from jengine.data.batch_check import Batch, BatchCheck
+from jengine.data.batch_stream import BatchStream
+from jengine.data.host_entries import put_arrays
 from jengine.hooks.runner_protocol import Loader
-from jengine.logging import LossWatch
-from jengine.optim import OptimWrapper
-from jengine.registry import LOOPS
+from jengine.logging.loss_watch import LossWatch
+from jengine.optim.wrapper import OptimWrapper
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_losses, mark_inconsistent
 from jengine.runner.interrupts import WaitedLoader
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.train import check_on_recompile
 from jengine.train.micro_batches import count_micro_batches
 from jengine.train.phases import PhaseConfig, batches_per_iteration, count_iterations
+from jengine.train.recompilation import check_on_recompile
 
 PyTree = Any
 Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone, interval)
 
 
 class TrainLoop:
-    """Base class for training loops: the iterations, and when to validate; subclasses define the end.
+    """Base class for training loops: the iterations, and when to validate; subclasses define the
+    end.
 
     Args:
       runner: provides the step, the hooks and the logs.
       dataloader: yields host batches.
-      val_begin: first epoch (or iteration) after which a validation may run; 0 also validates before training.
+      val_begin: first epoch (or iteration) after which a validation may run; 0 also validates
+        before training.
       val_interval: epochs (or iterations) between validations.
-      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; the interval holds from the
-        milestone on.
-      phases: with several optimizers, the order and number of updates in one iteration: `[('disc', 2), ('gen', 1)]`, or
-        dicts with the fields of `PhaseSettings`.
-      steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between them, at the end of
-        an epoch and before a validation, iterations run one by one. Parameters, logs and checkpoints are the same.
-      on_recompile: 'warn' or 'raise' if arguments with another structure or shape recompile a step; None for the
-        environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
-      on_nonfinite: 'stop' ends training if a loss is not finite, when it is fetched for a log line, a checkpoint or the
-        end; 'warn' logs a warning; 'ignore' does neither. Steps that a loss scale or a hook dropped do not count.
-      max_time: end training this long after the call of `train`, '23:50:00' or '12h', as after SIGTERM: the run is
-        saved, and the process ends with exit code 143, with which a scheduler should start it again.
-      micro_batch: the most examples that a device computes at once: it divides its share of a batch into equal parts,
-        and adds up their gradients within the step. An iteration is a batch, whatever the number of devices.
+      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; the interval holds
+        from the milestone on.
+      phases: with several optimizers, the order and number of updates in one iteration: `[('disc',
+        2), ('gen', 1)]`, or dicts with the fields of `PhaseSettings`.
+      steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between
+        them, at the end of an epoch and before a validation, iterations run one by one. Parameters,
+        logs and checkpoints are the same.
+      on_recompile: 'warn' or 'raise' if arguments with another structure or shape recompile a step;
+        None for the environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
+      on_nonfinite: 'stop' ends training if a loss is not finite, when it is fetched for a log line,
+        a checkpoint or the end; 'warn' logs a warning; 'ignore' does neither. Steps that a loss
+        scale or a hook dropped do not count.
+      max_time: end training this long after the call of `train`, '23:50:00' or '12h', as after
+        SIGTERM: the run is saved, and the process ends with exit code 143, with which a scheduler
+        should start it again.
+      micro_batch: the most examples that a device computes at once: it divides its share of a batch
+        into equal parts, and adds up their gradients within the step. An iteration is a batch,
+        whatever the number of devices.
 
     Attributes:
       by_epoch: whether the loop counts in epochs.
       micro_batches: parts of a device's share of a batch.
       repeats_data: whether epochs are parts of one stream over the data, not passes.
-      batches_per_iteration: batches of the loader in an iteration; a tuple of them, if there are several.
-      stop_training: set it to True to end training after the current iteration or chunk. An epoch that this cuts short
-        does not end: without `after_train_epoch` and a validation, and a resumed run continues it.
-      iter: completed training iterations, from which every other count is derived. During the stages and the step of an
-        iteration it is the index of that iteration.
+      batches_per_iteration: batches of the loader in an iteration; a tuple of them, if there are
+        several.
+      stop_training: set it to True to end training after the current iteration or chunk. An epoch
+        that this cuts short does not end: without `after_train_epoch` and a validation, and a
+        resumed run continues it.
+      iter: completed training iterations, from which every other count is derived. During the
+        stages and the step of an iteration it is the index of that iteration.
       epoch: completed epochs; 0 throughout in an iteration loop.
       epoch_start: `iter` at the start of the current epoch.
-      position: the position in the data after the completed iterations, from the loader's `state_dict`; None before the
-        first iteration.
-      batch: the batch of the current iteration, on the device, or the last one in a chunk; None between iterations.
-      is_consistent: False while counters, state and hooks disagree: from the first to the last stage of an
-        iteration, and in the stages at the end of an epoch and of a validation.
+      position: the position in the data after the completed iterations, from the loader's
+        `state_dict`; None before the first iteration.
+      batch: the batch of the current iteration, on the device, or the last one in a chunk; None
+        between iterations.
+      is_consistent: False while counters, state and hooks disagree: from the first to the last
+        stage of an iteration, and in the stages at the end of an epoch and of a validation.
     """
 
     by_epoch: bool = True
@@ -86,7 +96,8 @@ class TrainLoop:
         super().__init_subclass__(**kwargs)
         if not cls.by_epoch and hasattr(cls, "run_epoch"):
             raise TypeError(
-                f"`{cls.__name__}.run_epoch` must be in a loop over epochs: a loop over iterations calls none"
+                f"`{cls.__name__}.run_epoch` must be in a loop over epochs: a loop over "
+                "iterations calls none"
             )
 
     def __init__(
@@ -105,56 +116,81 @@ class TrainLoop:
     ) -> None:
         self.runner = runner
         self.dataloader = dataloader
-        self.val_begin, self.phases = val_begin, phases
+        self.val_begin = val_begin
+        self.phases = phases
         self.batches_per_iteration = batches_per_iteration(phases)
         self.on_recompile = check_on_recompile(on_recompile)
         self.steps_per_call = steps_per_call
         self.on_nonfinite = on_nonfinite
         if max_time is not None and not runner.processes.agree_on_signals:
             raise ConfigError(
-                "`train_cfg.max_time` must be None for several processes without JAX's preemption service, by which "
+                "`train_cfg.max_time` must be None for several processes without JAX's preemption "
+                "service, by which "
                 f"they end together, got {max_time!r}; do not set JAX_ENABLE_PREEMPTION_SERVICE=0"
             )
         self.max_time = max_time
         self.micro_batches = self._count_micro_batches(micro_batch)
         self._batches: BatchStream | None = None  # over all passes, of loops that repeat the data
-        runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()  # sees what log lines fetch
-        self.stop_training, self.is_consistent = False, True
+        # sees what log lines fetch
+        runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()
+        self.stop_training = False
+        self.is_consistent = True
         self.iter = self.epoch = self.epoch_start = 0
         self.position: Any = None
         self.batch: Batch = None
         self._checked_scan = False
         self._waited = WaitedLoader("train_dataloader", dataloader)
-        self._check_batch = BatchCheck("train_dataloader", dataloader.batch_axis, dataloader.batch_rules)
+        self._check_batch = BatchCheck(
+            "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
+        )
         put = functools.partial(runner.strategy.put_batch, rules=dataloader.batch_rules)
         self._put = functools.partial(put_arrays, put=put)
         self._takes_host_batches = True  # not sent to the device ahead of time
-        self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]  # searched with `bisect`
+        # searched with `bisect`
+        self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
         self._intervals = [val_interval, *(interval for _, interval in dynamic_intervals or ())]
 
     @functools.cached_property
     def _changing(self) -> dict[str, Callable[[int], int]]:
-        """Return what changes with the iteration besides the hyperparameters, by the name in the log."""
-        loader, wrapper = self.dataloader, self.runner.optim_wrapper
+        """Return what changes with the iteration besides the hyperparameters, by the name in the
+        log.
+        """
+        loader = self.dataloader
+        wrapper = self.runner.optim_wrapper
         counts = wrapper.counts if isinstance(wrapper, OptimWrapper) else None
-        found = dict(batch_size=loader.batch_sizes, example_length=loader.example_lengths, accumulative_counts=counts)
+        found = dict(
+            batch_size=loader.batch_sizes,
+            example_length=loader.example_lengths,
+            accumulative_counts=counts,
+        )
         return {
-            f"train/{name}": values.at for name, values in found.items() if values is not None and values.milestones
+            f"train/{name}": values.at
+            for name, values in found.items()
+            if values is not None and values.milestones
         }
 
     def _count_micro_batches(self, micro_batch: int | None) -> int:
-        """Return the parts of a device's share of a batch, the same for all batch sizes of the run."""
+        """Return the parts of a device's share of a batch, the same for all batch sizes of the
+        run.
+        """
         multiple = self.runner.strategy.batch_multiple
         sizes: list[Any] = [self.dataloader.batch_size]  # of this process
         if (scheduled := self.dataloader.batch_sizes) is not None:
             sizes = list(scheduled.values)
             if illegal := [size for size in sizes if size % multiple]:
                 raise ConfigError(
-                    f"`train_dataloader.batch_size` must be multiples of {multiple} devices, got {illegal}"
+                    f"`train_dataloader.batch_size` must be multiples of {multiple} devices, got "
+                    f"{illegal}"
                 )
-        counts = {count_micro_batches(None if s is None else max(s // multiple, 1), micro_batch) for s in sizes}
+        counts = {
+            count_micro_batches(None if s is None else max(s // multiple, 1), micro_batch)
+            for s in sizes
+        }
         if len(counts) > 1:
-            raise ConfigError(f"`train_cfg.micro_batch` must be None for batch sizes that change, got {micro_batch}")
+            raise ConfigError(
+                "`train_cfg.micro_batch` must be None for batch sizes that change, got "
+                f"{micro_batch}"
+            )
         return counts.pop()
 
     @property
@@ -165,7 +201,9 @@ class TrainLoop:
     @property
     def val_interval(self) -> int:
         """Epochs (or iterations) between validations now."""
-        return self._intervals[bisect.bisect(self._milestones, (self.epoch if self.by_epoch else self.iter) + 1) - 1]
+        return self._intervals[
+            bisect.bisect(self._milestones, (self.epoch if self.by_epoch else self.iter) + 1) - 1
+        ]
 
     @property
     def max_iters(self) -> int | float:
@@ -195,7 +233,8 @@ class TrainLoop:
             self.position = batches.position  # hooks save it with the iteration that follows
             if not taken:
                 break
-            if len(taken) == self.steps_per_call > 1:  # fewer run one by one: another length compiles another scan
+            # fewer run one by one: another length compiles another scan
+            if len(taken) == self.steps_per_call > 1:
                 self.run_chunk(batch_idx + self.iter - start, taken)
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
@@ -208,14 +247,16 @@ class TrainLoop:
     def run_repeated(self, batch_idx: int, stop: int) -> int:
         """Train up to iteration `stop` on passes over the data, like `run_iters`.
 
-        Where the batch size or the length of examples changes, the data continue at the same example.
+        Where the batch size or the length of examples changes, the data continue at the same
+        example.
         """
         start = self.iter
         while self.iter < stop and not self.stop_training:
             if self.dataloader.set_step(self.iter):
                 self.close()
                 self.runner.programs.expect_shapes()
-            self._batches = self._batches or self._stream(self._repeat_data())  # reads ahead across epochs
+            # reads ahead across epochs
+            self._batches = self._batches or self._stream(self._repeat_data())
             change = self.dataloader.next_change(self.iter)
             if self.run_iters(self._batches, batch_idx + self.iter - start, min(stop, change)) == 0:
                 break
@@ -230,10 +271,16 @@ class TrainLoop:
     def _chunk_size(self, stop: int | float) -> int:
         """Return the number of iterations for the next call: 1 if a hook acts within the chunk."""
         size = self.steps_per_call
-        return size if self.iter + size <= stop and self.runner.hook_list.allows_chunk(self.runner, size) else 1
+        return (
+            size
+            if self.iter + size <= stop and self.runner.hook_list.allows_chunk(self.runner, size)
+            else 1
+        )
 
     def _take(self, batches: BatchStream, size: int) -> list[PyTree]:
-        """Take at most `size` batches with one structure; a signal received meanwhile ends training at once."""
+        """Take at most `size` batches with one structure; a signal received meanwhile ends
+        training at once.
+        """
         runner = self.runner
         runner.phase_timer.enter("input")
         try:
@@ -242,7 +289,8 @@ class TrainLoop:
         except Exception as error:
             at = self.position or {"epoch": 0, "position": 0}
             error.add_note(
-                f"in train_dataloader ({self.dataloader.kind}), batch {at['position'] + 1} of pass {at['epoch'] + 1}"
+                f"in train_dataloader ({self.dataloader.kind}), batch {at['position'] + 1} of "
+                f"pass {at['epoch'] + 1}"
             )
             raise
         finally:
@@ -253,22 +301,31 @@ class TrainLoop:
         return taken
 
     def _stream(self, source: Iterable[PyTree]) -> BatchStream:
-        """Return the batches from `source`; for single steps they are sent to the device ahead of time."""
+        """Return the batches from `source`; for single steps they are sent to the device ahead
+        of time.
+        """
         loader = self.dataloader
         source = source if self.batches_per_iteration == 1 else self._group(source)
         self._takes_host_batches = self.steps_per_call > 1
         if self._takes_host_batches:  # a chunk is stacked on the host
             return BatchStream(source, self._check_batch, position=loader.state_dict)
-        return BatchStream(source, self._check_batch, self._put, loader.device_prefetch, loader.state_dict)
+        return BatchStream(
+            source, self._check_batch, self._put, loader.device_prefetch, loader.state_dict
+        )
 
     def _group(self, source: Iterable[PyTree]) -> Iterator[PyTree]:
         """Yield the batches of each iteration."""
         batches = iter(source)  # closed with this generator, which `zip` would keep open
-        while len(group := tuple(itertools.islice(batches, self.batches_per_iteration))) == self.batches_per_iteration:
+        while (
+            len(group := tuple(itertools.islice(batches, self.batches_per_iteration)))
+            == self.batches_per_iteration
+        ):
             yield group
 
     def _repeat_data(self) -> Iterator[PyTree]:
-        """Yield the batches in one pass over the data after another, from the current position on."""
+        """Yield the batches in one pass over the data after another, from the current position
+        on.
+        """
         loader = self.dataloader
         if self.position is not None:
             loader.load_state_dict(self.position)
@@ -276,7 +333,8 @@ class TrainLoop:
             taken = self.iter * self.batches_per_iteration  # `start_at` may know only the iteration
             loader.set_epoch(*(divmod(taken, loader.length) if loader.length else (0, 0)))
         while True:
-            start, batch = loader.state_dict(), None
+            start = loader.state_dict()
+            batch = None
             for batch in loader:
                 yield batch
             if batch is None and not start["position"]:
@@ -284,9 +342,12 @@ class TrainLoop:
             loader.load_state_dict(loader.state_dict())  # starts the next pass
 
     def run_iter(self, batch_idx: int, batch: Batch) -> None:
-        """Run one iteration: the hooks before the step, the step, and the hooks after it, which get the metrics."""
+        """Run one iteration: the hooks before the step, the step, and the hooks after it, which
+        get the metrics.
+        """
         runner = self.runner
-        self.is_consistent, self.batch = False, batch
+        self.is_consistent = False
+        self.batch = batch
         runner.message_hub.start_iteration(self.iter, self.epoch_start)
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         self._record_rates()
@@ -294,7 +355,8 @@ class TrainLoop:
         runner.phase_timer.enter("hooks")
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
         self.iter += 1  # after the hooks, which see the index of the iteration
-        self.is_consistent, self.batch = True, None
+        self.is_consistent = True
+        self.batch = None
         runner.interrupts.check()  # state, counters and hooks agree only here
 
     def _record_rates(self) -> None:
@@ -313,16 +375,24 @@ class TrainLoop:
 
     def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
         """Run an iteration for each batch in one call, with hooks at the start and end."""
-        runner, hooks = self.runner, self.runner.hook_list
-        hyperparams, is_update = [], []
-        self.is_consistent, self.batch = False, batches[-1]
+        runner = self.runner
+        hooks = self.runner.hook_list
+        hyperparams = []
+        is_update = []
+        self.is_consistent = False
+        self.batch = batches[-1]
         for i, batch in enumerate(batches):
             if i == 0:
                 runner.message_hub.start_iteration(self.iter, self.epoch_start)
                 runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
-            else:  # between the steps only hooks that set hyperparameters are called, all before the first step
-                hooks.call_ahead(runner, "after_train_iter", batch_idx=batch_idx, data_batch=batches[i - 1])
-                self.iter, batch_idx = self.iter + 1, batch_idx + 1
+            else:
+                # between the steps only hooks that set hyperparameters are called, all before the
+                # first step
+                hooks.call_ahead(
+                    runner, "after_train_iter", batch_idx=batch_idx, data_batch=batches[i - 1]
+                )
+                self.iter = self.iter + 1
+                batch_idx = batch_idx + 1
                 runner.message_hub.iteration = self.iter
                 hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
             self._record_rates()
@@ -332,7 +402,8 @@ class TrainLoop:
         runner.phase_timer.enter("hooks")
         hooks.call_after_chunk(runner, batch_idx=batch_idx, data_batch=batches[-1], metrics=metrics)
         self.iter += 1
-        self.is_consistent, self.batch = True, None
+        self.is_consistent = True
+        self.batch = None
         runner.interrupts.check()
 
     def _check_scan(self, batches: Sequence[PyTree]) -> None:
@@ -341,7 +412,8 @@ class TrainLoop:
         self._checked_scan = True
         if runner.programs.is_slow_in_scan(runner.state, batches, runner.step_hyperparams()):
             runner.logger.warning(
-                f"steps_per_call={self.steps_per_call} has no effect: the step has convolutions, which XLA compiles to "
+                f"steps_per_call={self.steps_per_call} has no effect: the step has convolutions, "
+                "which XLA compiles to "
                 "slow code within a loop on a CPU; iterations run one by one."
             )
             self.steps_per_call = 1
@@ -349,10 +421,12 @@ class TrainLoop:
     # --- Checks and validations ---
 
     def check(self) -> None:
-        """Check at a log line that model and hooks are still as they were traced, and that fetched losses are finite.
+        """Check at a log line that model and hooks are still as they were traced, and that fetched
+        losses are finite.
 
         Raises:
-          RuntimeError: an attribute has changed that the trace has read from a hook, the model or its loss.
+          RuntimeError: an attribute has changed that the trace has read from a hook, the model or
+            its loss.
           NonFiniteLossError: a loss is not finite. WorkDirLockedError: another run has taken over.
         """
         self.runner.files.check()
@@ -364,19 +438,29 @@ class TrainLoop:
         self.runner.programs.check_reads()
         check_losses(self.runner)  # before a validation that would be wasted
         intervals = self._get_intervals(count + 1)
-        due = [name for name, interval in intervals.items() if count % interval == 0 or count == end]
+        due = [
+            name for name, interval in intervals.items() if count % interval == 0 or count == end
+        ]
         due = due if count >= max(self.val_begin, 1) else []  # 0 means before training
         if due:
             self.runner.val_loop.run(*([] if len(due) == len(intervals) else [due]))
         if due or self.by_epoch:  # not after each iteration: all processes wait for each other here
-            self.stop_training = any(self.runner.processes.all_gather("the end of an epoch", self.stop_training))
+            self.stop_training = any(
+                self.runner.processes.all_gather("the end of an epoch", self.stop_training)
+            )
 
     def _get_intervals(self, number: int) -> dict[str, int]:
-        """Return the interval of each validation at epoch or iteration number `number`, counted from 1, by name."""
-        loop, interval = self.runner.val_loop, self._intervals[bisect.bisect(self._milestones, number) - 1]
+        """Return the interval of each validation at epoch or iteration number `number`, counted
+        from 1, by name.
+        """
+        loop = self.runner.val_loop
+        interval = self._intervals[bisect.bisect(self._milestones, number) - 1]
         if not isinstance(loop, EvalLoop):
             return {} if loop is None else {"": interval}
-        return {name: evaluation.settings.interval or interval for name, evaluation in loop.evaluations.items()}
+        return {
+            name: evaluation.settings.interval or interval
+            for name, evaluation in loop.evaluations.items()
+        }
 
     def _validate_before_first(self, count: int, end: int, *, at_boundary: bool) -> None:
         """Validate at the start with `val_begin=0`, or if a resumed run is due to validate."""
@@ -384,28 +468,39 @@ class TrainLoop:
         if runner.val_loop is not None and self.val_begin > end:
             unit = "epochs" if self.by_epoch else "iterations"
             runner.logger.warning(
-                f"The training loop never validates: train_cfg.val_begin={self.val_begin} is beyond its {end} {unit}."
+                f"The training loop never validates: train_cfg.val_begin={self.val_begin} is "
+                f"beyond its {end} {unit}."
             )
-        if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):  # saved after it was validated
+        # saved after it was validated
+        if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):
             return
-        if self.iter > 0 and at_boundary:  # a checkpoint is written before the validation after the same iteration
+        # a checkpoint is written before the validation after the same iteration
+        if self.iter > 0 and at_boundary:
             self._validate_if_due(count, end)
         elif self.iter == 0 and self.val_begin == 0 and runner.val_loop is not None:
             runner.val_loop.run()
 
     def _raise_no_batches(self, epoch: int) -> NoReturn:
-        reason = "its iterator is exhausted: give an iterable that starts a new pass" if epoch else "it is empty"
-        raise ConfigError(f"train_dataloader yielded no batch in pass {epoch + 1} over the data: {reason}")
+        reason = (
+            "its iterator is exhausted: give an iterable that starts a new pass"
+            if epoch
+            else "it is empty"
+        )
+        raise ConfigError(
+            f"train_dataloader yielded no batch in pass {epoch + 1} over the data: {reason}"
+        )
 
 
 @LOOPS.register_module()
 class EpochBasedTrainLoop(TrainLoop):
-    """Training loop over a number of epochs. The other arguments are those of `TrainLoop`, counted in epochs.
+    """Training loop over a number of epochs. The other arguments are those of `TrainLoop`, counted
+    in epochs.
 
     Args:
       max_epochs: epochs to train for.
-      epoch_length: iterations in an epoch, which may be more or less than a pass over the data; None for one pass, or,
-        if an iteration takes several batches, for the iterations that are whole in a pass.
+      epoch_length: iterations in an epoch, which may be more or less than a pass over the data;
+        None for one pass, or, if an iteration takes several batches, for the iterations that are
+        whole in a pass.
     """
 
     by_epoch = True
@@ -427,22 +522,34 @@ class EpochBasedTrainLoop(TrainLoop):
         micro_batch: Count | None = None,
     ) -> None:
         super().__init__(
-            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call,
-            on_nonfinite, max_time, micro_batch,
-        )  # fmt: skip
+            runner,
+            dataloader,
+            val_begin,
+            val_interval,
+            dynamic_intervals,
+            phases,
+            on_recompile,
+            steps_per_call,
+            on_nonfinite,
+            max_time,
+            micro_batch,
+        )
         self.max_epochs = max_epochs
-        if epoch_length is None and self.batches_per_iteration > 1:  # batches that are left over begin the next epoch
+        # batches that are left over begin the next epoch
+        if epoch_length is None and self.batches_per_iteration > 1:
             epoch_length = count_iterations(self.dataloader.length, self.batches_per_iteration)
         self._epoch_length = epoch_length
         self.repeats_data = epoch_length is not None
         if epoch_length is None and math.isfinite(dataloader.next_change(0)):
             raise ConfigError(
-                "`train_cfg.epoch_length` must be given for a batch size or a length of examples that changes, because "
+                "`train_cfg.epoch_length` must be given for a batch size or a length of examples "
+                "that changes, because "
                 "the iterations of a pass over the data then change too, got none"
             )
         if self.epoch_length is None and runner.processes.count > 1:
             raise ConfigError(
-                "`train_cfg.epoch_length` must be given for data without a length and several processes, got none"
+                "`train_cfg.epoch_length` must be given for data without a length and several "
+                "processes, got none"
             )
 
     @property
@@ -455,13 +562,16 @@ class EpochBasedTrainLoop(TrainLoop):
         """Training iterations in the whole run; `math.inf` if unknown."""
         if self.epoch_length is None:
             return math.inf
-        return self.epoch_start + (self.max_epochs - self.epoch) * self.epoch_length  # a resume may change the length
+        # a resume may change the length
+        return self.epoch_start + (self.max_epochs - self.epoch) * self.epoch_length
 
     def run(self) -> None:
         """Train to the end, and validate after each epoch at which it is due."""
         self.runner.call_hook("before_train")
         self.runner.programs.follow_model()
-        self._validate_before_first(self.epoch, self.max_epochs, at_boundary=self.iter == self.epoch_start)
+        self._validate_before_first(
+            self.epoch, self.max_epochs, at_boundary=self.iter == self.epoch_start
+        )
         with contextlib.closing(self):  # also after an error: readers have threads
             while self.epoch < self.max_epochs and not self.stop_training:
                 epoch = self.epoch
@@ -475,25 +585,34 @@ class EpochBasedTrainLoop(TrainLoop):
 
         If a hook stops training within the epoch, it does not end: a resumed run continues it.
         """
-        runner, start = self.runner, self.iter - self.epoch_start
+        runner = self.runner
+        start = self.iter - self.epoch_start
         runner.call_hook("before_train_epoch")
         if self._epoch_length is not None:
             num_iters = self.run_repeated(start, self.epoch_start + self._epoch_length)
         else:
             num_iters = self._run_pass(start)
         if self.stop_training and start + num_iters < (self.epoch_length or math.inf):
-            runner.logger.info(f"Training stops within epoch {self.epoch + 1}, which a resumed run continues.")
+            runner.logger.info(
+                f"Training stops within epoch {self.epoch + 1}, which a resumed run continues."
+            )
             return
         if start + num_iters == 0:
             self._raise_no_batches(self.epoch)
         if self.epoch_length is None:
-            runner.logger.info(f"Epoch {self.epoch + 1} had {start + num_iters} iterations: one pass over the data.")
+            runner.logger.info(
+                f"Epoch {self.epoch + 1} had {start + num_iters} iterations: one pass over the "
+                "data."
+            )
         with mark_inconsistent(self):
             runner.call_hook("after_train_epoch")
-            self.epoch, self.epoch_start = self.epoch + 1, self.iter
+            self.epoch = self.epoch + 1
+            self.epoch_start = self.iter
 
     def _run_pass(self, start: int) -> int:
-        """Train on what is left in the current pass over the data; return the number of iterations."""
+        """Train on what is left in the current pass over the data; return the number of
+        iterations.
+        """
         loader = self.dataloader
         if self.position is not None and (start or "state" in self.position):  # resumed
             loader.load_state_dict(self.position)
@@ -531,9 +650,18 @@ class IterBasedTrainLoop(TrainLoop):
         micro_batch: Count | None = None,
     ) -> None:
         super().__init__(
-            runner, dataloader, val_begin, val_interval, dynamic_intervals, phases, on_recompile, steps_per_call,
-            on_nonfinite, max_time, micro_batch,
-        )  # fmt: skip
+            runner,
+            dataloader,
+            val_begin,
+            val_interval,
+            dynamic_intervals,
+            phases,
+            on_recompile,
+            steps_per_call,
+            on_nonfinite,
+            max_time,
+            micro_batch,
+        )
         self._max_iters = max_iters
 
     @property
@@ -551,8 +679,10 @@ class IterBasedTrainLoop(TrainLoop):
         with contextlib.closing(self):
             while self.iter < self.max_iters and not self.stop_training:
                 self.run_repeated(self.iter, self._next_stop())
-                self._validate_if_due(self.iter, self.max_iters)  # `_next_stop` has chosen this iteration
-        if self.iter >= self.max_iters:  # otherwise the only epoch is not complete: a resumed run continues it
+                # `_next_stop` has chosen this iteration
+                self._validate_if_due(self.iter, self.max_iters)
+        # otherwise the only epoch is not complete: a resumed run continues it
+        if self.iter >= self.max_iters:
             runner.call_hook("after_train_epoch")
         runner.call_hook("after_train")
 

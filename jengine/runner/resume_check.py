@@ -1,7 +1,8 @@
 """Resume of a run: what differs from the checkpoint, and the optimizer that continues.
 
-One rule: counters, arrays, the seed, the data position and the learned state come from the checkpoint, settings from
-the config that is given now. What differs is printed once; `resume='exact'` refuses any difference.
+One rule: counters, arrays, the seed, the data position and the learned state come from the
+checkpoint, settings from the config that is given now. What differs is printed once;
+`resume='exact'` refuses any difference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,51 +10,68 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint import read_meta
 from jengine.checkpoint.arrays import is_key
-from jengine.checkpoint.fingerprint import compare_settings
-from jengine.errors import ConfigError
-from jengine.optim.schedules import chain_of, flatten_schedulers, load_schedulers_state_dict
+from jengine.checkpoint.layout import read_meta
+from jengine.config.errors import ConfigError
+from jengine.config.fingerprint import compare_settings
+from jengine.config.paths import flatten
+from jengine.optim.schedules.chain import chain_of
+from jengine.optim.schedules.scheduler import flatten_schedulers
+from jengine.optim.schedules.state import load_schedulers_state_dict
 from jengine.optim.wrapper_dict import wrappers_by_name
-from jengine.paths import flatten
 from jengine.runner.runner_protocol import RunnerInternals
 
 PyTree = Any
 
 # sections that do not change what a step computes
 _OUTSIDE_THE_STEP = (
-    "train_cfg.max_", "param_scheduler", "train_dataloader", "val_", "test_", "visualizer", "randomness",
-)  # fmt: skip
+    "train_cfg.max_",
+    "param_scheduler",
+    "train_dataloader",
+    "val_",
+    "test_",
+    "visualizer",
+    "randomness",
+)
 _MAX_LINES = 20
 
 
 def check_resume(runner: RunnerInternals, path: str) -> None:
     """Compare the settings of a run with a checkpoint, and log once what differs.
 
-    Nothing is restored and nothing compiled yet, but loop, optimizer and schedulers should be built.
+    Nothing is restored and nothing compiled yet, but loop, optimizer and schedulers should be
+    built.
 
     Raises:
-      ConfigError: the checkpoint is past the end; something differs with `resume='exact'`; or the optimizer cannot have
-        the checkpoint's settings, with `resume_settings='checkpoint'`.
+      ConfigError: the checkpoint is past the end; something differs with `resume='exact'`; or the
+        optimizer cannot have the checkpoint's settings, with `resume_settings='checkpoint'`.
     """
     saved = read_meta(path)
     check_length(runner, path, saved["meta"])
-    fingerprint = saved.get("fingerprint", {"settings": {}, "programs": {}})  # of an early version: all differs
+    # of an early version: all differs
+    fingerprint = saved.get("fingerprint", {"settings": {}, "programs": {}})
     differences = dict(compare_settings(runner.settings, fingerprint))
-    seed, configured = saved["meta"]["seed"], runner.configured_seed
+    seed = saved["meta"]["seed"]
+    configured = runner.configured_seed
     if configured is not None and configured != seed:  # a seed that was drawn gives way silently
         line = f"randomness.seed: {configured} in the config, {seed} in the checkpoint, which holds"
         differences["randomness.seed"] = line
     lines = list(differences.values())
     if lines and runner.resume_is_exact:
         raise ConfigError(
-            f"the settings must be those of the checkpoint {path} with resume='exact', got others:{_list(lines)}"
+            f"the settings must be those of the checkpoint {path} with resume='exact', got "
+            f"others:{_list(lines)}"
         )
     if lines:
         holds = "those of the run hold"
         if runner.resume_settings == "checkpoint":
-            holds += ", but for the optimizer and the schedules those of the checkpoint (resume_settings='checkpoint')"
-        runner.logger.warning(f"The settings of the run and of {path} differ; {holds}:{_list(lines)}")
+            holds += (
+                ", but for the optimizer and the schedules those of the checkpoint "
+                "(resume_settings='checkpoint')"
+            )
+        runner.logger.warning(
+            f"The settings of the run and of {path} differ; {holds}:{_list(lines)}"
+        )
     if all(name.startswith(_OUTSIDE_THE_STEP) for name in differences):
         # Else a program that has changed would be a second message of one cause
         runner.saved_hashes = dict(fingerprint["programs"])
@@ -77,16 +95,21 @@ def _load_optimizer_settings(runner: RunnerInternals, saved: Mapping[str, Any]) 
 
 
 def check_length(runner: RunnerInternals, path: str, meta: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a checkpoint with the `iter` and `epoch` in `meta` is past the end of a run."""
+    """Raise ConfigError if a checkpoint with the `iter` and `epoch` in `meta` is past the end of
+    a run.
+    """
     loop = runner.train_loop
     name, unit = ("max_epochs", "epoch") if loop.by_epoch else ("max_iters", "iter")
     end = loop.max_epochs if loop.by_epoch else loop.max_iters
     if meta[unit] > end:
         raise ConfigError(
-            f"`train_cfg.{name}` must be at least {meta[unit]}, which the checkpoint {path} has completed, got {end}"
+            f"`train_cfg.{name}` must be at least {meta[unit]}, which the checkpoint {path} has "
+            f"completed, got {end}"
         )
     if meta[unit] == end:
-        runner.logger.info(f"There is nothing left to train: {path} has completed all of train_cfg.{name}={end}.")
+        runner.logger.info(
+            f"There is nothing left to train: {path} has completed all of train_cfg.{name}={end}."
+        )
 
 
 def _list(lines: Sequence[str]) -> str:
@@ -95,7 +118,9 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def collect_fingerprint(runner: RunnerInternals) -> dict[str, Any]:
-    """Return what a checkpoint stores for the comparison: the settings, and the hashes of the training programs."""
+    """Return what a checkpoint stores for the comparison: the settings, and the hashes of the
+    training programs.
+    """
     programs = runner.programs.hash_jaxprs() if runner.programs is not None else {}
     return {"settings": runner.settings, "programs": programs}
 
@@ -105,8 +130,8 @@ def match_optimizer_state(
 ) -> tuple[PyTree | None, list[str]]:
     """Match the optimizer state to a checkpoint.
 
-    If only the hyperparameters in the state differ, they are not restored: each update receives them. A state that does
-    not fit is new.
+    If only the hyperparameters in the state differ, they are not restored: each update receives
+    them. A state that does not fit is new.
 
     Args:
       runner: the run.
@@ -126,7 +151,9 @@ def match_optimizer_state(
     ignore = [f"{name}.hyperparams" for name in names]
     prefixes = tuple(f"{prefix}." for prefix in ignore)
     target = _strip_hyperparams(opt_state)
-    if _shapes(target) == {path: shape for path, shape in saved.items() if not path.startswith(prefixes)}:
+    if _shapes(target) == {
+        path: shape for path, shape in saved.items() if not path.startswith(prefixes)
+    }:
         return target, ignore
     message = f"the optimizer state of {path} does not fit the optimizer of the run"
     if runner.resume_is_exact:
@@ -152,25 +179,36 @@ def _strip_hyperparams(opt_state: PyTree) -> PyTree:
 
 
 def complete_optimizer_state(restored: PyTree | None, initial: PyTree) -> PyTree:
-    """Return a restored state, None for a new one, with the hyperparameters that this run's initial state has."""
+    """Return a restored state, None for a new one, with the hyperparameters that this run's
+    initial state has.
+    """
     if restored is None:
         return initial
     if isinstance(restored, Mapping):
-        return {name: complete_optimizer_state(state, initial[name]) for name, state in restored.items()}
+        return {
+            name: complete_optimizer_state(state, initial[name]) for name, state in restored.items()
+        }
     return restored._replace(hyperparams=initial.hyperparams)
 
 
 def restore_schedules(runner: RunnerInternals, bundle: Mapping[str, Any]) -> None:
-    """Continue the schedules at the position of a checkpoint, with the values that were set by hand.
+    """Continue the schedules at the position of a checkpoint, with the values that were set by
+    hand.
 
     Without schedules in the checkpoint they start from the beginning.
     """
-    loop, schedulers = runner.train_loop, runner.param_schedulers
+    loop = runner.train_loop
+    schedulers = runner.param_schedulers
     if "param_schedulers" in bundle and schedulers is not None:
         load_schedulers_state_dict(
-            schedulers, bundle["param_schedulers"], settings=runner.resume_settings, iters=loop.iter, epochs=loop.epoch
+            schedulers,
+            bundle["param_schedulers"],
+            settings=runner.resume_settings,
+            iters=loop.iter,
+            epochs=loop.epoch,
         )
-        skipped = loop.epoch - bundle["meta"]["epoch"]  # with other data the checkpoint may be the end of an epoch
+        # with other data the checkpoint may be the end of an epoch
+        skipped = loop.epoch - bundle["meta"]["epoch"]
         for scheduler in flatten_schedulers(schedulers) if skipped else ():
             if scheduler.by_epoch:
                 scheduler.seek(scheduler.global_step + skipped)

@@ -1,15 +1,18 @@
-"""Position in the training data: saved with a checkpoint, and restored as exactly as the data allow."""
+"""Position in the training data: saved with a checkpoint, and restored as exactly as the data
+allow.
+"""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.runner.runner_protocol import RunnerInternals
 
 _IGNORED = {"replayed": "read and dropped", "lost": "repeated or lost"}
 _EFFECTS = {
-    "replayed": "a resumed run reads and drops the batches before its position, so it is exact only if they are the "
+    "replayed": "a resumed run reads and drops the batches before its position, so it is exact only if "
+    "they are the "
     "same in each run",
     "lost": "a resumed run continues with what it yields next",
 }
@@ -17,13 +20,16 @@ _EFFECTS = {
 
 def collect_position(runner: RunnerInternals, meta: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the position between two iterations; None in a loop without one."""
-    loop, loader = runner.train_loop, runner.train_dataloader
+    loop = runner.train_loop
+    loader = runner.train_dataloader
     if loop is None or loop.position is None:
         return None
-    is_epoch_end = loop.by_epoch and meta["epoch"] > loop.epoch  # a hook saves before the loop counts it
+    # a hook saves before the loop counts it
+    is_epoch_end = loop.by_epoch and meta["epoch"] > loop.epoch
     shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
     gathered = runner.processes.all_gather("the position in the data", (shard.index, loop.position))
-    positions = dict(reversed(gathered))  # the processes that read a shard have the same position in it
+    # the processes that read a shard have the same position in it
+    positions = dict(reversed(gathered))
     return {
         "positions": [positions[index] for index in range(shard.count)],
         "inner_iter": 0 if is_epoch_end else meta["iter"] - loop.epoch_start,
@@ -52,18 +58,21 @@ def warn_if_inexact(runner: RunnerInternals) -> None:
 def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -> None:
     """Continue at a checkpoint's position, once the loop's `iter` and `epoch` have been restored.
 
-    Another batch size or number of data shards continues at the same example if the data have access by index, or
-    yield examples; otherwise, and with another dataset, the pass starts again. What is repeated or dropped is logged.
+    Another batch size or number of data shards continues at the same example if the data have
+    access by index, or yield examples; otherwise, and with another dataset, the pass starts again.
+    What is repeated or dropped is logged.
 
     Raises:
       ConfigError: the same examples cannot follow, and `resume` is 'exact'.
     """
-    loop, loader = runner.train_loop, runner.train_dataloader
+    loop = runner.train_loop
+    loader = runner.train_dataloader
     if saved is None:
         if loop.by_epoch and loop.epoch_length:
             loop.epoch_start = loop.epoch * loop.epoch_length
         return
-    loader.set_step(max(loop.iter - 1, 0))  # in which the position was saved; the loop goes on from it
+    # in which the position was saved; the loop goes on from it
+    loader.set_step(max(loop.iter - 1, 0))
     positions = saved["positions"]
     shard = runner.strategy.data_shard.for_axis(loader.batch_axis)
     compared = (
@@ -71,7 +80,9 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
         ("dataset of", saved["dataset_size"], loader.dataset_size),
         ("data shards:", len(positions), shard.count),
     )
-    changes = [f"{name} {new} ({old} in the checkpoint)" for name, old, new in compared if old != new]
+    changes = [
+        f"{name} {new} ({old} in the checkpoint)" for name, old, new in compared if old != new
+    ]
     batches = (saved["batch_size"] or 0) * len(positions), (loader.batch_size or 0) * shard.count
     total = sum(position["examples"] for position in positions)
     if not changes:
@@ -103,20 +114,27 @@ def restore_position(runner: RunnerInternals, saved: Mapping[str, Any] | None) -
     else:
         loop.epoch_start = loop.iter - saved["inner_iter"]
     is_same = batches[0] == batches[1] > 0 and saved["dataset_size"] == loader.dataset_size
-    if is_same and not repeated and loop.epoch_length == saved["epoch_length"]:  # only on other processes
-        _report_places(runner, batches[1], f"{shard.count} data shards", shard.count, len(positions))
+    # only on other processes
+    if is_same and not repeated and loop.epoch_length == saved["epoch_length"]:
+        _report_places(
+            runner, batches[1], f"{shard.count} data shards", shard.count, len(positions)
+        )
         return
     _report_changes(runner, saved, changes, first["epoch"] + 1, repeated)
 
 
 def start_at(runner: RunnerInternals, step: int) -> None:
-    """Continue after `step` iterations of another loop: at that place in this run's order of the data."""
-    loop, loader = runner.train_loop, runner.train_dataloader
+    """Continue after `step` iterations of another loop: at that place in this run's order of the
+    data.
+    """
+    loop = runner.train_loop
+    loader = runner.train_dataloader
     length = loop.epoch_length if loop.by_epoch else loader.length
     loop.iter = step
     if length is None:  # a stream: what the other loop has read of it is unknown
         runner.logger.warning(
-            f"The data start from the beginning: {loader.kind} has no length, so no place of step {step}."
+            f"The data start from the beginning: {loader.kind} has no length, so no place of step "
+            f"{step}."
         )
         return
     epoch, inner = divmod(step, length)
@@ -126,9 +144,12 @@ def start_at(runner: RunnerInternals, step: int) -> None:
         loop.position = loader.state_dict()
 
 
-def _report_places(runner: RunnerInternals, batch: int, places: str, count: int, before: int) -> None:
+def _report_places(
+    runner: RunnerInternals, batch: int, places: str, count: int, before: int
+) -> None:
     runner.logger.info(
-        f"The run continues at the same example with the same global batch of {batch}: {batch // count} examples on "
+        f"The run continues at the same example with the same global batch of {batch}: "
+        f"{batch // count} examples on "
         f"each of {places}, instead of {batch // before} on {before}."
     )
 
@@ -140,32 +161,44 @@ def _report_inexact(runner: RunnerInternals, examples: int) -> None:
     effect = _IGNORED[loader.resume]
     if runner.resume_is_exact:
         raise ConfigError(
-            f"`resume` must continue with the same examples with resume='exact', got {loader.kind}, whose "
+            "`resume` must continue with the same examples with resume='exact', got "
+            f"{loader.kind}, whose "
             f"position cannot be saved: {examples} examples are {effect}"
         )
     runner.logger.warning(
-        f"The position in {loader.kind} was not saved: {examples} examples of this pass are {effect}."
+        f"The position in {loader.kind} was not saved: {examples} examples of this pass are "
+        f"{effect}."
     )
 
 
 def _report_changes(
-    runner: RunnerInternals, saved: Mapping[str, Any], changes: list[str], number: int, repeated: int
+    runner: RunnerInternals,
+    saved: Mapping[str, Any],
+    changes: list[str],
+    number: int,
+    repeated: int,
 ) -> None:
-    loop, effect = runner.train_loop, "the run continues at the same example"
+    loop = runner.train_loop
+    effect = "the run continues at the same example"
     if repeated:
         what = "repeated" if repeated > 0 else "skipped"
         effect = f"{abs(repeated)} examples of pass {number} over the data are {what}"
     if runner.resume_is_exact:
         raise ConfigError(
-            f"the data must be those of the checkpoint with resume='exact', got {', '.join(changes)}: {effect}"
+            "the data must be those of the checkpoint with resume='exact', got "
+            f"{', '.join(changes)}: {effect}"
         )
     lengths = ""
     if loop.epoch_length != saved["epoch_length"]:
-        lengths = f", an epoch has {loop.epoch_length} iterations instead of {saved['epoch_length']}"
+        lengths = (
+            f", an epoch has {loop.epoch_length} iterations instead of {saved['epoch_length']}"
+        )
     remaining = f"{loop.max_iters - loop.iter} iterations remain"
     if loop.max_iters == math.inf:
         remaining = f"the run ends after {loop.max_epochs} epochs"
     runner.logger.warning(
-        f"The data differ from those of the checkpoint: {', '.join(changes)}: {effect}{lengths}, and {remaining}; "
-        "schedules by epoch and those converted from epochs keep their place in the epoch, others their iteration."
+        f"The data differ from those of the checkpoint: {', '.join(changes)}: {effect}{lengths}, "
+        f"and {remaining}; "
+        "schedules by epoch and those converted from epochs keep their place in the epoch, others "
+        "their iteration."
     )

@@ -7,63 +7,79 @@ from typing import Any, Literal
 
 import jax
 
-from jengine.annotations import checked
-from jengine.checkpoint import Checkpointer
+from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.directories import CheckpointDirectories
-from jengine.checkpoint.fingerprint import describe_settings
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.checkpoint.start_from import default_resume_command, remove_in_memory
-from jengine.config import format_config, resolve
-from jengine.config.locate import locate_errors
-from jengine.construction import convert_call
+from jengine.config.annotations import checked
+from jengine.config.construction import convert_call
+from jengine.config.containers import resolve
+from jengine.config.dump import format_config
+from jengine.config.errors import ConfigError
+from jengine.config.fingerprint import describe_settings
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
-from jengine.distributed import get_processes
-from jengine.errors import ConfigError
+from jengine.evaluation.predict import Predictor, open_batches
 from jengine.evaluation.sections import suggest_metrics
-from jengine.hooks import Hook, Priority
+from jengine.extras.diagnose.locate import locate_errors
+from jengine.extras.mmengine.mmengine_names import MMEngineNames
+from jengine.extras.serving.trained_module import trained_module
+from jengine.hooks.hook import Hook
 from jengine.hooks.hook_list import HookList
+from jengine.hooks.priority import Priority
 from jengine.hooks.run_record import GroupTable
-from jengine.inference.predict import Predictor, open_batches
-from jengine.inference.trained_module import trained_module
-from jengine.logging import LogProcessor, PhaseTimer
-from jengine.model import build_model
-from jengine.optim import OptimWrapper, build_optim_wrapper
-from jengine.optim.batch_size import read_auto_scale_lr, scale_lr, scale_with_batch, warn_of_accumulation
-from jengine.optim.schedules import Schedulers
+from jengine.logging.phase_timer import PhaseTimer
+from jengine.logging.processor import LogProcessor
+from jengine.model.precision import build_model
+from jengine.optim.batch_size import (
+    read_auto_scale_lr,
+    scale_lr,
+    scale_with_batch,
+    warn_of_accumulation,
+)
+from jengine.optim.schedules.scheduler import Schedulers
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_builder import build_optim_wrapper
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
+from jengine.parallel.processes import get_processes
+from jengine.parallel.strategy import DispatchLimiter
 from jengine.runner import bundle, components, config_checks
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing, list_directories
 from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
-from jengine.runner.mmengine_names import MMEngineNames
-from jengine.runner.programs import TrainPrograms
 from jengine.runner.resume_check import check_resume
 from jengine.runner.session import RunFiles, record_session
-from jengine.sharding import DispatchLimiter
-from jengine.train import TrainState
 from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.hyperparams import Hyperparams
 from jengine.train.initial_state import StateInitializer
+from jengine.train.programs import TrainPrograms
 from jengine.train.scanned_step import ChunkMetrics
+from jengine.train.state import TrainState
 
 PyTree = Any
-_LATER: Any = None  # typed as in the stages that use it; only code that may run earlier compares with None
+# typed as in the stages that use it; only code that may run earlier compares with None
+_LATER: Any = None
 
 
 @functools.partial(checked, owner="")
 class Runner(MMEngineNames):
     """Runner that trains, validates and tests a model, with hooks around one compiled step.
 
-    Each argument is an object or a config (`dict(type=..., ...)`), with MMEngine's names. Invalid arguments raise
-    here, with the path in the config; `train`, `val` and `test` build what depends on the data.
+    Each argument is an object or a config (`dict(type=..., ...)`), with MMEngine's names. Invalid
+    arguments raise here, with the path in the config; `train`, `val` and `test` build what depends
+    on the data.
 
-    >>> from jengine.model import FunctionalModel
-    >>> model = FunctionalModel(lambda rng: {"w": 0.0}, lambda params, batch: (params["w"] - batch) ** 2)
+    >>> from jengine.model.functional import FunctionalModel
+    >>> model = FunctionalModel(
+    ...     lambda rng: {"w": 0.0}, lambda params, batch: (params["w"] - batch) ** 2
+    ... )
     >>> runner = Runner(
-    ...     model, "work_dirs/mean", train_dataloader=[jax.numpy.ones(4)], train_cfg=dict(max_epochs=9),
+    ...     model,
+    ...     "work_dirs/mean",
+    ...     train_dataloader=[jax.numpy.ones(4)],
+    ...     train_cfg=dict(max_epochs=9),
     ...     optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
     ... )
     >>> runner.train().params  # doctest: +SKIP
@@ -72,39 +88,49 @@ class Runner(MMEngineNames):
     Args:
       model: a `Model`, or a config for one.
       work_dir: directory or URL (`gs://`, `s3://`) for checkpoints and logs.
-      train_dataloader, val_dataloader, test_dataloader: a loader config, or an iterable over batches; for evaluations
-        also several by name, or a list of loaders.
-      train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a loop by `type`, with
-        `val_begin`, `val_interval`, `dynamic_intervals` and `steps_per_call`.
-      val_cfg, test_cfg: `dict()` or a loop by `type`; with several evaluations also settings by name: `EvalSettings`.
+      train_dataloader, val_dataloader, test_dataloader: a loader config, or an iterable over
+        batches; for evaluations also several by name, or a list of loaders.
+      train_cfg: `dict(by_epoch=True, max_epochs=...)`, `dict(by_epoch=False, max_iters=...)` or a
+        loop by `type`, with `val_begin`, `val_interval`, `dynamic_intervals` and `steps_per_call`.
+      val_cfg, test_cfg: `dict()` or a loop by `type`; with several evaluations also settings by
+        name: `EvalSettings`.
       optim_wrapper: an `OptimWrapper`, a config for one, or an optax gradient transformation.
-      param_scheduler: a scheduler config, an optax schedule (a function from the iteration to the learning rate), or a
-        list of them, applied in order.
-      val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`; with several evaluations for
-        all of them, or by name.
+      param_scheduler: a scheduler config, an optax schedule (a function from the iteration to the
+        learning rate), or a list of them, applied in order.
+      val_evaluator, test_evaluator: metrics: a config, a list of them, or an `Evaluator`; with
+        several evaluations for all of them, or by name.
       default_hooks: changes to the six default hooks, by name; None removes one.
       custom_hooks: further hooks: a list, or one.
-      load_from: the initial weights: a path to a checkpoint or to pretrained weights, a pytree of arrays, an
-        `nnx.Module`, or a dict with the fields of `LoadFrom`: `path` (any of these), `rename=[(old, new), ...]`, ...
-      resume: a path continues from that checkpoint. True continues from `load_from` if that is a checkpoint's path,
-        else from the newest one in `work_dir` if there is one; with 'must', nothing to resume is an error. 'exact' is
-        True, and anything that differs from the checkpoint is an error.
+      load_from: the initial weights: a path to a checkpoint or to pretrained weights, a pytree of
+        arrays, an `nnx.Module`, or a dict with the fields of `LoadFrom`: `path` (any of these),
+        `rename=[(old, new), ...]`, ...
+      resume: a path continues from that checkpoint. True continues from `load_from` if that is a
+        checkpoint's path, else from the newest one in `work_dir` if there is one; with 'must',
+        nothing to resume is an error. 'exact' is True, and anything that differs from the
+        checkpoint is an error.
       parallel: the strategy, which places arrays on devices.
       precision: the dtype in which the network computes, or a dict of `Precision`'s fields.
       log_processor: formats log lines.
-      visualizer: writes scalars and images; a LocalVisualizer with JSON lines and PNG files by default.
+      visualizer: writes scalars and images; a LocalVisualizer with JSON lines and PNG files by
+        default.
       randomness: `dict(seed=int)`; with None the seed is drawn, and saved in checkpoints.
-      auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch size.
-      experiment_name, cfg: name in the logs; and the config for the work dir and checkpoints, by default one of these.
+      auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch
+        size.
+      experiment_name, cfg: name in the logs; and the config for the work dir and checkpoints, by
+        default one of these.
       log_level: lowest level in the terminal and the log file, as in `logging`.
-      resume_settings: whose optimizer and schedule settings a resumed run has: those given now ('config'), or those of
-        the 'checkpoint', as in MMEngine.
+      resume_settings: whose optimizer and schedule settings a resumed run has: those given now
+        ('config'), or those of the 'checkpoint', as in MMEngine.
 
     Attributes:
-      state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it.
-      train_loop, val_loop, test_loop, optim_wrapper, param_schedulers, programs: None until `train`, ... build them.
-      resume_command: returns how an interrupted run can continue, with the arguments of `default_resume_command`.
-      hyperparams: scalars that hooks pass to the step. Add a key before training; its value may change at any time.
+      state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step
+        donates it.
+      train_loop, val_loop, test_loop, optim_wrapper, param_schedulers, programs: None until
+        `train`, ... build them.
+      resume_command: returns how an interrupted run can continue, with the arguments of
+        `default_resume_command`.
+      hyperparams: scalars that hooks pass to the step. Add a key before training; its value may
+        change at any time.
     """
 
     train_loop: TrainLoop = _LATER
@@ -147,26 +173,44 @@ class Runner(MMEngineNames):
         log_level: int | str = "INFO",
         resume_settings: Literal["config", "checkpoint"] = "config",
     ) -> None:
-        arguments = {name: value for name, value in locals().items() if name != "self"}  # before any other local
+        # before any other local
+        arguments = {name: value for name, value in locals().items() if name != "self"}
         self.settings = describe_settings(arguments, cfg) if train_cfg is not None else {}
         self._auto_scale_lr = read_auto_scale_lr(auto_scale_lr)
-        self._sections, schedulers = config_checks.check_sections(arguments)  # refuses before anything is built
-        self.resume_settings, self.resume_is_exact = resume_settings, resume == "exact"
+        # refuses before anything is built
+        self._sections, schedulers = config_checks.check_sections(arguments)
+        self.resume_settings = resume_settings
+        self.resume_is_exact = resume == "exact"
         self.saved_hashes: dict[str, str] = {}
         given = None if cfg is None else remove_in_memory(resolve(cfg))
         self.cfg = convert_call(Runner, {**arguments, "resume": False}) if given is None else given
-        self.cfg_text, opaque = format_config(self.cfg, os.path.join(work_dir, "config.py")) if self.cfg else ("", [])
+        self.cfg_text, opaque = (
+            format_config(self.cfg, os.path.join(work_dir, "config.py")) if self.cfg else ("", [])
+        )
 
         self.processes = get_processes()
         identity = agree_on_identity(
-            self.processes, given or {}, work_dir, load_from=load_from, resume=resume, randomness=randomness,
+            self.processes,
+            given or {},
+            work_dir,
+            load_from=load_from,
+            resume=resume,
+            randomness=randomness,
             experiment_name=experiment_name,
-        )  # fmt: skip
-        self.work_dir, self.local_dir, self.log_dir = identity.work_dir, identity.local_dir, identity.log_dir
-        self.timestamp, self.experiment_name, self.seed = identity.timestamp, identity.experiment_name, identity.seed
-        self.run_id, self.configured_seed = identity.run_id, identity.configured_seed
-        self._load_from, self._resume_from = identity.load_from, identity.resume_from
-        self.resume_command: Callable[..., str] = functools.partial(default_resume_command, load_from)
+        )
+        self.work_dir = identity.work_dir
+        self.local_dir = identity.local_dir
+        self.log_dir = identity.log_dir
+        self.timestamp = identity.timestamp
+        self.experiment_name = identity.experiment_name
+        self.seed = identity.seed
+        self.run_id = identity.run_id
+        self.configured_seed = identity.configured_seed
+        self._load_from = identity.load_from
+        self._resume_from = identity.resume_from
+        self.resume_command: Callable[..., str] = functools.partial(
+            default_resume_command, load_from
+        )
 
         use_compilation_cache()  # before the first compilation
         self.phase_timer, self.interrupts = PhaseTimer(), Interrupts(self.processes)
@@ -178,7 +222,11 @@ class Runner(MMEngineNames):
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(list_directories(self), self.run_id)
-        opaque += [] if type(self) is Runner else [f"use {type(self).__name__}.from_cfg(load_config(...))"]
+        opaque += (
+            []
+            if type(self) is Runner
+            else [f"use {type(self).__name__}.from_cfg(load_config(...))"]
+        )
         self.files = RunFiles(self, self._directories, opaque)
         self.log_processor = components.build_log_processor(log_processor, train_cfg)
         logs = components.build_logs(identity, log_level, self.build_logger, self.build_message_hub)
@@ -188,21 +236,28 @@ class Runner(MMEngineNames):
         self.hyperparams, self.optimizer_settings = Hyperparams(), dict[str, dict[str, Any]]()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._predictors: dict[str, Predictor] = {}  # by `batch_rules`
-        self._resets: dict[tuple[str, tuple[int, ...] | None], Any] = {}  # programs by optimizer and groups
-        self._loaders = DataLoaders(self._sections, self.seed, self.processes, self.strategy.data_shard, self.cfg)
+        # programs by optimizer and groups
+        self._resets: dict[tuple[str, tuple[int, ...] | None], Any] = {}
+        self._loaders = DataLoaders(
+            self._sections, self.seed, self.processes, self.strategy.data_shard, self.cfg
+        )
         self._initializer = StateInitializer(self.model, self.strategy, self.seed, self.cfg)
         self.checkpointer = Checkpointer(self.work_dir, self.run_id, before_seal=self.files.send)
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
-        """Return a Runner from a config whose keys are the constructor's arguments; the key `vars` is the user's.
+        """Return a Runner from a config whose keys are the constructor's arguments; the key `vars`
+        is the user's.
 
         Raises:
-          ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional package.
+          ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional
+            package.
         """
         plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
         with locate_errors(plain):
-            runner = cls(**{name: value for name, value in plain.items() if name != "vars"}, cfg=plain)
+            runner = cls(
+                **{name: value for name, value in plain.items() if name != "vars"}, cfg=plain
+            )
         if dropped:
             runner.logger.info(dropped)
         return runner
@@ -210,9 +265,13 @@ class Runner(MMEngineNames):
     # --- Training ---
 
     def train(self) -> TrainState:
-        """Train to the end and return the final state; RuntimeError if an earlier call stopped within an iteration."""
+        """Train to the end and return the final state; RuntimeError if an earlier call stopped
+        within an iteration.
+        """
         if not self.is_training_configured:
-            raise RuntimeError("there is nothing to train: set train_dataloader, train_cfg and optim_wrapper")
+            raise RuntimeError(
+                "there is nothing to train: set train_dataloader, train_cfg and optim_wrapper"
+            )
         check_consistent(self, self._failure)
         self.phase_timer.start("setup")  # `prepare_training` may compile
         self.prepare_training()
@@ -237,38 +296,63 @@ class Runner(MMEngineNames):
             self.train_loop = components.build_train_loop(self, self._sections["train_cfg"], loader)
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
-            batch_size = (loader.batch_size or 0) * self.strategy.data_shard.for_axis(loader.batch_axis).count
+            batch_size = (loader.batch_size or 0) * self.strategy.data_shard.for_axis(
+                loader.batch_axis
+            ).count
             scale_lr(wrapper, self._auto_scale_lr, batch_size, self.logger)
-            self._group_table = wrapper.group_table()  # before a warm-up changes the hyperparameters
+            # before a warm-up changes the hyperparameters
+            self._group_table = wrapper.group_table()
             warn_of_accumulation(wrapper, self.model.module_types, self.logger)
-            for name, optimizer in wrappers_by_name(wrapper).items():  # before schedulers change them
-                self.optimizer_settings[name] = {"type": optimizer.optimizer.name, **optimizer.group_state_dict()}
+            # before schedulers change them
+            for name, optimizer in wrappers_by_name(wrapper).items():
+                self.optimizer_settings[name] = {
+                    "type": optimizer.optimizer.name,
+                    **optimizer.group_state_dict(),
+                }
             schedulers = self._sections["param_scheduler"]
-            self.param_schedulers = components.build_schedulers(self.train_loop, schedulers, wrapper)
-            scale_with_batch(self.param_schedulers, wrapper, self._auto_scale_lr, loader.batch_sizes)
+            self.param_schedulers = components.build_schedulers(
+                self.train_loop, schedulers, wrapper
+            )
+            scale_with_batch(
+                self.param_schedulers, wrapper, self._auto_scale_lr, loader.batch_sizes
+            )
             if self._resume_from is not None:
                 check_resume(self, self._resume_from)
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")  # which `_init_state` checks
-        if self.state is None or self.state.opt_state is None:  # without `opt_state`: only evaluated so far
-            self._loaders.call_with_example("train_dataloader", self._init_state, wrapper, self.hooks, abstract)
+        # without `opt_state`: only evaluated so far
+        if self.state is None or self.state.opt_state is None:
+            self._loaders.call_with_example(
+                "train_dataloader", self._init_state, wrapper, self.hooks, abstract
+            )
 
     def build_optimizer(self) -> Any:
         """Return the optimizer wrapper, built for the parameters' shapes."""
         if self.optim_wrapper is None:
             optim_wrapper = self._sections["optim_wrapper"]
             if not isinstance(optim_wrapper, OptimWrapper):
-                params = self._loaders.call_with_example("train_dataloader", self._initializer.param_shapes)
-                optim_wrapper = build_optim_wrapper(params, optim_wrapper, module_types=self.model.module_types)
+                params = self._loaders.call_with_example(
+                    "train_dataloader", self._initializer.param_shapes
+                )
+                optim_wrapper = build_optim_wrapper(
+                    params, optim_wrapper, module_types=self.model.module_types
+                )
             self.optim_wrapper = optim_wrapper
             for wrapper in wrappers_by_name(optim_wrapper).values():
-                wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name  # it averages over the replicas
+                # it averages over the replicas
+                wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name
         return self.optim_wrapper
 
     def _init_state(
-        self, batch: Batch, wrapper: AnyWrapper | None = None, hooks: Sequence[Hook] = (), abstract: bool = False
+        self,
+        batch: Batch,
+        wrapper: AnyWrapper | None = None,
+        hooks: Sequence[Hook] = (),
+        abstract: bool = False,
     ) -> None:
-        """Create the state, once the shapes are known to fit checkpoints and evaluations; see `StateInitializer`."""
+        """Create the state, once the shapes are known to fit checkpoints and evaluations; see
+        `StateInitializer`.
+        """
         traced, init = self._initializer.trace(batch, wrapper, hooks)
         shapes = traced.out_info
         config_checks.check_state(self.hooks if wrapper is not None else (), shapes)
@@ -278,8 +362,17 @@ class Runner(MMEngineNames):
         self._is_loaded = False
 
     def build_programs(self) -> TrainPrograms:
-        """Return the training programs for this run's devices; each is compiled at the first call."""
-        parts = self.model, self.optim_wrapper, self.hooks, self.strategy, self.dispatch_limiter, self.phase_timer
+        """Return the training programs for this run's devices; each is compiled at the first
+        call.
+        """
+        parts = (
+            self.model,
+            self.optim_wrapper,
+            self.hooks,
+            self.strategy,
+            self.dispatch_limiter,
+            self.phase_timer,
+        )
         settings = self.train_loop.phases, self.train_loop.on_recompile, self.files.open
         return TrainPrograms(
             *parts,
@@ -292,7 +385,8 @@ class Runner(MMEngineNames):
 
     def _run_train_loop(self) -> None:
         loop = self.train_loop
-        self.optim_wrapper.initialize_count_status(loop.iter, loop.max_iters)  # a resume may be within a window
+        # a resume may be within a window
+        self.optim_wrapper.initialize_count_status(loop.iter, loop.max_iters)
         self.programs = self.build_programs()  # hooks may have been added since an earlier call
         self.programs.hashes.update(self.saved_hashes)
         self._first_iter = loop.iter  # for the speed
@@ -310,16 +404,22 @@ class Runner(MMEngineNames):
     # --- Evaluation and prediction ---
 
     def val(self) -> dict[str, float]:
-        """Validate once and return the metrics; raise RuntimeError without the sections for validation."""
+        """Validate once and return the metrics; raise RuntimeError without the sections for
+        validation.
+        """
         return self._evaluate("val")
 
     def test(self) -> dict[str, float]:
-        """Test the trained state, or `load_from`, once and return the metrics; raise RuntimeError without a test."""
+        """Test the trained state, or `load_from`, once and return the metrics; raise
+        RuntimeError without a test.
+        """
         return self._evaluate("test")
 
     def _evaluate(self, mode: str) -> dict[str, float]:
         if self._sections[f"{mode}_cfg"] is None:
-            raise RuntimeError(f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator")
+            raise RuntimeError(
+                f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator"
+            )
         if self.state is None:
             self._loaders.call_with_example(self._loaders.first_path(mode), self._init_state)
         loop = self._eval_loop(mode)
@@ -335,22 +435,32 @@ class Runner(MMEngineNames):
         """Return the validation or test loop, built at the first use."""
         name = f"{mode}_loop"
         if getattr(self, name) is None:
-            setattr(self, name, components.build_eval_loop(self, mode, self._sections, self._loaders.get_all(mode)))
+            setattr(
+                self,
+                name,
+                components.build_eval_loop(self, mode, self._sections, self._loaders.get_all(mode)),
+            )
         return getattr(self, name)
 
     def module(self, train: bool = False) -> Any:
-        """Return a copy of the Flax module with the weights that evaluation uses; see `trained_module`."""
+        """Return a copy of the Flax module with the weights that evaluation uses; see
+        `trained_module`.
+        """
         if self.state is None:
-            raise RuntimeError("the run has no weights yet: call train, val or test before `module`")
+            raise RuntimeError(
+                "the run has no weights yet: call train, val or test before `module`"
+            )
         return trained_module(self.model, *self.eval_variables()[""], self.strategy.replicas, train)
 
     def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> PyTree:
-        """Return the predictions for all examples of `data`, in order, as NumPy arrays; weights as in a validation.
+        """Return the predictions for all examples of `data`, in order, as NumPy arrays; weights as
+        in a validation.
 
         Args:
-          data: arrays (one, or a dict or tuple), a map-style dataset or its config, a loader or its config, or any
-            iterable over batches, such as a list. A dict with the key `dataset` or `type` is a config. Data with
-            `batch_axis=None` have a list with the predictions for each batch.
+          data: arrays (one, or a dict or tuple), a map-style dataset or its config, a loader or its
+            config, or any iterable over batches, such as a list. A dict with the key `dataset` or
+            `type` is a config. Data with `batch_axis=None` have a list with the predictions for
+            each batch.
           batch_size: examples per batch on this process, for arrays and datasets; 128 by default.
           seed: another seed than the run's, for other samples of a model that samples.
         """
@@ -360,10 +470,16 @@ class Runner(MMEngineNames):
                 self._init_state(example)
         self.load_or_resume()
         self.files.open()
-        with self.phase_timer.phase("prediction"), abort_all_on_error(self.processes, self.interrupts):
-            predictor = Predictor(self.model, self.strategy, self.processes, rules, self.seed)  # compiles later
+        with (
+            self.phase_timer.phase("prediction"),
+            abort_all_on_error(self.processes, self.interrupts),
+        ):
+            # compiles later
+            predictor = Predictor(self.model, self.strategy, self.processes, rules, self.seed)
             predictor = self._predictors.setdefault(str(rules), predictor)
-            return predictor.predict(*self.eval_variables()[""], batches, self.dispatch_limiter, seed)
+            return predictor.predict(
+                *self.eval_variables()[""], batches, self.dispatch_limiter, seed
+            )
 
     def close(self) -> None:
         """Finish background work, also after an error."""
@@ -371,11 +487,17 @@ class Runner(MMEngineNames):
 
     # --- Hooks ---
 
-    def register_hook(self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None) -> None:
-        """Add a hook, an instance or a config; `priority` overrides the config's and the class's."""
+    def register_hook(
+        self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None
+    ) -> None:
+        """Add a hook, an instance or a config; `priority` overrides the config's and the
+        class's.
+        """
         self.hook_list.register(hook, priority)
 
-    def register_hooks(self, default_hooks: Mapping[str, Any] | None = None, custom_hooks: Any = None) -> None:
+    def register_hooks(
+        self, default_hooks: Mapping[str, Any] | None = None, custom_hooks: Any = None
+    ) -> None:
         """Change the default hooks and add custom ones, as the constructor does."""
         with suggest_metrics(self._sections["val_evaluator"]):
             self.register_default_hooks(default_hooks)
@@ -390,7 +512,9 @@ class Runner(MMEngineNames):
         self.hook_list.register_all(hooks)
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
-        """Call every hook that defines `stage`, in priority order; your own loop may define other stages."""
+        """Call every hook that defines `stage`, in priority order; your own loop may define
+        other stages.
+        """
         self.hook_list.call(self, stage, arguments)
 
     def get_hooks_info(self) -> str:
@@ -400,7 +524,9 @@ class Runner(MMEngineNames):
     # --- Steps and checkpoints, called by loops and hooks ---
 
     def train_step(self, batch: Batch) -> dict[str, jax.Array]:
-        """Run one training step on a batch on the device, and return the metrics, which stay there."""
+        """Run one training step on a batch on the device, and return the metrics, which stay
+        there.
+        """
         iteration = self.train_loop.iter
         is_update = self.optim_wrapper.start_step(iteration)
         self._state, metrics, weight = self.programs.run_step(
@@ -411,13 +537,21 @@ class Runner(MMEngineNames):
         return metrics
 
     def train_chunk(
-        self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
+        self,
+        batches: Sequence[PyTree],
+        hyperparams: Sequence[Mapping[str, Any]],
+        is_update: Sequence[bool],
     ) -> ChunkMetrics:
         """Run a training step for each host batch in one call; see `TrainPrograms.run_chunk`."""
-        first = self.train_loop.iter + 1 - len(batches)  # the hooks have been called for the last one
-        self._state, metrics, weights = self.programs.run_chunk(self._state, batches, hyperparams, is_update, first)
+        # the hooks have been called for the last one
+        first = self.train_loop.iter + 1 - len(batches)
+        self._state, metrics, weights = self.programs.run_chunk(
+            self._state, batches, hyperparams, is_update, first
+        )
         if weights is not None:
-            self.message_hub.update_weight_batch(weights, first, self.programs.are_by_example(metrics.values))
+            self.message_hub.update_weight_batch(
+                weights, first, self.programs.are_by_example(metrics.values)
+            )
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
@@ -425,17 +559,20 @@ class Runner(MMEngineNames):
         return {**self.optim_wrapper.hyperparams, **self.hyperparams}
 
     def take_hyperparams(self) -> None:
-        """Set in the optimizer what hooks have set in `hyperparams` under the name of one of its own."""
+        """Set in the optimizer what hooks have set in `hyperparams` under the name of one of its
+        own.
+        """
         wrapper = self.optim_wrapper
         if self.hyperparams and isinstance(wrapper, OptimWrapper):
             for name in self.hyperparams.keys() & wrapper.grouped.hyperparams().keys():
                 wrapper.set_hyperparam(name, float(self.hyperparams.pop(name)))
 
     def set_lr(self, lr: float, optimizer: str = "") -> None:
-        """Set the learning rate from the next step on, as `param_groups[i]['lr'] = lr` does for one group.
+        """Set the learning rate from the next step on, as `param_groups[i]['lr'] = lr` does for one
+        group.
 
-        Groups keep their multipliers. A schedule goes on from the new rate, and checkpoints keep it: see
-        `ScheduleChain`.
+        Groups keep their multipliers. A schedule goes on from the new rate, and checkpoints keep
+        it: see `ScheduleChain`.
 
         Args:
           lr: the rate of the optimizer itself.
@@ -443,10 +580,14 @@ class Runner(MMEngineNames):
         """
         self._wrapper(optimizer).set_lr(lr)
 
-    def reset_optimizer(self, groups: Sequence[int | str] | None = None, optimizer: str = "") -> None:
-        """Start the optimizer anew between two iterations: zero moments and step count, where they are.
+    def reset_optimizer(
+        self, groups: Sequence[int | str] | None = None, optimizer: str = ""
+    ) -> None:
+        """Start the optimizer anew between two iterations: zero moments and step count, where they
+        are.
 
-        Schedules go on, and the training step does not compile again. See `OptimWrapper.reset_state`.
+        Schedules go on, and the training step does not compile again. See
+        `OptimWrapper.reset_state`.
 
         Args:
           groups: the parameter groups that start anew, by index or `group_name`; None for all.
@@ -466,7 +607,10 @@ class Runner(MMEngineNames):
         state = self.state.opt_state[optimizer] if optimizer else self.state.opt_state
         if (reset := self._resets.get((optimizer, chosen))) is None:
             shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-            reset = jax.jit(lambda state, params: wrapper.reset_state(state, params, chosen), out_shardings=shardings)
+            reset = jax.jit(
+                lambda state, params: wrapper.reset_state(state, params, chosen),
+                out_shardings=shardings,
+            )
             self._resets[optimizer, chosen] = reset
         state = reset(state, self.state.params)
         opt_state = {**self.state.opt_state, optimizer: state} if optimizer else state
@@ -479,25 +623,37 @@ class Runner(MMEngineNames):
         return wrappers[optimizer]
 
     def __repr__(self) -> str:
-        return f"Runner({type(self.model).__name__}, iteration {self.iter:,} of {self.max_iters:,}, {self.work_dir!r})"
+        return (
+            f"Runner({type(self.model).__name__}, iteration {self.iter:,} of {self.max_iters:,}, "
+            f"{self.work_dir!r})"
+        )
 
     def eval_variables(self) -> dict[str, tuple[PyTree, PyTree]]:
-        """Return the variables to evaluate: suffix of the metric names -> `(params, model_state)`."""
+        """Return the variables to evaluate: suffix of the metric names -> `(params,
+        model_state)`.
+        """
         variables = {"": (self.state.params, self.state.model_state)}
         for hook in self.hook_list:
-            variables = hook.eval_variables(self, variables)  # each sees what earlier hooks have replaced
+            # each sees what earlier hooks have replaced
+            variables = hook.eval_variables(self, variables)
         return variables
 
     def save_checkpoint(
         self,
-        out_dir: str | None = None, filename: str = "checkpoint", save_optimizer: bool = True,
-        save_param_scheduler: bool = True, meta: Mapping[str, Any] | None = None, by_epoch: bool = True, **options: Any,
-    ) -> str:  # fmt: skip
+        out_dir: str | None = None,
+        filename: str = "checkpoint",
+        save_optimizer: bool = True,
+        save_param_scheduler: bool = True,
+        meta: Mapping[str, Any] | None = None,
+        by_epoch: bool = True,
+        **options: Any,
+    ) -> str:
         """Write a checkpoint in the background and return its path.
 
         Args:
           out_dir, filename: the directory, by default the work dir, and the name in it.
-          save_optimizer, save_param_scheduler: save the optimizer state and hyperparameters, and the schedulers.
+          save_optimizer, save_param_scheduler: save the optimizer state and hyperparameters, and
+            the schedulers.
           meta: entries that override the Runner's own (`epoch`, `iter`, …).
           by_epoch: whether the checkpoint marks the end of an epoch.
           **options: arguments for `Checkpointer.save`; `checkpointer` replaces the run's own.
@@ -510,9 +666,12 @@ class Runner(MMEngineNames):
 
     @property
     def state(self) -> TrainState:
-        """The `TrainState`; None before the first call of `train`, `val` or `test`. Each step donates it."""
+        """The `TrainState`; None before the first call of `train`, `val` or `test`. Each step
+        donates it.
+        """
         if self.train_loop is not None:
-            self._loaders.check_state_access(self.train_loop, self.interrupts)  # data may read it, but not ahead
+            # data may read it, but not ahead
+            self._loaders.check_state_access(self.train_loop, self.interrupts)
         return self._state
 
     @state.setter

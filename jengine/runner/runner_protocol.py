@@ -1,6 +1,8 @@
-"""Protocols for the Runner and the training loop in the other modules of this package, which the Runner imports.
+"""Protocols for the Runner and the training loop in the other modules of this package, which the
+Runner imports.
 
-They extend those for hooks with what only the run itself needs. `Runner` and `TrainLoop` describe the members.
+They extend those for hooks with what only the run itself needs. `Runner` and `TrainLoop` describe
+the members.
 """
 # ruff: noqa: D102
 
@@ -9,14 +11,14 @@ from typing import Any, Literal, Protocol
 
 import jax
 
+from jengine.config.json_codec import Json
 from jengine.data.batch_check import Batch
-from jengine.distributed.processes import ProcessGroup
 from jengine.hooks import runner_protocol
 from jengine.hooks.hook_list import HookList
-from jengine.json_codec import Json
+from jengine.parallel.processes import ProcessGroup
+from jengine.parallel.strategy import DispatchLimiter
 from jengine.runner.interrupts import Interrupts
-from jengine.runner.programs import TrainPrograms
-from jengine.sharding import DispatchLimiter
+from jengine.train.programs import TrainPrograms
 from jengine.train.scanned_step import ChunkMetrics
 
 PyTree = Any
@@ -28,10 +30,12 @@ class RunFilesProtocol(Protocol):
     exist: bool
 
     def open(self) -> None: ...  # create them
-    def check(self, *, before_write: bool = False) -> None: ...  # whether the work dir is still this run's
+    # whether the work dir is still this run's
+    def check(self, *, before_write: bool = False) -> None: ...
     def fetch(self) -> None: ...  # those of an earlier session, if the work dir is a URL
     def send(self) -> None: ...  # those that have changed, if the work dir is a URL
-    def close(self, *, keep: bool) -> None: ...  # send the rest; without `keep` local ones may be removed
+    # send the rest; without `keep` local ones may be removed
+    def close(self, *, keep: bool) -> None: ...
 
 
 class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
@@ -55,12 +59,16 @@ class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     """Runner, as loops, checkpoints and reports see it."""
 
     cfg: Any  # the config, or {}
-    settings: dict[str, Json]  # a description of all arguments, see `describe_settings`; saved in checkpoints
-    optimizer_settings: dict[str, dict[str, Any]]  # before schedulers change them; saved in checkpoints
+    # a description of all arguments, see `describe_settings`; saved in checkpoints
+    settings: dict[str, Json]
+    # before schedulers change them; saved in checkpoints
+    optimizer_settings: dict[str, dict[str, Any]]
     configured_seed: int | None  # None if the config has none
-    resume_settings: Literal["config", "checkpoint"]  # whose optimizer and schedule settings hold after a resume
+    # whose optimizer and schedule settings hold after a resume
+    resume_settings: Literal["config", "checkpoint"]
     resume_is_exact: bool  # whether a difference from the checkpoint is an error
-    saved_hashes: dict[str, str]  # those of the programs in the checkpoint, if the run should have the same
+    # those of the programs in the checkpoint, if the run should have the same
+    saved_hashes: dict[str, str]
     resume_command: Callable[..., str]
     hook_list: HookList
     processes: ProcessGroup
@@ -78,7 +86,10 @@ class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     def get_hooks_info(self) -> str: ...  # the hooks of each stage, in order
     def train_step(self, batch: Batch) -> dict[str, jax.Array]: ...
     def train_chunk(
-        self, batches: Sequence[PyTree], hyperparams: Sequence[Mapping[str, Any]], is_update: Sequence[bool]
+        self,
+        batches: Sequence[PyTree],
+        hyperparams: Sequence[Mapping[str, Any]],
+        is_update: Sequence[bool],
     ) -> ChunkMetrics: ...
     def step_hyperparams(self) -> dict[str, Any]: ...
     def take_hyperparams(self) -> None: ...

@@ -1,4 +1,6 @@
-"""Sessions of a run: what is logged and recorded when training starts and ends, and when files are created."""
+"""Sessions of a run: what is logged and recorded when training starts and ends, and when files
+are created.
+"""
 
 import contextlib
 import functools
@@ -12,18 +14,19 @@ import jax
 from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.layout import CURRENT_RUN, POINTER
 from jengine.checkpoint.lock_holder import LOCK
-from jengine.config import write_config
-from jengine.errors import ConfigError
+from jengine.config.dump import write_config
+from jengine.config.errors import ConfigError
+from jengine.config.paths import flatten
+from jengine.config.storage import is_url
+from jengine.extras.cloud.upload import PATIENCE, LocalFiles, UploadedFiles
 from jengine.hooks.run_record import GroupTable, start_record, update_record
-from jengine.logging import format_table, open_log_file, shorten_rows
-from jengine.logging.upload import PATIENCE, LocalFiles, UploadedFiles
-from jengine.paths import flatten
+from jengine.logging.console import open_log_file
+from jengine.logging.tables import format_table, shorten_rows
 from jengine.runner.components import has_own_step
 from jengine.runner.end_report import log_interruption, log_summary
 from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.storage import is_url
 from jengine.train.state import parameter_size
 from jengine.versions import describe_device, environment_versions
 
@@ -35,7 +38,9 @@ _MAX_PATTERNS = 20  # characters, so that the table fits into 80 columns
 
 @contextlib.contextmanager
 def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None]:
-    """Log and record the start and the end of training, which runs inside: complete, or by an error or a signal."""
+    """Log and record the start and the end of training, which runs inside: complete, or by an
+    error or a signal.
+    """
     log_start(runner, groups)  # outside the handler: a refusal is no failed training
     with runner.interrupts:
         elapsed = sum(runner.phase_timer.report().values())  # since the call of `train`
@@ -58,7 +63,8 @@ def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None
 
 
 class RunFiles:
-    """Files of a run, created when the first step or evaluation is traced: nothing can be refused any more.
+    """Files of a run, created when the first step or evaluation is traced: nothing can be refused
+    any more.
 
     Args:
       runner: the run.
@@ -66,7 +72,9 @@ class RunFiles:
       problems: why the config file does not reproduce a value, see `format_config`.
     """
 
-    def __init__(self, runner: RunnerInternals, directories: CheckpointDirectories, problems: Sequence[str]) -> None:
+    def __init__(
+        self, runner: RunnerInternals, directories: CheckpointDirectories, problems: Sequence[str]
+    ) -> None:
         self._runner = runner
         self._directories = directories
         self._problems = problems
@@ -96,26 +104,34 @@ class RunFiles:
         self._local.try_to_send(PATIENCE)
 
     def close(self, *, keep: bool) -> None:
-        """Send the rest of the files; without `keep` the local files may be removed at the end of the process."""
+        """Send the rest of the files; without `keep` the local files may be removed at the end
+        of the process.
+        """
         self._local.close(keep=keep)
 
     def expect_training(self, groups: GroupTable) -> None:
-        """Have the next call of `open` also create the record of a training with these parameter groups."""
+        """Have the next call of `open` also create the record of a training with these parameter
+        groups.
+        """
         self._groups = groups
         self.exist = False
 
     def open(self) -> None:
-        """Create the files, unless they exist; raise ConfigError if the work dir cannot be written."""
+        """Create the files, unless they exist; raise ConfigError if the work dir cannot be
+        written.
+        """
         self._local.start()
         if self.exist:
             return
-        self.exist, runner = True, self._runner
+        self.exist = True
+        runner = self._runner
         if not self._has_log:
             self._has_log = True
             self._open_logs()
         if self._groups is not None:
             if runner.is_main_process:
-                for moved in self._directories.claim():  # only now: nothing refuses this run any more
+                # only now: nothing refuses this run any more
+                for moved in self._directories.claim():
                     runner.logger.warning(f"The checkpoints of another run are now in {moved}.")
             start_record(runner, self._groups)
             self._groups = None
@@ -125,19 +141,24 @@ class RunFiles:
         try:
             open_log_file(runner.logger)
         except OSError as error:
-            raise ConfigError(f"`work_dir` must be writable, got {runner.work_dir}: {error}") from error
+            raise ConfigError(
+                f"`work_dir` must be writable, got {runner.work_dir}: {error}"
+            ) from error
         if runner.cfg_text and runner.is_main_process:
             write_config(runner.cfg_text, os.path.join(runner.local_dir, "config.py"))
             runner.visualizer.add_config(runner.cfg_text)
             if self._problems:
                 problems = "; ".join(self._problems)
-                runner.logger.info(f"The config in {runner.work_dir} cannot be run again: {problems}.")
+                runner.logger.info(
+                    f"The config in {runner.work_dir} cannot be run again: {problems}."
+                )
 
 
 def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
     """Log a description before training, and what the run cannot do as configured.
 
-    The complete tables with parameters, groups and stages have the level DEBUG: the log file has them.
+    The complete tables with parameters, groups and stages have the level DEBUG: the log file has
+    them.
 
     Raises:
       ConfigError: the position in the data cannot be saved, and `resume` is 'exact'.
@@ -157,31 +178,41 @@ def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
     ]
     runner.logger.debug("\n".join(details))
     runner.logger.info(describe_start(runner, groups))
-    steps_per_call, blockers = runner.train_loop.steps_per_call, runner.hook_list.list_chunk_blockers(runner)
+    steps_per_call = runner.train_loop.steps_per_call
+    blockers = runner.hook_list.list_chunk_blockers(runner)
     if steps_per_call > 1 and blockers:
         names = ", ".join(type(hook).__name__ for hook in blockers)
         runner.logger.warning(
             f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
-            "iterations run one by one. To allow chunks, define `next_step`, `runs_ahead` or `after_train_chunk`."
+            "iterations run one by one. To allow chunks, define `next_step`, `runs_ahead` or "
+            "`after_train_chunk`."
         )
     traced = [type(hook).__name__ for hook in runner.hooks if hook.get_traced_points()]
     if has_own_step(runner) and traced:
         runner.logger.warning(
-            f"{type(runner).__name__}.train_step replaces the built-in step: the traced points of {', '.join(traced)} "
-            "have no effect unless it calls `super().train_step(batch)`. A `train_step` of the model runs them."
+            f"{type(runner).__name__}.train_step replaces the built-in step: the traced points of "
+            f"{', '.join(traced)} "
+            "have no effect unless it calls `super().train_step(batch)`. A `train_step` of the "
+            "model runs them."
         )
     warn_if_inexact(runner)
     if not runner.processes.agree_on_signals:
         runner.logger.warning(
-            "JAX's preemption service is off (JAX_ENABLE_PREEMPTION_SERVICE): a signal ends a process at once, and "
+            "JAX's preemption service is off (JAX_ENABLE_PREEMPTION_SERVICE): a signal ends a "
+            "process at once, and "
             "nothing is saved."
         )
 
 
 def describe_start(runner: RunnerInternals, groups: GroupTable) -> str:
-    """Return a short description: name, devices, seed, model size, groups, hooks, data, and the log path."""
+    """Return a short description: name, devices, seed, model size, groups, hooks, data, and the
+    log path.
+    """
     columns, rows = groups
-    short = [[x if len(x) <= _MAX_PATTERNS else f"{x[: _MAX_PATTERNS - 1]}…" for x in row] for row in rows]
+    short = [
+        [x if len(x) <= _MAX_PATTERNS else f"{x[: _MAX_PATTERNS - 1]}…" for x in row]
+        for row in rows
+    ]
     path = os.path.join(runner.work_dir, runner.timestamp, f"{runner.timestamp}.log")
     relative = path if is_url(path) else os.path.relpath(path)
     versions = _describe_versions("jax", "python", "platform")
@@ -209,7 +240,8 @@ def _describe_versions(*names: str) -> str:
 
 def _describe_devices(runner: RunnerInternals) -> str:
     kind = describe_device(jax.local_devices()[0])
-    mesh_shape, description = runner.strategy.mesh_shape, runner.strategy.mesh_description
+    mesh_shape = runner.strategy.mesh_shape
+    description = runner.strategy.mesh_description
     mesh = f", mesh {description}" if description else ""
     processes = f", {runner.processes.count} processes" if runner.processes.count > 1 else ""
     return f"{math.prod(mesh_shape.values())} x {kind}{mesh}{processes}"

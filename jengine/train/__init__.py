@@ -1,6 +1,18 @@
-"""The training step, with state and traced hooks, and what replays and inspects it."""
+"""The training step: state, gradients, scanned chunks, compiled programs and parameter averages.
 
+`build_train_step` makes the pure function `step(state, batch, hyperparams)`; `TrainState` is all
+that changes in it. Imports the rooms up to `checkpoint`.
+"""
+
+from jengine.train.average import AVERAGES as AVERAGES
+from jengine.train.average import Average as Average
+from jengine.train.average import AverageState as AverageState
 from jengine.train.flops import count_flops as count_flops
+from jengine.train.kinds import CosineEMA as CosineEMA
+from jengine.train.kinds import ExpMomentumEMA as ExpMomentumEMA
+from jengine.train.kinds import ExponentialMovingAverage as ExponentialMovingAverage
+from jengine.train.kinds import MomentumAnnealingEMA as MomentumAnnealingEMA
+from jengine.train.kinds import StochasticWeightAverage as StochasticWeightAverage
 from jengine.train.losses import total_loss as total_loss
 from jengine.train.own_step import LossGradients as LossGradients
 from jengine.train.own_step import UpdateContext as UpdateContext
@@ -9,8 +21,6 @@ from jengine.train.recompilation import RecompilationError as RecompilationError
 from jengine.train.recompilation import RecompilationGuard as RecompilationGuard
 from jengine.train.recompilation import check_on_recompile as check_on_recompile
 from jengine.train.recompilation import compilation_counter as compilation_counter
-from jengine.train.replay import Findings as Findings
-from jengine.train.replay import replay_step as replay_step
 from jengine.train.scanned_step import ScannedMetrics as ScannedMetrics
 from jengine.train.scanned_step import build_scanned_step as build_scanned_step
 from jengine.train.state import TrainState as TrainState

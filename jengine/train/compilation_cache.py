@@ -13,7 +13,8 @@ _events: collections.Counter[str] = collections.Counter()  # of JAX, by name
 def use_compilation_cache() -> None:
     """Store compiled programs in the user's cache directory, unless JAX is configured otherwise.
 
-    `JAX_COMPILATION_CACHE_DIR` selects another directory, `JAX_ENABLE_COMPILATION_CACHE=false` disables the cache.
+    `JAX_COMPILATION_CACHE_DIR` selects another directory, `JAX_ENABLE_COMPILATION_CACHE=false`
+    disables the cache.
     """
     _count_events()
     settings = jax.config.values
@@ -21,7 +22,8 @@ def use_compilation_cache() -> None:
     if settings["jax_compilation_cache_dir"] is None and settings["jax_enable_compilation_cache"]:
         root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
         jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root) / "jengine" / "jax"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)  # JAX's 1 s leaves out small programs
+        # JAX's 1 s leaves out small programs
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 @functools.cache  # once, as JAX cannot remove a listener
@@ -31,4 +33,6 @@ def _count_events() -> None:
 
 def cache_counts() -> tuple[int, int]:
     """Return the numbers of cache hits and misses in this process."""
-    return _events["/jax/compilation_cache/cache_hits"], _events["/jax/compilation_cache/cache_misses"]
+    return _events["/jax/compilation_cache/cache_hits"], _events[
+        "/jax/compilation_cache/cache_misses"
+    ]

@@ -11,11 +11,13 @@ Flops = dict[str, float]
 
 
 def count_flops(jaxpr: Any) -> Flops:
-    """Count the FLOPs in matrix products and convolutions; each term is a multiplication and an addition.
+    """Count the FLOPs in matrix products and convolutions; each term is a multiplication and an
+    addition.
 
-    XLA's `cost_analysis` counts one loop iteration; here all iterations of a `scan` are counted. For a `while`, whose
-    length is unknown, one iteration is counted; for a `cond` the longest branch; for a map over devices all devices.
-    Operations that `jax.checkpoint` repeats count twice. Custom kernels (Pallas, cuDNN attention) are not counted.
+    XLA's `cost_analysis` counts one loop iteration; here all iterations of a `scan` are counted.
+    For a `while`, whose length is unknown, one iteration is counted; for a `cond` the longest
+    branch; for a map over devices all devices. Operations that `jax.checkpoint` repeats count
+    twice. Custom kernels (Pallas, cuDNN attention) are not counted.
 
     >>> x = jax.ShapeDtypeStruct((2, 3), "float32")
     >>> count_flops(jax.jit(lambda x: x @ x.T).trace(x).jaxpr)
@@ -25,8 +27,8 @@ def count_flops(jaxpr: Any) -> Flops:
       jaxpr: the traced function, `jax.jit(fn).trace(*args).jaxpr`.
 
     Returns:
-      FLOPs by the wider operand's dtype: 'bfloat16', 'float16', 'float32' and so on; with ' highest' appended for
-      float32 at full precision.
+      FLOPs by the wider operand's dtype: 'bfloat16', 'float16', 'float32' and so on; with '
+      highest' appended for float32 at full precision.
     """
     flops: Flops = {}
     for eqn in _open(jaxpr).eqns:
@@ -42,21 +44,26 @@ def _count_equation(eqn: Any) -> Flops:
     inner = [count_flops(jaxpr) for jaxpr in inner_jaxprs(eqn.params)]  # of a scan, a jit, a remat
     if name == "cond":  # an upper bound
         return max(inner, key=lambda branch: sum(branch.values()))
-    repetitions, dtypes = _repetitions(eqn), {dtype for flops in inner for dtype in flops}
+    repetitions = _repetitions(eqn)
+    dtypes = {dtype for flops in inner for dtype in flops}
     return {dtype: repetitions * sum(flops.get(dtype, 0.0) for flops in inner) for dtype in dtypes}
 
 
 def _count_dot(eqn: Any) -> float:
-    left, (out,) = eqn.invars[0].aval.shape, eqn.outvars
+    left = eqn.invars[0].aval.shape
+    (out,) = eqn.outvars
     (contracted, _), _ = eqn.params["dimension_numbers"]
     return 2.0 * math.prod(out.aval.shape) * math.prod(left[axis] for axis in contracted)
 
 
 def _count_ragged_dot(eqn: Any) -> float:
-    left, groups = eqn.invars[0].aval.shape, eqn.invars[2].aval.shape[-1]
+    left = eqn.invars[0].aval.shape
+    groups = eqn.invars[2].aval.shape[-1]
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
-    total = 2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+    total = (
+        2.0 * math.prod(eqn.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
+    )
     # with a ragged contracted dimension each group sums over its own part of it
     return total / groups if set(numbers.lhs_ragged_dimensions) & set(contracted) else total
 
@@ -64,18 +71,33 @@ def _count_ragged_dot(eqn: Any) -> float:
 def _count_convolution(eqn: Any) -> float:
     """Return XLA's count, without multiplications by padding and by zeros in a dilated input."""
     left, right = (var.aval.shape for var in eqn.invars)
-    out, params = eqn.outvars[0].aval.shape, eqn.params
-    lhs, rhs, result = (getattr(params["dimension_numbers"], f"{name}_spec") for name in ("lhs", "rhs", "out"))
-    # Counted exactly, by dimension: products with padding or with the holes of a dilation do not count.
+    out = eqn.outvars[0].aval.shape
+    params = eqn.params
+    lhs, rhs, result = (
+        getattr(params["dimension_numbers"], f"{name}_spec") for name in ("lhs", "rhs", "out")
+    )
+    # Counted exactly, by dimension: products with padding or with the holes of a dilation do not
+    # count.
     taps = 1
     for i, (stride, (low, _), dilation, spread) in enumerate(
-        zip(params["window_strides"], params["padding"], params["lhs_dilation"], params["rhs_dilation"], strict=True)
+        zip(
+            params["window_strides"],
+            params["padding"],
+            params["lhs_dilation"],
+            params["rhs_dilation"],
+            strict=True,
+        )
     ):
         positions = np.arange(out[result[i + 2]])[:, None] * stride - low
         positions = positions + np.arange(right[rhs[i + 2]]) * spread
-        inside = (positions >= 0) & (positions < (left[lhs[i + 2]] - 1) * dilation + 1) & (positions % dilation == 0)
+        inside = (
+            (positions >= 0)
+            & (positions < (left[lhs[i + 2]] - 1) * dilation + 1)
+            & (positions % dilation == 0)
+        )
         taps *= int(inside.sum())
-    batch, features = out[result[0]], out[result[1]]
+    batch = out[result[0]]
+    features = out[result[1]]
     return 2.0 * taps * batch * features * right[rhs[1]]
 
 
@@ -106,7 +128,8 @@ def _repetitions(eqn: Any) -> int:
 def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
     """Yield the jaxprs in equation parameters."""
     for value in params.values():
-        for item in value if isinstance(value, tuple | list) else [value]:  # a cond has a list of branches
+        # a cond has a list of branches
+        for item in value if isinstance(value, tuple | list) else [value]:
             if hasattr(_open(item), "eqns"):
                 yield item
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-_NO_VALUES = np.empty(0, np.float32)  # an optax transformation may have no hyperparameters on the host
+# an optax transformation may have no hyperparameters on the host
+_NO_VALUES = np.empty(0, np.float32)
 
 
 class Hyperparams(dict[str, np.float32]):
@@ -26,7 +27,8 @@ class Hyperparams(dict[str, np.float32]):
         array = np.asarray(value)
         if array.size != 1 or not (np.issubdtype(array.dtype, np.number) or array.dtype == bool):
             raise TypeError(f"the hyperparameter {name!r} must be a number, got {value!r}")
-        # A scalar, not an array, which `hyperparams["x"] += 1` would modify while a dispatched step still reads it
+        # A scalar, not an array, which `hyperparams["x"] += 1` would modify while a dispatched step
+        # still reads it
         super().__setitem__(name, np.float32(array.item()))
 
     def update(self, *values: Any, **named: Any) -> None:
@@ -59,12 +61,14 @@ class HyperparamsVector:
     """Hyperparameters for a step, or for each step in a chunk, as one array."""
 
     vector: np.ndarray | jax.Array  # float[n]; float[K, n] for a chunk
-    spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))  # the structure that `unravel` restores
+    # the structure that `unravel` restores
+    spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))
 
     def unravel(self) -> Any:
         """Return the arrays in the original structure, within a compiled step."""
         # Static slices of the one array that was transferred: XLA fuses them into their users.
-        arrays, start = [], 0
+        arrays = []
+        start = 0
         for shape, dtype in self.spec.leaves:
             stop = start + math.prod(shape)
             arrays.append(self.vector[start:stop].reshape(shape).astype(dtype))
@@ -88,12 +92,14 @@ class HyperparamsRaveler:
     def ravel(self, hyperparams: Mapping[str, Any]) -> HyperparamsVector:
         """Return the host arrays of a step, by name or in nested containers, as one vector.
 
-        A new value must be a new array: as long as all arrays are the same objects, the vector is the last one.
+        A new value must be a new array: as long as all arrays are the same objects, the vector is
+        the last one.
         """
         leaves, treedef = jax.tree.flatten(hyperparams)
         spec = self._last.spec
         is_known = len(leaves) == len(self._leaves) and treedef == spec.treedef
-        if is_known and all(map(operator.is_, leaves, self._leaves)):  # cheaper than to compare values
+        # cheaper than to compare values
+        if is_known and all(map(operator.is_, leaves, self._leaves)):
             return self._last
         vector = np.concatenate(leaves or [_NO_VALUES], axis=None)
         if not is_known or vector.size != self._last.vector.size:
@@ -108,12 +114,14 @@ class HyperparamsRaveler:
           ValueError: a name was added or removed between two steps.
         """
         spec = self.ravel(steps[0]).spec
-        leaves, treedef = jax.tree.flatten(list(steps))  # all at once, as a chunk may have hundreds of steps
+        # all at once, as a chunk may have hundreds of steps
+        leaves, treedef = jax.tree.flatten(list(steps))
         structures: Any = treedef
         if set(structures.children()) != {spec.treedef}:
             names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
             raise ValueError(
-                f"the steps of a chunk must have the same hyperparams, got {names}; set new ones before training, or "
+                f"the steps of a chunk must have the same hyperparams, got {names}; set new ones "
+                "before training, or "
                 "in a hook that acts at each step"
             )
         vectors = np.concatenate(leaves or [_NO_VALUES], axis=None)

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
 from jengine.logging.slow_call import report_if_slow
-from jengine.model import Model
-from jengine.model.model import Batch
-from jengine.optim import OptimWrapper, OptimWrapperDict
-from jengine.train.out_of_memory import explain_out_of_memory
+from jengine.model.model import Batch, Model
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.train.state import TrainState, create_train_state
 
 PyTree = Any
@@ -22,11 +22,15 @@ class InitStrategy(Protocol):
     """Part of a `Strategy` that creates a state."""
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]: ...  # noqa: D102
-    def compile_init(self, make: Callable[..., PyTree], *args: Any, model: Model | None = None) -> Any: ...  # noqa: D102
+    def compile_init(  # noqa: D102
+        self, make: Callable[..., PyTree], *args: Any, model: Model | None = None
+    ) -> Any: ...
 
 
 class StateInitializer:
-    """Creator of the initial `TrainState`, which the strategy places on devices; `cfg` is the run's, for errors."""
+    """Creator of the initial `TrainState`, which the strategy places on devices; `cfg` is the
+    run's, for errors.
+    """
 
     def __init__(self, model: Model, strategy: InitStrategy, seed: int, cfg: Any = None) -> None:
         self._model = model
@@ -45,11 +49,16 @@ class StateInitializer:
         optim_wrapper: OptimWrapper | OptimWrapperDict | None = None,
         hooks: Sequence[Any] = (),
     ) -> tuple[jax.stages.Traced, Callable[[], TrainState]]:
-        """Return the program for the initial state, traced and not compiled, and a function that runs it.
+        """Return the program for the initial state, traced and not compiled, and a function that
+        runs it.
 
         A run that does not train passes only a batch, an example for the structure and shapes.
         """
-        wrapper: Any = types.SimpleNamespace(init=lambda params: None) if optim_wrapper is None else optim_wrapper
+        wrapper: Any = (
+            types.SimpleNamespace(init=lambda params: None)
+            if optim_wrapper is None
+            else optim_wrapper
+        )
 
         def init_state(seed: jax.Array, batch: Batch) -> TrainState:
             # `_init_model` is jitted, so its trace for `param_shapes` is reused here.
@@ -64,14 +73,19 @@ class StateInitializer:
                     return program(self._seed, batch)
             except jax.errors.JaxRuntimeError as error:
                 args = self._seed, batch
-                explain_out_of_memory(error, "the creation of the state", program, args, cfg=self._cfg)
+                explain_out_of_memory(
+                    error, "the creation of the state", program, args, cfg=self._cfg
+                )
                 raise
 
-        return program.trace(self._seed, batch), init  # the shapes are checked before memory is used
+        # the shapes are checked before memory is used
+        return program.trace(self._seed, batch), init
 
     @functools.cached_property
     def _init_model(self) -> Any:
-        """`(seed, batch) -> (params, model_state)`, traced once for the shapes and for the state."""
+        """`(seed, batch) -> (params, model_state)`, traced once for the shapes and for the
+        state.
+        """
         init = self._strategy.with_explicit_mesh(self._model.init)
         # Outside, the key's operations would be separate programs, which take a while to compile
         return jax.jit(lambda seed, batch: init(_make_key(seed, 0), batch))

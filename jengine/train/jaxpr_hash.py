@@ -7,18 +7,21 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.description import describe, hash_text
+from jengine.config.description import describe, hash_text
 from jengine.train.flops import inner_jaxprs
 
 PyTree = Any
 
-_LOCATION = re.compile(r" at (0x[0-9a-f]+|[^\s\]]+:\d+)")  # an address in memory, or a line of a file
+# an address in memory, or a line of a file
+_LOCATION = re.compile(r" at (0x[0-9a-f]+|[^\s\]]+:\d+)")
 _SET = re.compile(r"(?<=\{)'[^{}]*'(?=\})")  # whose order depends on the hash seed of the process
 
 
 def hash_jaxpr(closed: Any) -> str:
     """Return a hash of a traced function with its constants, which is the same in every process."""
-    text = _SET.sub(lambda names: ", ".join(sorted(names[0].split(", "))), _LOCATION.sub("", str(closed.jaxpr)))
+    text = _SET.sub(
+        lambda names: ", ".join(sorted(names[0].split(", "))), _LOCATION.sub("", str(closed.jaxpr))
+    )
     return hash_text("\n".join([text, *map(str, _constants(closed))]))
 
 
@@ -35,7 +38,11 @@ def hash_shapes(tree: PyTree) -> str:
 def _constants(jaxpr: Any) -> Iterator[Any]:
     """Yield descriptions of all constants in a jaxpr, nested ones included."""
     for const in getattr(jaxpr, "consts", ()):
-        yield describe(np.asarray(const) if isinstance(const, jax.Array) and const.is_fully_addressable else const)
+        yield describe(
+            np.asarray(const)
+            if isinstance(const, jax.Array) and const.is_fully_addressable
+            else const
+        )
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         for inner in inner_jaxprs(eqn.params):
             yield from _constants(inner)

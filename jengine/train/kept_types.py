@@ -1,11 +1,13 @@
-"""One check while a step is traced: its new state has the structure, shapes and dtypes of the state that it got."""
+"""One check while a step is traced: its new state has the structure, shapes and dtypes of the
+state that it got.
+"""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jengine import paths
+from jengine.config import paths
 
 PyTree = Any
 _KINDS = (jnp.floating, jnp.integer)
@@ -14,11 +16,13 @@ _KINDS = (jnp.floating, jnp.integer)
 def keep_types(before: PyTree, after: PyTree, under: str) -> PyTree:
     """Return a part of a step's new state with the dtypes of the old one.
 
-    A leaf is cast if the old dtype holds all values of the new one, or if it is weakly typed, like a Python number. A
-    state that changed in the first step would compile twice, could not pass through a chunk, and would not fit its own
-    checkpoints.
+    A leaf is cast if the old dtype holds all values of the new one, or if it is weakly typed, like
+    a Python number. A state that changed in the first step would compile twice, could not pass
+    through a chunk, and would not fit its own checkpoints.
 
-    >>> keep_types({"mean": jnp.zeros(2)}, {"mean": jnp.ones(2, jnp.bfloat16)}, "model_state.")["mean"].dtype.name
+    >>> keep_types({"mean": jnp.zeros(2)}, {"mean": jnp.ones(2, jnp.bfloat16)}, "model_state.")[
+    ...     "mean"
+    ... ].dtype.name
     'float32'
 
     Args:
@@ -29,32 +33,51 @@ def keep_types(before: PyTree, after: PyTree, under: str) -> PyTree:
     Raises:
       ValueError: another structure, shape, or dtype that cannot be cast exactly.
     """
-    old, new = paths.flatten(before), paths.flatten(after)
-    for path in sorted({**old, **new}, key=lambda path: path in old and path in new):  # other paths before other dtypes
-        if path not in old or path not in new or not _fits(jax.typeof(new[path]), jax.typeof(old[path])):
+    old = paths.flatten(before)
+    new = paths.flatten(after)
+    # other paths before other dtypes
+    for path in sorted({**old, **new}, key=lambda path: path in old and path in new):
+        if (
+            path not in old
+            or path not in new
+            or not _fits(jax.typeof(new[path]), jax.typeof(old[path]))
+        ):
             was, now = (_describe(leaves.get(path)) for leaves in (old, new))
             raise ValueError(
-                f"`{under}{path}` must stay {was} in a training step, got {now}: a step returns the state with the "
+                f"`{under}{path}` must stay {was} in a training step, got {now}: a step returns "
+                "the state with the "
                 "arrays, shapes and dtypes that it got"
             )
-    structure, new_structure = str(jax.tree.structure(before)), str(jax.tree.structure(after))
+    structure = str(jax.tree.structure(before))
+    new_structure = str(jax.tree.structure(after))
     if structure != new_structure:  # as with a list in the place of a tuple
-        raise ValueError(f"`{under[:-1]}` must stay {structure} in a training step, got {new_structure}")
+        raise ValueError(
+            f"`{under[:-1]}` must stay {structure} in a training step, got {new_structure}"
+        )
     return jax.tree.map(_cast, before, after)
 
 
 def _fits(new: Any, old: Any) -> bool:
     if new.shape != old.shape or new.dtype == old.dtype:
         return new.shape == old.shape
-    is_one_kind = any(jnp.issubdtype(new.dtype, kind) and jnp.issubdtype(old.dtype, kind) for kind in _KINDS)
-    is_wider = new.dtype.itemsize < old.dtype.itemsize and jnp.promote_types(new.dtype, old.dtype) == old.dtype
+    is_one_kind = any(
+        jnp.issubdtype(new.dtype, kind) and jnp.issubdtype(old.dtype, kind) for kind in _KINDS
+    )
+    is_wider = (
+        new.dtype.itemsize < old.dtype.itemsize
+        and jnp.promote_types(new.dtype, old.dtype) == old.dtype
+    )
     return is_one_kind and (is_wider or new.weak_type)
 
 
 def _cast(old: Any, new: Any) -> Any:
     # A weak type of the same dtype is made strong too: otherwise the next call would trace again.
     kind = jax.typeof(new)
-    return new if kind.dtype == jax.typeof(old).dtype and not kind.weak_type else jnp.asarray(new, old.dtype)
+    return (
+        new
+        if kind.dtype == jax.typeof(old).dtype and not kind.weak_type
+        else jnp.asarray(new, old.dtype)
+    )
 
 
 def _describe(leaf: Any) -> str:

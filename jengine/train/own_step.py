@@ -1,4 +1,6 @@
-"""A model's own training step: `train_step(state, batch, ctx) -> (state, metrics)`, and the parts that `ctx` has."""
+"""A model's own training step: `train_step(state, batch, ctx) -> (state, metrics)`, and the
+parts that `ctx` has.
+"""
 
 import dataclasses
 from collections import OrderedDict
@@ -10,10 +12,12 @@ import jax.numpy as jnp
 from optax import Params, Updates
 
 from jengine.data.batch_check import Batch
-from jengine.model import Model
-from jengine.optim import OptimWrapper, OptimWrapperDict
+from jengine.model.model import Model
 from jengine.optim.gradients import loss_names
-from jengine.optim.transforms import LossScaleState, get_field
+from jengine.optim.transforms.fields import get_field
+from jengine.optim.transforms.loss_scale import LossScaleState
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.train import phases as parts
 from jengine.train.kept_types import keep_types
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig
@@ -23,8 +27,8 @@ from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 LossFn = Callable[[PyTree], Any]  # params -> losses, or (losses, model_state)
-# Within a model's own step, the entry of `hook_state` with the decision of hooks on the update, bool[]; it is part of
-# the state because `ctx.apply` may be called in a loop of JAX.
+# Within a model's own step, the entry of `hook_state` with the decision of hooks on the update,
+# bool[]; it is part of the state because `ctx.apply` may be called in a loop of JAX.
 _APPLY = "apply_update"
 
 
@@ -41,25 +45,31 @@ class LossGradients(NamedTuple):
 class UpdateContext:
     """What a model's own `train_step` can use besides the state and the batch.
 
-    Methods take a state and return a new one, so they also work in loops of JAX (`lax.scan`). `optimizer` is a name if
-    there are several optimizers, and is left out for a single one.
+    Methods take a state and return a new one, so they also work in loops of JAX (`lax.scan`).
+    `optimizer` is a name if there are several optimizers, and is left out for a single one.
 
     >>> import optax
-    >>> from jengine.model import FunctionalModel
-    >>> from jengine.train import build_train_step, create_train_state
+    >>> from jengine.model.functional import FunctionalModel
+    >>> from jengine.train.step import build_train_step
+    >>> from jengine.train.state import create_train_state
     >>> def train_step(state, batch, ctx):
     ...     for _ in range(2):  # two updates with one batch
     ...         state, metrics = ctx.update(state, lambda params: (params["w"] - batch) ** 2)
     ...     return state, metrics
     >>> model = FunctionalModel(lambda: {"w": jnp.zeros(())}, train_step=train_step)
     >>> wrapper = OptimWrapper(optax.sgd(0.25))
-    >>> state = create_train_state(*model.init(jax.random.key(0), None), wrapper, rng=jax.random.key(0))
-    >>> state, metrics = jax.jit(build_train_step(model, wrapper))(state, jnp.array(4.0), wrapper.hyperparams)
+    >>> state = create_train_state(
+    ...     *model.init(jax.random.key(0), None), wrapper, rng=jax.random.key(0)
+    ... )
+    >>> state, metrics = jax.jit(build_train_step(model, wrapper))(
+    ...     state, jnp.array(4.0), wrapper.hyperparams
+    ... )
     >>> state.params["w"].item(), metrics["loss"].item()
     (3.0, 4.0)
 
     Attributes:
-      batch: the batch, as `train_step` gets it: `ctx.update` leaves out the examples that its mask marks as padding.
+      batch: the batch, as `train_step` gets it: `ctx.update` leaves out the examples that its mask
+        marks as padding.
       rng: key<fry>[], of this iteration; see `fold_in`.
       hyperparams: f32 arrays by name: those of the optimizers, and those that hooks have set.
       optimizers: the optimizer wrappers by name, '' for a single one.
@@ -76,23 +86,31 @@ class UpdateContext:
     _gather_tables: Gather
 
     def fold_in(self, data: int | jax.Array) -> "UpdateContext":
-        """Return a context with another key, for one of several updates; hooks derive their keys from it."""
+        """Return a context with another key, for one of several updates; hooks derive their keys
+        from it.
+        """
         return dataclasses.replace(self, rng=jax.random.fold_in(self.rng, data))
 
     def gradients(self, state: TrainState, loss_fn: LossFn, optimizer: str = "") -> LossGradients:
-        """Differentiate a loss at `state.params`, with respect to the parameters that the optimizer trains.
+        """Differentiate a loss at `state.params`, with respect to the parameters that the optimizer
+        trains.
 
-        The network computes in the precision of the optimizer wrapper; gradients are unscaled if it has a loss scale.
+        The network computes in the precision of the optimizer wrapper; gradients are unscaled if it
+        has a loss scale.
 
         Args:
           state: the state.
-          loss_fn: `params -> losses`, an array or a dict by name, as the loss of a `FunctionalModel`; or
-            `params -> (losses, model_state)` for a model with a state.
+          loss_fn: `params -> losses`, an array or a dict by name, as the loss of a
+            `FunctionalModel`; or `params -> (losses, model_state)` for a model with a state.
           optimizer: see `UpdateContext`.
         """
         ctx = self._differentiate(state, self._phase(state, loss_fn, optimizer))
         scale = self._loss_scale(state, optimizer)
-        grads = ctx.grads if scale is None else jax.tree.map(lambda g: g / scale.astype(g.dtype), ctx.grads)
+        grads = (
+            ctx.grads
+            if scale is None
+            else jax.tree.map(lambda g: g / scale.astype(g.dtype), ctx.grads)
+        )
         return LossGradients(grads, OrderedDict(ctx.metrics), ctx.model_state, ctx.loss_weight)
 
     def apply(
@@ -109,62 +127,91 @@ class UpdateContext:
           state, optimizer: as for `gradients`.
           grads: unscaled gradients, like the parameters; those of replicas are averaged.
           metrics: the metrics so far, which hooks see: `NumericsGuardHook` looks at the losses.
-          weight: f32[], the weight of these gradients in a mean over replicas, as in `LossGradients`.
+          weight: f32[], the weight of these gradients in a mean over replicas, as in
+            `LossGradients`.
 
         Returns:
-          The new state, and the metrics with those of the optimizer and of hooks, such as 'grad_norm'.
+          The new state, and the metrics with those of the optimizer and of hooks, such as
+          'grad_norm'.
         """
         phase = Phase(optimizer, self._wrapper(optimizer), _no_loss)
         if (scale := self._loss_scale(state, optimizer)) is not None:
-            # The wrapper divides by the scale again, so gradients that were computed without it would be too small.
+            # The wrapper divides by the scale again, so gradients that were computed without it
+            # would be too small.
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
         # Sharded as the parameters: otherwise XLA may keep a replicated copy of all gradients.
         grads = self._constrain(grads, "params.")
-        ctx = self._context(state).replace(grads=grads, loss_weight=weight, metrics=OrderedDict(metrics or {}))
+        ctx = self._context(state).replace(
+            grads=grads, loss_weight=weight, metrics=OrderedDict(metrics or {})
+        )
         return self._finish(state, phase, ctx, has_loss=False)
 
-    def update(self, state: TrainState, loss_fn: LossFn, optimizer: str = "") -> tuple[TrainState, Metrics]:
-        """Make one ordinary update: `gradients` and `apply` in one; return the new state and all metrics."""
+    def update(
+        self, state: TrainState, loss_fn: LossFn, optimizer: str = ""
+    ) -> tuple[TrainState, Metrics]:
+        """Make one ordinary update: `gradients` and `apply` in one; return the new state and all
+        metrics.
+        """
         phase = self._phase(state, loss_fn, optimizer)
         return self._finish(state, phase, self._differentiate(state, phase))
 
     def mean(self, tree: PyTree) -> PyTree:
-        """Return the mean over replicas of `DataParallel`; the tree itself elsewhere, where there is one batch."""
+        """Return the mean over replicas of `DataParallel`; the tree itself elsewhere, where
+        there is one batch.
+        """
         return tree if self.axis_name is None else jax.lax.pmean(tree, self.axis_name)
 
     def _wrapper(self, optimizer: str) -> OptimWrapper:
         if optimizer not in self.optimizers:
-            names = " or ".join(map(repr, self.optimizers)) if "" not in self.optimizers else "left out"
+            names = (
+                " or ".join(map(repr, self.optimizers)) if "" not in self.optimizers else "left out"
+            )
             raise ValueError(f"`optimizer` must be {names}, got {optimizer!r}")
         return self.optimizers[optimizer]
 
     def _phase(self, state: TrainState, loss_fn: LossFn, optimizer: str) -> Phase:
-        def loss(params: Params, model_state: PyTree, batch: Batch, **_: Any) -> tuple[Mapping[str, Any], PyTree]:
-            losses, new_state = outputs if isinstance(outputs := loss_fn(params), tuple) else (outputs, model_state)
+        def loss(
+            params: Params, model_state: PyTree, batch: Batch, **_: Any
+        ) -> tuple[Mapping[str, Any], PyTree]:
+            losses, new_state = (
+                outputs if isinstance(outputs := loss_fn(params), tuple) else (outputs, model_state)
+            )
             return losses if isinstance(losses, Mapping) else {"loss": losses}, new_state
 
         return Phase(optimizer, self._wrapper(optimizer), loss)
 
     def _context(self, state: TrainState) -> StepContext:
         return StepContext(
-            step=state.step, rng=self.rng, batch=self.batch, hyperparams=self.hyperparams, params=state.params,
-            model_state=state.model_state, opt_state=state.opt_state, old_params=state.params,
+            step=state.step,
+            rng=self.rng,
+            batch=self.batch,
+            hyperparams=self.hyperparams,
+            params=state.params,
+            model_state=state.model_state,
+            opt_state=state.opt_state,
+            old_params=state.params,
             axis_name=self.axis_name,
-        )  # fmt: skip
+        )
 
     def _differentiate(self, state: TrainState, phase: Phase) -> StepContext:
-        return parts.differentiate(phase, self._context(state), self._constrain, self._gather_tables)
+        return parts.differentiate(
+            phase, self._context(state), self._constrain, self._gather_tables
+        )
 
     def _finish(
         self, state: TrainState, phase: Phase, ctx: StepContext, has_loss: bool = True
     ) -> tuple[TrainState, Metrics]:
         ctx, hook_state = self._hooks.run("traced_grads", ctx, state.hook_state)
         ctx = parts.update(phase, ctx, state.model_state, has_loss)
-        # All updates of a step count together: one that was dropped makes the step one that hooks must not trust.
+        # All updates of a step count together: one that was dropped makes the step one that hooks
+        # must not trust.
         if _APPLY in hook_state and ctx.apply_update is not None:
             hook_state = {**hook_state, _APPLY: hook_state[_APPLY] & ctx.apply_update}
         new_state = state.replace(
-            params=ctx.params, model_state=ctx.model_state, opt_state=ctx.opt_state, hook_state=hook_state
+            params=ctx.params,
+            model_state=ctx.model_state,
+            opt_state=ctx.opt_state,
+            hook_state=hook_state,
         )
         return new_state, OrderedDict(ctx.metrics)
 
@@ -174,7 +221,10 @@ class UpdateContext:
 
 
 def _no_loss(*_: Any, **__: Any) -> Any:
-    raise TypeError("ctx.apply has gradients without a loss; an optimizer with a line search requires ctx.update")
+    raise TypeError(
+        "ctx.apply has gradients without a loss; an optimizer with a line search requires "
+        "ctx.update"
+    )
 
 
 class OwnStep(NamedTuple):
@@ -187,22 +237,38 @@ class OwnStep(NamedTuple):
     gather_tables: Gather
 
     def run(
-        self, state: TrainState, ctx: StepContext, hook_state: Mapping[str, PyTree], hooks: TracedHooks
+        self,
+        state: TrainState,
+        ctx: StepContext,
+        hook_state: Mapping[str, PyTree],
+        hooks: TracedHooks,
     ) -> tuple[StepContext, Mapping[str, PyTree]]:
-        """Call the model; return the context with the new variables and metrics, and the new hook states.
+        """Call the model; return the context with the new variables and metrics, and the new hook
+        states.
 
         Raises:
-          TypeError, ValueError: another result than a state of the same structure and scalar metrics.
+          TypeError, ValueError: another result than a state of the same structure and scalar
+            metrics.
         """
         decides = hooks.have("traced_grads") or ctx.apply_update is not None
         # Present from the start: a loop of JAX keeps the structure of its carry
-        flag = {_APPLY: jnp.ones((), bool) if ctx.apply_update is None else ctx.apply_update} if decides else {}
+        flag = (
+            {_APPLY: jnp.ones((), bool) if ctx.apply_update is None else ctx.apply_update}
+            if decides
+            else {}
+        )
         given = state.replace(hook_state={**hook_state, **flag})
         with self.traced.trace(ctx.hyperparams) as hyperparams:
             update_ctx = UpdateContext(
-                ctx.batch, ctx.rng, hyperparams, self.optimizers, ctx.axis_name, hooks, self.constrain,
+                ctx.batch,
+                ctx.rng,
+                hyperparams,
+                self.optimizers,
+                ctx.axis_name,
+                hooks,
+                self.constrain,
                 self.gather_tables,
-            )  # fmt: skip
+            )
             result = self.model.train_step(given, ctx.batch, update_ctx)
         new_state, metrics = check_result(given, result, self.optimizers)
         if ctx.axis_name is not None:  # what the model has computed itself belongs to one replica
@@ -210,9 +276,12 @@ class OwnStep(NamedTuple):
         hook_state = dict(new_state.hook_state)
         apply_update = hook_state.pop(_APPLY, None)
         new_ctx = ctx.replace(
-            params=new_state.params, model_state=new_state.model_state, opt_state=new_state.opt_state,
-            metrics=metrics, apply_update=apply_update,
-        )  # fmt: skip
+            params=new_state.params,
+            model_state=new_state.model_state,
+            opt_state=new_state.opt_state,
+            metrics=metrics,
+            apply_update=apply_update,
+        )
         return new_ctx, hook_state
 
 
@@ -233,39 +302,63 @@ def build_own_step(
         return None
     if phases is not None:
         raise ValueError(
-            f"phases must be None for a model with its own `train_step`, which calls its optimizers itself, got "
+            "phases must be None for a model with its own `train_step`, which calls its "
+            "optimizers itself, got "
             f"{list(phases)}"
         )
-    # The host counts iterations to know which of them update; a step with updates of its own would disagree.
+    # The host counts iterations to know which of them update; a step with updates of its own would
+    # disagree.
     parts.check_no_accumulation(
         optim_wrapper,
-        "for a model with its own `train_step`; it can add the gradients of several parts of a batch itself",
+        "for a model with its own `train_step`; it can add the gradients of several parts of a "
+        "batch itself",
     )
     optimizers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
-    return OwnStep(parts.apply_precision(model, optim_wrapper), traced, optimizers, constrain, gather_tables)
+    return OwnStep(
+        parts.apply_precision(model, optim_wrapper), traced, optimizers, constrain, gather_tables
+    )
 
 
-def check_result(given: TrainState, result: Any, optimizers: Iterable[str]) -> tuple[TrainState, Metrics]:
-    """Return the state and metrics that a model's `train_step` has returned; without a `loss`, the sum of the losses.
+def check_result(
+    given: TrainState, result: Any, optimizers: Iterable[str]
+) -> tuple[TrainState, Metrics]:
+    """Return the state and metrics that a model's `train_step` has returned; without a `loss`, the
+    sum of the losses.
 
     Raises:
       TypeError: not a pair of a TrainState and a dict. ValueError: a state that has changed, see
         `keep_types`; metrics that are not scalars, or none with 'loss' in the name.
     """
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], TrainState):
-        got = [type(item).__name__ for item in result] if isinstance(result, tuple) else type(result).__name__
-        raise TypeError(f"train_step must return (state, metrics), with the state from `state.replace(...)`, got {got}")
+        got = (
+            [type(item).__name__ for item in result]
+            if isinstance(result, tuple)
+            else type(result).__name__
+        )
+        raise TypeError(
+            "train_step must return (state, metrics), with the state from `state.replace(...)`, "
+            f"got {got}"
+        )
     state, metrics = result
     state = keep_types(given, state, "")
     if not isinstance(metrics, Mapping):
-        raise TypeError(f"train_step must return its metrics as a dict by name, got {type(metrics).__name__}")
+        raise TypeError(
+            f"train_step must return its metrics as a dict by name, got {type(metrics).__name__}"
+        )
     for name, value in metrics.items():
         if jnp.shape(value) or not (hasattr(value, "dtype") or isinstance(value, int | float)):
-            shape = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
+            shape = (
+                f"{value.dtype}{list(value.shape)}"
+                if hasattr(value, "dtype")
+                else type(value).__name__
+            )
             raise ValueError(f"train_step must return scalars as metrics, got {shape} for {name!r}")
-    scalars = OrderedDict((name, jnp.asarray(value, jnp.result_type(float))) for name, value in metrics.items())
+    scalars = OrderedDict(
+        (name, jnp.asarray(value, jnp.result_type(float))) for name, value in metrics.items()
+    )
     if "loss" not in scalars:
-        scales = {f"loss_scale_{name}" if name else "loss_scale" for name in optimizers}  # no losses
+        # no losses
+        scales = {f"loss_scale_{name}" if name else "loss_scale" for name in optimizers}
         losses = {name: value for name, value in scalars.items() if name not in scales}
         first, *others = (losses[name] for name in loss_names(losses))
         scalars["loss"] = sum(others, start=first)

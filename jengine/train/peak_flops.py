@@ -3,10 +3,12 @@
 import re
 from collections.abc import Mapping
 
-# Dense peaks in TFLOP/s: products in 16 bits, and in float32 as JAX computes them by default, which means
-# TensorFloat-32 from Ampere on and bfloat16 on TPUs. GPUs: NVIDIA's data sheets and whitepapers, halved if given "with
-# sparsity". TPUs: https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, with the figures per chip halved for v2
-# and v3, where a device is one of two cores. The first pattern that matches the device kind applies.
+# Dense peaks in TFLOP/s: products in 16 bits, and in float32 as JAX computes them by default, which
+# means TensorFloat-32 from Ampere on and bfloat16 on TPUs. GPUs: NVIDIA's data sheets and
+# whitepapers, halved if given "with sparsity". TPUs:
+# https://cloud.google.com/tpu/docs/system-architecture-tpu-vm, with the figures per chip halved for
+# v2 and v3, where a device is one of two cores. The first pattern that matches the device kind
+# applies.
 _PEAKS: tuple[tuple[str, float, float], ...] = (
     (r"\bB200\b", 2250.0, 1125.0),
     (r"\bH200 NVL\b", 835.5, 417.5),
@@ -39,7 +41,8 @@ _WITHOUT_BFLOAT16 = r"\b(V100|T4)\b"
 
 
 def get_peak_flops(device_kind: str) -> dict[str, float]:
-    """Return the peak operations per second of one device, by operand dtype; {} for an unknown device.
+    """Return the peak operations per second of one device, by operand dtype; {} for an unknown
+    device.
 
     Args:
       device_kind: JAX's device name, `jax.Device.device_kind`.
@@ -47,7 +50,8 @@ def get_peak_flops(device_kind: str) -> dict[str, float]:
     for pattern, half, single in _PEAKS:
         if re.search(pattern, device_kind):
             peaks = {"bfloat16": half * 1e12, "float16": half * 1e12, "float32": single * 1e12}
-            # GPUs before Ampere emulate bfloat16: a share of the peak of float16 would mean nothing.
+            # GPUs before Ampere emulate bfloat16: a share of the peak of float16 would mean
+            # nothing.
             if re.search(_WITHOUT_BFLOAT16, device_kind):
                 del peaks["bfloat16"]
             if device_kind.startswith("TPU"):
@@ -56,11 +60,14 @@ def get_peak_flops(device_kind: str) -> dict[str, float]:
     return {}
 
 
-def compute_utilisation(flops: Mapping[str, float], seconds: float, device_kind: str, devices: int) -> float | None:
-    """Return the fraction of the devices' peak that a step reached: the time at the peak over the actual time.
+def compute_utilisation(
+    flops: Mapping[str, float], seconds: float, device_kind: str, devices: int
+) -> float | None:
+    """Return the fraction of the devices' peak that a step reached: the time at the peak over the
+    actual time.
 
-    This is the model FLOPs utilisation of PaLM (https://arxiv.org/abs/2204.02311, appendix B), with the operations
-    counted in the step itself. Each dtype is compared with its own peak.
+    This is the model FLOPs utilisation of PaLM (https://arxiv.org/abs/2204.02311, appendix B), with
+    the operations counted in the step itself. Each dtype is compared with its own peak.
 
     Args:
       flops: step operations over all devices by operand dtype, as returned by `count_flops`.

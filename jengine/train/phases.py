@@ -9,12 +9,15 @@ import jax
 import jax.numpy as jnp
 from optax import OptState, Params
 
-from jengine.annotations import Count, check_values
+from jengine.config.annotations import Count, check_values
+from jengine.config.errors import ConfigError, closest, config_path
 from jengine.data.batch_check import Batch
-from jengine.errors import ConfigError, closest, config_path
-from jengine.model import CastModel, Model, Precision
-from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict
+from jengine.model.model import Model
+from jengine.model.precision import CastModel, Precision
+from jengine.optim.amp import AmpOptimWrapper
 from jengine.optim.transforms.loss_scale import all_finite
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.train.kept_types import keep_types
 from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
 from jengine.train.micro_batches import Part, differentiate_in_parts
@@ -25,7 +28,8 @@ PyTree = Any
 Metrics = OrderedDict[str, jax.Array]  # JAX sorts the keys of a dict
 Constrain = Callable[[PyTree, str], PyTree]
 Gather = Callable[[PyTree], PyTree]
-PhaseConfig: TypeAlias = tuple[str, int] | Mapping[str, Any]  # ('critic', 5), or the fields of `PhaseSettings`
+# ('critic', 5), or the fields of `PhaseSettings`
+PhaseConfig: TypeAlias = tuple[str, int] | Mapping[str, Any]
 
 
 class PhaseSettings(NamedTuple):
@@ -35,8 +39,8 @@ class PhaseSettings(NamedTuple):
       optimizer: the optimizer's name.
       steps: updates per iteration.
       every: the phase acts in the iterations `every`, 2 * `every`, ... in the run.
-      batches: 'each' takes a batch from the loader for each update; 'shared' uses the newest one that an
-        earlier phase in the iteration has taken, or the iteration's first.
+      batches: 'each' takes a batch from the loader for each update; 'shared' uses the newest one
+        that an earlier phase in the iteration has taken, or the iteration's first.
     """
 
     optimizer: str
@@ -50,7 +54,8 @@ class Phase(NamedTuple):
 
     name: str  # '' for a single optimizer
     optim_wrapper: OptimWrapper
-    loss: Callable[..., Any]  # (params, model_state, batch, *, rng, hyperparams) -> (losses, model_state)
+    # (params, model_state, batch, *, rng, hyperparams) -> (losses, model_state)
+    loss: Callable[..., Any]
     every: int = 1  # acts in the iterations that this divides
     batch: int = 0  # index among the batches of an iteration
     micro_batches: int = 1  # parts of the batch, of which each device computes one at a time
@@ -63,7 +68,8 @@ def parse_phases(phases: Sequence[PhaseConfig] | None) -> list[PhaseSettings] | 
     PhaseSettings(optimizer='gen', steps=1, every=3, batches='shared')
 
     Raises:
-      ConfigError: an unknown field or value, no phase, or a phase that takes batches but does not always act.
+      ConfigError: an unknown field or value, no phase, or a phase that takes batches but does not
+        always act.
     """
     if phases is None:
         return None
@@ -77,13 +83,17 @@ def parse_phases(phases: Sequence[PhaseConfig] | None) -> list[PhaseSettings] | 
             )
             for name in fields:
                 if name not in PhaseSettings._fields:
-                    raise ConfigError(f"a phase has no {name!r}{closest(str(name), PhaseSettings._fields)}")
+                    raise ConfigError(
+                        f"a phase has no {name!r}{closest(str(name), PhaseSettings._fields)}"
+                    )
             check_values("", PhaseSettings, fields)
             settings = PhaseSettings(**fields)
-            # The loader must be asked for as many batches in each iteration, whatever the device will use.
+            # The loader must be asked for as many batches in each iteration, whatever the device
+            # will use.
             if settings.batches == "each" and settings.every > 1:
                 raise ConfigError(
-                    f"`every` must be 1 with batches='each', got {settings.every}: each iteration of a run takes the "
+                    f"`every` must be 1 with batches='each', got {settings.every}: each iteration "
+                    "of a run takes the "
                     "same number of batches from the loader"
                 )
             parsed.append(settings)
@@ -107,7 +117,8 @@ def count_iterations(length: int | None, batches_per_iteration: int) -> int:
     if length is None or length < batches_per_iteration:
         got = "data without a length" if length is None else f"{length} in a pass"
         raise ConfigError(
-            f"`train_cfg.epoch_length` must be given unless a pass has the {batches_per_iteration} batches of an "
+            "`train_cfg.epoch_length` must be given unless a pass has the "
+            f"{batches_per_iteration} batches of an "
             f"iteration, got {got}"
         )
     return length // batches_per_iteration
@@ -115,13 +126,15 @@ def count_iterations(length: int | None, batches_per_iteration: int) -> int:
 
 def _batch_indices(phases: Sequence[PhaseSettings]) -> list[list[int]]:
     """Return the batch index for each update in each phase."""
-    taken, indices = 0, []
+    taken = 0
+    indices = []
     for phase in phases:
         if phase.batches == "each":
             indices.append(list(range(taken, taken + phase.steps)))
             taken += phase.steps
         else:
-            # A first phase with the same batch for all steps takes one; later ones share the batch that was taken last.
+            # A first phase with the same batch for all steps takes one; later ones share the batch
+            # that was taken last.
             taken = max(taken, 1)
             indices.append([taken - 1] * phase.steps)
     return indices
@@ -139,20 +152,29 @@ def build_phases(
     `traced` wraps the losses of `model`.
 
     Raises:
-      ValueError: a phase that is not an optimizer name, phases for a single optimizer, or accumulation.
+      ValueError: a phase that is not an optimizer name, phases for a single optimizer, or
+        accumulation.
     """
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
             raise ValueError(f"phases must be None for a single optimizer, got {list(phases)}")
         loss = traced.wrap(apply_precision(model, optim_wrapper).loss)
         return [Phase("", optim_wrapper, loss, micro_batches=micro_batches)]
-    settings = [PhaseSettings(name) for name in optim_wrapper] if phases is None else parse_phases(phases) or []
+    settings = (
+        [PhaseSettings(name) for name in optim_wrapper]
+        if phases is None
+        else parse_phases(phases) or []
+    )
     built = []
     for (name, _, every, _), batches in zip(settings, _batch_indices(settings), strict=True):
         if name not in optim_wrapper:
-            raise ValueError(f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}")
+            raise ValueError(
+                f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}"
+            )
         check_no_accumulation(optim_wrapper, "with several optimizers in one step")
-        loss = traced.wrap(functools.partial(apply_precision(model, optim_wrapper[name]).phase_loss, name))
+        loss = traced.wrap(
+            functools.partial(apply_precision(model, optim_wrapper[name]).phase_loss, name)
+        )
         built += [Phase(name, optim_wrapper[name], loss, every, batch) for batch in batches]
     return built
 
@@ -176,16 +198,22 @@ def apply_precision(model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict
 # --- The parts of a phase, pure functions of the context ---
 
 
-def differentiate(phase: Phase, ctx: StepContext, constrain: Constrain, gather_tables: Gather) -> StepContext:
+def differentiate(
+    phase: Phase, ctx: StepContext, constrain: Constrain, gather_tables: Gather
+) -> StepContext:
     """Add the losses, the new model state and the gradients to the context."""
     wrapper = phase.optim_wrapper
     is_averaged = wrapper.accumulates or wrapper.axis_name is not None or phase.micro_batches > 1
     opt_state = ctx.opt_state[phase.name] if phase.name else ctx.opt_state
 
-    def differentiate_batch(batch: Batch, model_state: PyTree, rng: jax.Array) -> tuple[Part, PyTree]:
+    def differentiate_batch(
+        batch: Batch, model_state: PyTree, rng: jax.Array
+    ) -> tuple[Part, PyTree]:
         def loss_fn(params: Params) -> tuple[jax.Array, Part]:
             params = gather_tables(params)
-            losses, state = phase.loss(params, model_state, batch, rng=rng, hyperparams=ctx.hyperparams)
+            losses, state = phase.loss(
+                params, model_state, batch, rng=rng, hyperparams=ctx.hyperparams
+            )
             total, metrics = total_loss(losses, batch)
             state = keep_types(model_state, state, "model_state.")
             return total, (metrics, state, loss_weight(losses, batch) if is_averaged else None)
@@ -197,34 +225,57 @@ def differentiate(phase: Phase, ctx: StepContext, constrain: Constrain, gather_t
     if phase.micro_batches == 1:
         (metrics, model_state, weight), grads = differentiate_batch(*whole)
     else:
-        count, axis = phase.micro_batches, wrapper.axis_name
-        (metrics, model_state, weight), grads = differentiate_in_parts(differentiate_batch, *whole, count, axis)
-    # Otherwise XLA may choose other shardings, for instance because of a branch that does not use the gradients.
+        count = phase.micro_batches
+        axis = wrapper.axis_name
+        (metrics, model_state, weight), grads = differentiate_in_parts(
+            differentiate_batch, *whole, count, axis
+        )
+    # Otherwise XLA may choose other shardings, for instance because of a branch that does not use
+    # the gradients.
     grads = constrain(grads, "params.")
     if wrapper.axis_name is not None:
         metrics = mean_over_replicas(metrics, weight, wrapper.axis_name)
     if phase.name:
-        metrics = OrderedDict((f"loss_{phase.name}" if k == "loss" else k, v) for k, v in metrics.items())
-    return ctx.replace(model_state=model_state, grads=grads, loss_weight=weight, metrics={**ctx.metrics, **metrics})
+        metrics = OrderedDict(
+            (f"loss_{phase.name}" if k == "loss" else k, v) for k, v in metrics.items()
+        )
+    return ctx.replace(
+        model_state=model_state, grads=grads, loss_weight=weight, metrics={**ctx.metrics, **metrics}
+    )
 
 
-def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bool = True) -> StepContext:
+def update(
+    phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bool = True
+) -> StepContext:
     """Apply the phase's optimizer to the parameters.
 
     `has_loss` is False for gradients with unknown origin: optax line searches receive no loss then.
     """
-    name, wrapper = phase.name, phase.optim_wrapper
-    opt_state, hyperparams = ctx.opt_state, ctx.hyperparams
+    name = phase.name
+    wrapper = phase.optim_wrapper
+    opt_state = ctx.opt_state
+    hyperparams = ctx.hyperparams
     if name:  # hyperparameters of hooks, such as `frozen:PATTERN`, are for all optimizers
-        shared = {key: value for key, value in hyperparams.items() if not isinstance(value, Mapping)}
-        opt_state, hyperparams = opt_state[name], {**hyperparams[name], **shared}
+        shared = {
+            key: value for key, value in hyperparams.items() if not isinstance(value, Mapping)
+        }
+        opt_state = opt_state[name]
+        hyperparams = {**hyperparams[name], **shared}
 
     def local_value(params: Params) -> tuple[jax.Array, jax.Array | None]:
-        losses, _ = phase.loss(params, old_model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams)
-        return total_loss(losses, ctx.batch)[0], None if wrapper.axis_name is None else loss_weight(losses, ctx.batch)
+        losses, _ = phase.loss(
+            params, old_model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams
+        )
+        return total_loss(losses, ctx.batch)[0], None if wrapper.axis_name is None else loss_weight(
+            losses, ctx.batch
+        )
 
     def mean(tree: PyTree, weight: jax.Array | None) -> PyTree:
-        return tree if wrapper.axis_name is None else mean_over_replicas(tree, weight, wrapper.axis_name)
+        return (
+            tree
+            if wrapper.axis_name is None
+            else mean_over_replicas(tree, weight, wrapper.axis_name)
+        )
 
     def value_and_grad(params: Params) -> tuple[jax.Array, PyTree]:
         if (axis := wrapper.axis_name) is not None:  # as in `value_and_trainable_grad`
@@ -232,15 +283,18 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
         (value, weight), grads = jax.value_and_grad(local_value, has_aux=True)(params)
         return mean((value, grads), weight)
 
-    # With its own derivative: that of a mean over replicas would be each replica's own, with which line searches, which
-    # differentiate the value, decide differently on each replica and wait for each other forever.
+    # With its own derivative: that of a mean over replicas would be each replica's own, with which
+    # line searches, which differentiate the value, decide differently on each replica and wait for
+    # each other forever.
     mean_value = jax.custom_vjp(lambda params: mean(*local_value(params)))
     mean_value.defvjp(
-        value_and_grad, lambda grads, change: (jax.tree.map(lambda g: change.astype(g.dtype) * g, grads),)
+        value_and_grad,
+        lambda grads, change: (jax.tree.map(lambda g: change.astype(g.dtype) * g, grads),),
     )
 
     def value_fn(params: Params, grad_fn: object = None, obj_fn: object = None) -> jax.Array:
-        """Return the total loss as a function of the parameters alone, for line searches, and `obj_fn` for `sophia`.
+        """Return the total loss as a function of the parameters alone, for line searches, and
+        `obj_fn` for `sophia`.
 
         Line searches refuse extra arguments that this function does not take, such as `grad_fn`.
         """
@@ -252,7 +306,9 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
 
     # functions of the loss at other parameters cost nothing if the optimizer does not call them
     value = ctx.metrics[f"loss_{name}" if name else "loss"] if has_loss else None
-    loss = dict(value=value, value_fn=value_fn, grad_fn=grad_fn, obj_fn=value_fn) if has_loss else {}
+    loss = (
+        dict(value=value, value_fn=value_fn, grad_fn=grad_fn, obj_fn=value_fn) if has_loss else {}
+    )
     params, new_opt_state = wrapper.apply_gradients(
         ctx.grads,
         opt_state,
@@ -263,12 +319,17 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
         grad=ctx.grads,
         **loss,
     )
-    new_opt_state = keep_types(opt_state, new_opt_state, f"opt_state.{name}." if name else "opt_state.")
-    model_state, finite = ctx.model_state, wrapper.is_finite(new_opt_state)
-    if finite is not None and not wrapper.accumulates:  # after an overflow the model state is kept as well
+    new_opt_state = keep_types(
+        opt_state, new_opt_state, f"opt_state.{name}." if name else "opt_state."
+    )
+    model_state = ctx.model_state
+    finite = wrapper.is_finite(new_opt_state)
+    # after an overflow the model state is kept as well
+    if finite is not None and not wrapper.accumulates:
         model_state = _select(finite, model_state, old_model_state)
     metrics = {
-        f"{key}_{name}" if name else key: value for key, value in wrapper.metrics(opt_state, new_opt_state).items()
+        f"{key}_{name}" if name else key: value
+        for key, value in wrapper.metrics(opt_state, new_opt_state).items()
     }
     return ctx.replace(
         params=params,
@@ -281,21 +342,25 @@ def update(phase: Phase, ctx: StepContext, old_model_state: PyTree, has_loss: bo
 def accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepContext:
     """Add the gradients to the accumulator.
 
-    An update does this too before it begins: in a chunk the sum is then outside the branch, within which XLA would
-    round it differently than in a single step.
+    An update does this too before it begins: in a chunk the sum is then outside the branch, within
+    which XLA would round it differently than in a single step.
     """
     opt_state = phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight)
     model_state = ctx.model_state
     if phase.optim_wrapper.is_finite(opt_state) is not None and jax.tree.leaves(model_state):
-        # The decision on the update comes too late: it is one for the whole window. A replica's gradients may overflow
-        # where the batch's do not, so the statistics themselves decide.
+        # The decision on the update comes too late: it is one for the whole window. A replica's
+        # gradients may overflow where the batch's do not, so the statistics themselves decide.
         floats = [x for x in jax.tree.leaves(model_state) if jnp.issubdtype(x.dtype, jnp.floating)]
         model_state = _select(all_finite(floats), model_state, old_model_state)
     return ctx.replace(opt_state=opt_state, model_state=model_state)
 
 
-def is_updated(optim_wrapper: OptimWrapper | OptimWrapperDict, opt_state: OptState) -> jax.Array | None:
-    """Return whether some optimizer's last update was applied, bool[]; None where none is ever skipped."""
+def is_updated(
+    optim_wrapper: OptimWrapper | OptimWrapperDict, opt_state: OptState
+) -> jax.Array | None:
+    """Return whether some optimizer's last update was applied, bool[]; None where none is ever
+    skipped.
+    """
     if isinstance(optim_wrapper, OptimWrapper):
         return optim_wrapper.is_finite(opt_state)
     pairs = [(wrapper, opt_state[name]) for name, wrapper in optim_wrapper.items()]

@@ -19,7 +19,8 @@ ScannedStep = Callable[[TrainState, PyTree, PyTree, jax.Array], tuple[TrainState
 
 
 class ScannedMetrics(struct.PyTreeNode):
-    """Result of a compiled chunk with K steps; `ChunkMetrics` adds which of them report each metric.
+    """Result of a compiled chunk with K steps; `ChunkMetrics` adds which of them report each
+    metric.
 
     Attributes:
       values: real[K] by name; NaN (0 for integers) where a step does not report the name.
@@ -31,19 +32,21 @@ class ScannedMetrics(struct.PyTreeNode):
 
 
 def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -> ScannedStep:
-    """Build `chunk(state, batches, hyperparams, is_update) -> (state, metrics)`, pure and not compiled.
+    """Build `chunk(state, batches, hyperparams, is_update) -> (state, metrics)`, pure and not
+    compiled.
 
-    The steps run in a loop on the device, with the same operations and results as a call for each step. Gradients are
-    computed and accumulated outside of the branch between an update and an accumulation. There XLA can overlap the
-    exchange between devices with the computation, and rounds sums as in a single step.
+    The steps run in a loop on the device, with the same operations and results as a call for each
+    step. Gradients are computed and accumulated outside of the branch between an update and an
+    accumulation. There XLA can overlap the exchange between devices with the computation, and
+    rounds sums as in a single step.
 
     Args:
       update: the step that updates the parameters.
       accumulate: the step that only accumulates gradients, if the run has such steps.
 
     Returns:
-      The chunk. Its arguments are the state, the batches and hyperparameters with a leading axis [K], and
-      `is_update`: bool[K], True for the steps that update (ignored without `accumulate`).
+      The chunk. Its arguments are the state, the batches and hyperparameters with a leading axis
+      [K], and `is_update`: bool[K], True for the steps that update (ignored without `accumulate`).
     """
 
     def chunk(
@@ -52,35 +55,52 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
         """Run K steps."""
         first = jax.tree.map(lambda x: x[0], (batches, hyperparams))  # only for its shapes
         update_metrics = jax.eval_shape(update, state, *first)[1]  # traced, but not compiled
-        accumulate_metrics = update_metrics if accumulate is None else jax.eval_shape(accumulate, state, *first)[1]
+        accumulate_metrics = (
+            update_metrics if accumulate is None else jax.eval_shape(accumulate, state, *first)[1]
+        )
         all_metrics = update_metrics | accumulate_metrics  # ordered: JAX would sort a dict's names
 
-        def body(state: TrainState, inputs: tuple[PyTree, PyTree, jax.Array]) -> tuple[TrainState, Metrics]:
+        def body(
+            state: TrainState, inputs: tuple[PyTree, PyTree, jax.Array]
+        ) -> tuple[TrainState, Metrics]:
             batch, hyperparams, is_update = inputs
             if accumulate is None:
                 return update(state, batch, hyperparams)
             gradients = update.differentiate(state, batch, hyperparams)
-            branches = _fill_missing(update.finish, all_metrics), _fill_missing(accumulate.finish, all_metrics)
+            branches = (
+                _fill_missing(update.finish, all_metrics),
+                _fill_missing(accumulate.finish, all_metrics),
+            )
             state, metrics = jax.lax.cond(is_update, *branches, state, gradients)
-            return update.constrain(state, ""), metrics  # the carry keeps its shardings, whatever XLA chose in a branch
+            # the carry keeps its shardings, whatever XLA chose in a branch
+            return update.constrain(state, ""), metrics
 
         state, values = jax.lax.scan(body, state, (batches, hyperparams, is_update))
-        return state, ScannedMetrics(values, tuple(name for name in update_metrics if name not in accumulate_metrics))
+        return state, ScannedMetrics(
+            values, tuple(name for name in update_metrics if name not in accumulate_metrics)
+        )
 
     return chunk
 
 
-def _fill_missing(finish: Callable[..., tuple[TrainState, Metrics]], all_metrics: Metrics) -> Callable[..., Any]:
-    """Return `finish` with missing metrics filled with NaN, so that both kinds of steps have the same outputs."""
+def _fill_missing(
+    finish: Callable[..., tuple[TrainState, Metrics]], all_metrics: Metrics
+) -> Callable[..., Any]:
+    """Return `finish` with missing metrics filled with NaN, so that both kinds of steps have the
+    same outputs.
+    """
 
     def run(state: TrainState, gradients: Gradients) -> tuple[TrainState, Metrics]:
         state, metrics = finish(state, gradients)
         return state, OrderedDict(  # what a step does not report is never read on the host
-            (name, metrics[name] if name in metrics else missing(metric)) for name, metric in all_metrics.items()
+            (name, metrics[name] if name in metrics else missing(metric))
+            for name, metric in all_metrics.items()
         )
 
     def missing(like: Any) -> jax.Array:
-        return jnp.full(like.shape, jnp.nan if jnp.issubdtype(like.dtype, jnp.inexact) else 0, like.dtype)
+        return jnp.full(
+            like.shape, jnp.nan if jnp.issubdtype(like.dtype, jnp.inexact) else 0, like.dtype
+        )
 
     return run
 
@@ -96,7 +116,8 @@ class ChunkMetrics:
     Attributes:
       values: real[K] by name, device arrays that may be pending.
       is_update: bool[K], True for the steps that updated the parameters.
-      reports: bool[K] by name, for metrics that some steps do not report: there the values are undefined.
+      reports: bool[K] by name, for metrics that some steps do not report: there the values are
+        undefined.
     """
 
     values: Mapping[str, jax.Array]

@@ -1,4 +1,6 @@
-"""Training state, one donated pytree with everything that the step reads and updates, and the size of parameters."""
+"""Training state, one donated pytree with everything that the step reads and updates, and the
+size of parameters.
+"""
 
 import math
 from collections.abc import Sequence
@@ -9,14 +11,16 @@ import jax.numpy as jnp
 from flax import struct
 from optax import OptState, Params
 
-from jengine.optim import OptimWrapper, OptimWrapperDict
 from jengine.optim.optimizers.common import strip_weak_types
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.train.traced_hooks import TracedHooks
 
 PyTree = Any
 
 MAX_STEP = 2**31 - 1  # the largest `TrainState.step`
-_SIZED = ("params", "model_state", "opt_state", "hook_state")  # the fields that `repr` describes by their size
+# the fields that `repr` describes by their size
+_SIZED = ("params", "model_state", "opt_state", "hook_state")
 
 
 class TrainState(struct.PyTreeNode):
@@ -28,8 +32,8 @@ class TrainState(struct.PyTreeNode):
       model_state: other model variables (running statistics), {} for none.
       opt_state: optimizer wrapper state, moments in float32.
       hook_state: traced hook states, by hook name.
-      rng: uint32[2], data of the run's key, which never changes: each step folds the step number in. (A typed key would
-        be wrapped by Python code at each call.)
+      rng: uint32[2], data of the run's key, which never changes: each step folds the step number
+        in. (A typed key would be wrapped by Python code at each call.)
     """
 
     step: jax.Array
@@ -46,11 +50,14 @@ class TrainState(struct.PyTreeNode):
 
     @property
     def is_abstract(self) -> bool:
-        """Whether the leaves are `jax.ShapeDtypeStruct`s: a plan compiles the step and has no values."""
+        """Whether the leaves are `jax.ShapeDtypeStruct`s: a plan compiles the step and has no
+        values.
+        """
         return isinstance(self.step, jax.ShapeDtypeStruct)
 
     def __repr__(self) -> str:
-        # Sizes instead of values: a notebook shows the result of `runner.train()`, perhaps after it was donated.
+        # Sizes instead of values: a notebook shows the result of `runner.train()`, perhaps after it
+        # was donated.
         is_known = isinstance(self.step, jax.Array) and not isinstance(self.step, jax.core.Tracer)
         step = "?" if not is_known or self.step.is_deleted() else str(self.step)
         parts = [f"{name}={_describe_size(getattr(self, name))}" for name in _SIZED]
@@ -75,16 +82,21 @@ def create_train_state(
       rng: key<fry>[], the key of the run.
 
     Raises:
-      ValueError: the key implementation is not JAX's default (`jax_default_prng_impl`), or is 'unsafe_rbg'.
+      ValueError: the key implementation is not JAX's default (`jax_default_prng_impl`), or is
+        'unsafe_rbg'.
     """
     if jax.random.key_impl(rng) != jax.random.key_impl(jax.random.key(0)):  # which `key` assumes
-        raise ValueError(f"rng must be a key of JAX's default implementation, got {jax.random.key_impl(rng)}")
+        raise ValueError(
+            f"rng must be a key of JAX's default implementation, got {jax.random.key_impl(rng)}"
+        )
     if str(jax.random.key_impl(rng)) == "unsafe_rbg":
         raise ValueError(
-            "`jax_default_prng_impl` must be 'rbg' or 'threefry2x32', got 'unsafe_rbg': its `fold_in` commutes, so "
+            "`jax_default_prng_impl` must be 'rbg' or 'threefry2x32', got 'unsafe_rbg': its "
+            "`fold_in` commutes, so "
             "that iterations, micro-batches and layers would draw the same numbers as others"
         )
-    params, model_state = strip_weak_types(params), strip_weak_types(model_state)
+    params = strip_weak_types(params)
+    model_state = strip_weak_types(model_state)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
@@ -109,10 +121,18 @@ def count_parameters(params: Params) -> tuple[int, int, int]:
     """Return the numbers of tensors, parameters and bytes."""
     leaves = jax.tree.leaves(params)
     sizes = [math.prod(leaf.shape) for leaf in leaves]
-    return len(sizes), sum(sizes), sum(size * leaf.dtype.itemsize for size, leaf in zip(sizes, leaves, strict=True))
+    return (
+        len(sizes),
+        sum(sizes),
+        sum(size * leaf.dtype.itemsize for size, leaf in zip(sizes, leaves, strict=True)),
+    )
 
 
 def _describe_size(tree: PyTree) -> str:
     """Return the size of a pytree of arrays: `9,930 in 6 arrays`, or `{}` for an empty one."""
     arrays = jax.tree.leaves(tree)
-    return f"{sum(math.prod(jnp.shape(x)) for x in arrays):,} in {len(arrays)} arrays" if arrays else "{}"
+    return (
+        f"{sum(math.prod(jnp.shape(x)) for x in arrays):,} in {len(arrays)} arrays"
+        if arrays
+        else "{}"
+    )

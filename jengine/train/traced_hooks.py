@@ -23,21 +23,24 @@ class StepContext(struct.PyTreeNode):
       rng: key<fry>[], for this hook in this iteration.
       batch: the batch.
       hyperparams: f32 arrays by name, passed by the host.
-      params: parameters; before the update at `traced_batch` and `traced_grads`, after it at `traced_update`.
+      params: parameters; before the update at `traced_batch` and `traced_grads`, after it at
+        `traced_update`.
       model_state: model state; the new one once the loss is computed.
       opt_state: optimizer wrapper state; the new one at `traced_update`.
-      grads: gradients of the total loss; None before they are computed, and at `traced_update` with several optimizers
-        or a model's own `train_step`.
-      loss_weight: f32[], weight of the gradients in a mean over iterations or replicas; None for equal weights.
+      grads: gradients of the total loss; None before they are computed, and at `traced_update` with
+        several optimizers or a model's own `train_step`.
+      loss_weight: f32[], weight of the gradients in a mean over iterations or replicas; None for
+        equal weights.
       metrics: f32[] by name, returned by the step.
       hook_state: the current hook's state, see `Hook.init_traced_state`.
-      apply_update: bool[], or None for True. A hook may set it at `traced_batch` or `traced_grads`. If it is False,
-        the step changes only `step` and the states of hooks with `update_on_skipped_steps`.
-      is_updated: bool[] at `traced_update`, or None for True: whether an optimizer has changed the parameters. False
-        where all gradients overflowed under a loss scale.
+      apply_update: bool[], or None for True. A hook may set it at `traced_batch` or `traced_grads`.
+        If it is False, the step changes only `step` and the states of hooks with
+        `update_on_skipped_steps`.
+      is_updated: bool[] at `traced_update`, or None for True: whether an optimizer has changed the
+        parameters. False where all gradients overflowed under a loss scale.
       old_params: parameters before the iteration.
-      axis_name: the replicas' mapped axis, None without one. Gradients belong to one replica: what a hook decides from
-        them must be reduced over this axis, or the replicas will disagree.
+      axis_name: the replicas' mapped axis, None without one. Gradients belong to one replica: what
+        a hook decides from them must be reduced over this axis, or the replicas will disagree.
     """
 
     step: jax.Array
@@ -59,42 +62,51 @@ class StepContext(struct.PyTreeNode):
 
 POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
 _INSTEAD = (
-    "Set runner.hyperparams[NAME], first in before_train, and read ctx.hyperparams[NAME] in the traced method instead"
+    "Set runner.hyperparams[NAME], first in before_train, and read ctx.hyperparams[NAME] in the "
+    "traced method instead"
 )
 
 
 class TracedHooks:
-    """Hooks with traced points or state, in the given order, under names that are stable across restarts.
+    """Hooks with traced points or state, in the given order, under names that are stable across
+    restarts.
 
     Attributes:
       hyperparams_read: names of the hyperparameters that hooks have read while they were traced.
     """
 
     def __init__(self, hooks: Sequence[Any]) -> None:
-        self._hooks = hook_names([hook for hook in hooks if hook.get_traced_points() or _has_state(hook)])
-        self._reads: dict[str, dict[str, Any]] = {name: {} for name in self._hooks}  # attributes read while tracing
+        self._hooks = hook_names(
+            [hook for hook in hooks if hook.get_traced_points() or _has_state(hook)]
+        )
+        # attributes read while tracing
+        self._reads: dict[str, dict[str, Any]] = {name: {} for name in self._hooks}
         self.hyperparams_read: set[str] = set()
 
     def init(self, params: Params, model_state: PyTree) -> dict[str, PyTree]:
         """Return the initial hook states by name, for hooks that have one."""
-        states = {name: hook.init_traced_state(params, model_state) for name, hook in self._hooks.items()}
+        states = {
+            name: hook.init_traced_state(params, model_state) for name, hook in self._hooks.items()
+        }
         return {name: state for name, state in states.items() if state is not None}
 
     def run(
         self, point: str, ctx: StepContext, states: Mapping[str, PyTree]
     ) -> tuple[StepContext, Mapping[str, PyTree]]:
-        """Pass the context through one of the `POINTS` of each hook, in order; return it with the new hook states.
+        """Pass the context through one of the `POINTS` of each hook, in order; return it with the
+        new hook states.
 
         Raises:
-          TypeError: a hook did not return a context. ValueError: its state has changed, see `keep_types`. Exception: a
-            hook's error, with its name as a note.
+          TypeError: a hook did not return a context. ValueError: its state has changed, see
+            `keep_types`. Exception: a hook's error, with its name as a note.
         """
-        rng, hyperparams = ctx.rng, ctx.hyperparams
+        rng = ctx.rng
+        hyperparams = ctx.hyperparams
         for name, hook in self._hooks.items():
             if point not in hook.get_traced_points():
                 continue
-            # a key from the name, not the position: another hook in the config must not change the random numbers
-            # CRC32, because `hash` differs between processes
+            # a key from the name, not the position: another hook in the config must not change the
+            # random numbers CRC32, because `hash` differs between processes
             recorded = RecordedScalars(hyperparams, self.hyperparams_read)
             key = jax.random.fold_in(rng, zlib.crc32(name.encode()))
             hook_ctx = ctx.replace(hook_state=states.get(name), rng=key, hyperparams=recorded)
@@ -106,13 +118,17 @@ class TracedHooks:
                 raise
             if not isinstance(ctx, StepContext):
                 raise TypeError(
-                    f"{type(hook).__name__}.{point} must return the context (`return ctx.replace(...)`), "
+                    f"{type(hook).__name__}.{point} must return the context (`return "
+                    "ctx.replace(...)`), "
                     f"got {type(ctx).__name__}"
                 )
             if ctx.hyperparams is not recorded:  # the hook has changed them
                 hyperparams = ctx.hyperparams
             if name in states:  # a new dict: a branch may not change the old one
-                states = {**states, name: keep_types(states[name], ctx.hook_state, f"hook_state.{name}.")}
+                states = {
+                    **states,
+                    name: keep_types(states[name], ctx.hook_state, f"hook_state.{name}."),
+                }
         # these belonged to the last hook
         return ctx.replace(rng=rng, hook_state=None, hyperparams=hyperparams), states
 
@@ -121,12 +137,18 @@ class TracedHooks:
         return any(point in hook.get_traced_points() for hook in self._hooks.values())
 
     def check_unchanged(self) -> None:
-        """Check that no attribute that a traced point has read has changed since; see `check_reads`."""
+        """Check that no attribute that a traced point has read has changed since; see
+        `check_reads`.
+        """
         for name, hook in self._hooks.items():
             check_reads(hook, self._reads[name], _INSTEAD)
 
-    def states_after_skip(self, before: Mapping[str, PyTree], after: Mapping[str, PyTree]) -> dict[str, PyTree]:
-        """Return the states after a skipped step: `after` for hooks with `update_on_skipped_steps`, else `before`."""
+    def states_after_skip(
+        self, before: Mapping[str, PyTree], after: Mapping[str, PyTree]
+    ) -> dict[str, PyTree]:
+        """Return the states after a skipped step: `after` for hooks with
+        `update_on_skipped_steps`, else `before`.
+        """
         updated = {name for name, hook in self._hooks.items() if hook.update_on_skipped_steps}
         return {name: after[name] if name in updated else state for name, state in before.items()}
 
@@ -147,4 +169,8 @@ def hook_names(hooks: Sequence[Any]) -> dict[str, Any]:
 
 def _has_state(hook: Any) -> bool:
     # By name, because jengine.hooks imports this module
-    return any("init_traced_state" in vars(cls) for cls in type(hook).__mro__[:-1] if cls.__name__ != "Hook")
+    return any(
+        "init_traced_state" in vars(cls)
+        for cls in type(hook).__mro__[:-1]
+        if cls.__name__ != "Hook"
+    )

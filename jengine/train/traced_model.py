@@ -1,4 +1,6 @@
-"""The model as the step calls it: numbers that hooks assign are inputs, and what is read otherwise is recorded."""
+"""The model as the step calls it: numbers that hooks assign are inputs, and what is read
+otherwise is recorded.
+"""
 
 import abc
 import contextlib
@@ -11,15 +13,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.model import Model
+from jengine.model.model import Model
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.train.traced_reads import RecordedScalars, check_reads, list_changed, record_reads
 
-_LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "optax", "numpy")  # whose objects nobody changes during training
+# whose objects nobody changes during training
+_LIBRARIES = ("jax", "jaxlib", "flax", "equinox", "optax", "numpy")
 _MAX_ITEMS = 1000  # of a list that is searched for loss objects; a longer one is data
 _LOCK = threading.RLock()  # a model may predict in several threads
 _INSTEAD = (
-    "Set a number in runner.hyperparams, first in before_train, under a name that no hyperparameter of the optimizer "
+    "Set a number in runner.hyperparams, first in before_train, under a name that no "
+    "hyperparameter of the optimizer "
     "has, and read it from `hyperparams` in the loss instead of NAME"
 )
 
@@ -27,27 +31,31 @@ _INSTEAD = (
 class TracedModel:
     """Model whose losses or predictions a step traces.
 
-    In a trace, an attribute of the model that is a number and has the name of a hyperparameter that a hook has set is
-    that hyperparameter, so that a new value holds from the next step on. Other attributes that the trace reads, from
-    the model or from a loss object that it holds, must keep their values.
+    In a trace, an attribute of the model that is a number and has the name of a hyperparameter that
+    a hook has set is that hyperparameter, so that a new value holds from the next step on. Other
+    attributes that the trace reads, from the model or from a loss object that it holds, must keep
+    their values.
 
     Args:
       model: the model, with its wrappers.
-      optim_wrapper: has the hyperparameters that are never attributes of the model, such as 'momentum'; None for a
-        step without an optimizer.
+      optim_wrapper: has the hyperparameters that are never attributes of the model, such as
+        'momentum'; None for a step without an optimizer.
 
     Attributes:
       hyperparams_read: names of the hyperparameters that losses have read, also as attributes.
     """
 
     def __init__(self, model: Model, optim_wrapper: AnyWrapper | None = None) -> None:
-        self._model, self._optim_wrapper = model, optim_wrapper
+        self._model = model
+        self._optim_wrapper = optim_wrapper
         self._reads: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the ID of the object
         self._inputs: set[tuple[int, str]] = set()  # attributes that traces have replaced
         self.hyperparams_read: set[str] = set()
 
     def wrap(self, loss: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a loss of the model, which takes `hyperparams` by keyword, for the trace of a step."""
+        """Return a loss of the model, which takes `hyperparams` by keyword, for the trace of a
+        step.
+        """
 
         @functools.wraps(loss)
         def call(*args: Any, hyperparams: Mapping[str, Any], **kwargs: Any) -> Any:
@@ -68,26 +76,33 @@ class TracedModel:
 
     @contextlib.contextmanager
     def trace(self, hyperparams: Mapping[str, Any]) -> Iterator[RecordedScalars]:
-        """Let the model read the hyperparameters inside; yield them for its argument of that name."""
+        """Let the model read the hyperparameters inside; yield them for its argument of that
+        name.
+        """
         recorded = RecordedScalars(hyperparams, self.hyperparams_read)
         names = hyperparams.keys() - optimizer_names(self._optim_wrapper) if hyperparams else set()
         with _LOCK, contextlib.ExitStack() as stack:
             owners = _list_owners(self._model)
             used = _list_all_inputs(owners, names)
-            if not used <= self._inputs:  # all programs are traced anew, and maybe read less, as behind a property
+            # all programs are traced anew, and maybe read less, as behind a property
+            if not used <= self._inputs:
                 self._reads.clear()
                 self._inputs |= used
             for owner in owners:
                 _, reads = self._reads.setdefault(id(owner), (owner, {}))
                 stack.enter_context(_unfollowed(owner))
-                stack.enter_context(record_reads(owner, reads, _Inputs(recorded, _list_inputs(owner, names))))
+                stack.enter_context(
+                    record_reads(owner, reads, _Inputs(recorded, _list_inputs(owner, names)))
+                )
             try:
                 yield recorded
             except jax.errors.JAXTypeError as error:
                 if used:
                     error.add_note(
-                        f"hooks assign the attributes {sorted(name for _, name in used)} of the model during training, "
-                        "so that they are arrays in the step, for which Python's `if` and `range` have no value: use "
+                        f"hooks assign the attributes {sorted(name for _, name in used)} of the "
+                        "model during training, "
+                        "so that they are arrays in the step, for which Python's `if` and `range` "
+                        "have no value: use "
                         "jnp.where or jax.lax.cond"
                     )
                 raise
@@ -101,9 +116,14 @@ class TracedModel:
         return any(name in reads for _, reads in self._reads.values())
 
     def check_unchanged(self, hyperparams: Mapping[str, Any]) -> None:
-        """Check that no attribute that a trace has read has changed since, but for those that are hyperparameters."""
+        """Check that no attribute that a trace has read has changed since, but for those that
+        are hyperparameters.
+        """
         names = hyperparams.keys() - optimizer_names(self._optim_wrapper)
-        if not _list_all_inputs([owner for owner, _ in self._reads.values()], names) <= self._inputs:
+        if (
+            not _list_all_inputs([owner for owner, _ in self._reads.values()], names)
+            <= self._inputs
+        ):
             return  # the next call traces anew
         for owner, reads in self._reads.values():
             check_reads(owner, reads, _INSTEAD)
@@ -137,7 +157,11 @@ def optimizer_names(optim_wrapper: AnyWrapper | None) -> set[str]:
 
 def _list_inputs(owner: Any, names: Iterable[str]) -> set[str]:
     """Return the hyperparameters that are attributes of a model."""
-    return {name for name in names if is_number(getattr(owner, name, None))} if _is_model(owner) else set()
+    return (
+        {name for name in names if is_number(getattr(owner, name, None))}
+        if _is_model(owner)
+        else set()
+    )
 
 
 def _list_all_inputs(owners: Iterable[Any], names: Iterable[str]) -> set[tuple[int, str]]:
@@ -151,7 +175,9 @@ def _is_model(owner: Any) -> bool:
 
 @contextlib.contextmanager
 def _unfollowed(owner: Any) -> Iterator[None]:
-    """Let the model assign its attributes inside, in a trace, as it likes; see `Model.__setattr__`."""
+    """Let the model assign its attributes inside, in a trace, as it likes; see
+    `Model.__setattr__`.
+    """
     attributes = getattr(owner, "__dict__", {})
     follower = attributes.pop("_follower", None)
     try:
@@ -178,11 +204,17 @@ def _list_owners(model: Any) -> list[Any]:
 def _list_items(value: Any) -> list[Any]:
     if not isinstance(value, dict | list | tuple):
         return [value]
-    return [] if len(value) > _MAX_ITEMS else list(value.values() if isinstance(value, dict) else value)
+    return (
+        []
+        if len(value) > _MAX_ITEMS
+        else list(value.values() if isinstance(value, dict) else value)
+    )
 
 
 def _find_owner(item: Any) -> Any:
-    """Return a model, a callable object such as a loss, or the object whose method `item` is; None for others."""
+    """Return a model, a callable object such as a loss, or the object whose method `item` is;
+    None for others.
+    """
     while isinstance(item, functools.partial):
         item = item.func
     if isinstance(item, types.MethodType):

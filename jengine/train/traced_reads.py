@@ -37,7 +37,8 @@ class RecordedScalars(dict[str, Any]):
         return self[name] if name in self else default  # noqa: SIM401 - which is this method
 
     def __iter__(self) -> Iterator[str]:
-        return super().__iter__()  # defined here, because `{**self}` bypasses `__getitem__` otherwise
+        # defined here, because `{**self}` bypasses `__getitem__` otherwise
+        return super().__iter__()
 
     def items(self) -> Any:
         """Return all pairs, which have been read then."""
@@ -56,13 +57,16 @@ jax.tree_util.register_pytree_node(
 
 
 @contextlib.contextmanager
-def record_reads(owner: Any, reads: dict[str, Any], inputs: Mapping[str, Any] | None = None) -> Iterator[None]:
+def record_reads(
+    owner: Any, reads: dict[str, Any], inputs: Mapping[str, Any] | None = None
+) -> Iterator[None]:
     """Record the plain attributes that are read from `owner` inside, which is being traced.
 
-    These are numbers, strings, arrays, and lists, dicts, dataclasses and namespaces with them. Meanwhile the class of
-    `owner` is a subclass that records. Attributes that are also set or changed inside are left out. An object whose
-    class cannot change, such as one of a built-in type, is not recorded. `reads` receives the first values by name.
-    `inputs`, by attribute name, are returned in the place of the attributes, and not recorded.
+    These are numbers, strings, arrays, and lists, dicts, dataclasses and namespaces with them.
+    Meanwhile the class of `owner` is a subclass that records. Attributes that are also set or
+    changed inside are left out. An object whose class cannot change, such as one of a built-in
+    type, is not recorded. `reads` receives the first values by name. `inputs`, by attribute name,
+    are returned in the place of the attributes, and not recorded.
 
     >>> class Scale:
     ...     factor = 2.0
@@ -90,10 +94,14 @@ def record_reads(owner: Any, reads: dict[str, Any], inputs: Mapping[str, Any] | 
         written.add(name)
         cls.__setattr__(self, name, value)
 
-    names = dict(__slots__=(), __module__=cls.__module__, __qualname__=cls.__qualname__, __doc__=cls.__doc__)
+    names = dict(
+        __slots__=(), __module__=cls.__module__, __qualname__=cls.__qualname__, __doc__=cls.__doc__
+    )
     try:
         # Python looks `__getattribute__` up in the class, not in the instance
-        recorder = type(cls)(cls.__name__, (cls,), {**names, "__getattribute__": read, "__setattr__": write})
+        recorder = type(cls)(
+            cls.__name__, (cls,), {**names, "__getattribute__": read, "__setattr__": write}
+        )
         object.__setattr__(owner, "__class__", recorder)
     except Exception:  # of any type: a class may refuse to have subclasses
         yield
@@ -102,20 +110,23 @@ def record_reads(owner: Any, reads: dict[str, Any], inputs: Mapping[str, Any] | 
         yield
     finally:
         object.__setattr__(owner, "__class__", cls)
-        del recorder.__getattribute__, recorder.__setattr__  # the class may have registered its subclasses
+        # the class may have registered its subclasses
+        del recorder.__getattribute__, recorder.__setattr__
         # Lists may grow in a trace, as counters of traces do
         for name in written.union(list_changed(owner, reads)):
             reads.pop(name, None)
 
 
 def check_reads(owner: Any, reads: Mapping[str, Any], instead: str) -> None:
-    """Raise RuntimeError if an attribute has changed since the trace, whose value the compiled step keeps.
+    """Raise RuntimeError if an attribute has changed since the trace, whose value the compiled step
+    keeps.
 
     `instead` says what to write for the attribute NAME.
     """
     for name in list_changed(owner, reads):
         raise RuntimeError(
-            f"`{type(owner).__name__}.{name}` must not change during training, because the compiled step keeps the "
+            f"`{type(owner).__name__}.{name}` must not change during training, because the "
+            "compiled step keeps the "
             f"value that its trace has read, {reads[name]!r}; got {getattr(owner, name, None)!r}. "
             f"{instead.replace('NAME', repr(name))}"
         )
@@ -123,12 +134,18 @@ def check_reads(owner: Any, reads: Mapping[str, Any], instead: str) -> None:
 
 def list_changed(owner: Any, reads: Mapping[str, Any]) -> list[str]:
     """Return the names of the attributes that have changed since `reads` received their values."""
-    return [name for name, traced in reads.items() if not _is_same(traced, getattr(owner, name, None))]
+    return [
+        name for name, traced in reads.items() if not _is_same(traced, getattr(owner, name, None))
+    ]
 
 
 def _copy(value: Any) -> Any:
-    """Return a copy to compare with, because the owner may write into its lists and arrays; or `_UNKNOWN`."""
-    if isinstance(value, _SCALARS) or (isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)):
+    """Return a copy to compare with, because the owner may write into its lists and arrays; or
+    `_UNKNOWN`.
+    """
+    if isinstance(value, _SCALARS) or (
+        isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+    ):
         return value
     if isinstance(value, np.ndarray):
         return np.array(value) if value.size <= _MAX_SIZE else _UNKNOWN
@@ -139,7 +156,9 @@ def _copy(value: Any) -> Any:
 
 
 class _Items(dict[Any, Any]):
-    """Copies of the plain items of a list, dict, dataclass or namespace, which is printed as `text`."""
+    """Copies of the plain items of a list, dict, dataclass or namespace, which is printed as
+    `text`.
+    """
 
     def __init__(self, items: Mapping[Any, Any], text: str) -> None:
         super().__init__(items)
@@ -155,7 +174,9 @@ def _list_items(value: Any) -> Mapping[Any, Any] | None:
         return dict(enumerate(value))
     if isinstance(value, dict):
         return value
-    is_settings = dataclasses.is_dataclass(value) or isinstance(value, types.SimpleNamespace | argparse.Namespace)
+    is_settings = dataclasses.is_dataclass(value) or isinstance(
+        value, types.SimpleNamespace | argparse.Namespace
+    )
     # A layer or a loss is an owner of its own, or one of a library's, which nobody changes
     return getattr(value, "__dict__", None) if is_settings and not callable(value) else None
 
@@ -166,9 +187,14 @@ def _is_same(traced: Any, current: Any) -> bool:
     if isinstance(traced, _Items):
         # An item that is added later, as in a cache, was not read
         items = _list_items(current)
-        return items is not None and all(key in items and _is_same(item, items[key]) for key, item in traced.items())
+        return items is not None and all(
+            key in items and _is_same(item, items[key]) for key, item in traced.items()
+        )
     if isinstance(traced, np.ndarray) or isinstance(current, np.ndarray):
-        return np.array_equal(traced, current, equal_nan=np.issubdtype(np.result_type(traced), np.inexact))
+        return np.array_equal(
+            traced, current, equal_nan=np.issubdtype(np.result_type(traced), np.inexact)
+        )
     if isinstance(traced, jax.Array) or isinstance(current, jax.Array):
         return False  # another array: its values are not fetched
-    return bool(traced == current) or (traced != traced and current != current)  # NaN is not equal to itself
+    # NaN is not equal to itself
+    return bool(traced == current) or (traced != traced and current != current)

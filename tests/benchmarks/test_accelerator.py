@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks.accelerator import __main__ as suite
-from benchmarks.accelerator import rows, trace
+from benchmarks.accelerator import files, rows, trace
 
 
 @pytest.fixture
@@ -92,6 +92,12 @@ def test_the_table_has_the_rows_part_by_part_and_the_names_of_long_tests():
     ).splitlines()[2:]
     assert [line.split()[-1] for line in lines] == ["2", "4", "1", "3"]
     assert f"{test[:87]}... " in lines[2]
+
+
+def test_the_files_of_tests_exist():
+    assert [
+        path for path in (*files.FOLDERS, *files.TINY) if not (suite.ROOT / path).exists()
+    ] == []
 
 
 def test_a_trace_has_no_calls_of_python_functions():

@@ -15,7 +15,7 @@ from jengine.checkpoint import Checkpointer, CheckpointSaveError, CorruptCheckpo
 from jengine.checkpoint.inventory import list_checkpoint_entries, remove_checkpoints
 from jengine.checkpoint.layout import find_latest, read_meta, write_current_run
 from jengine.cli import main
-from jengine.storage import StorageError, list_files, write_bytes
+from jengine.config.storage import StorageError, list_files, write_bytes
 from tests.checkpoint.conftest import make_meta, make_state
 
 

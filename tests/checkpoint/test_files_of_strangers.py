@@ -18,7 +18,7 @@ from jengine.checkpoint import (
 )
 from jengine.checkpoint.manifest import seal
 from jengine.cli import main
-from jengine.storage import StorageError
+from jengine.config.storage import StorageError
 
 from .conftest import make_state
 

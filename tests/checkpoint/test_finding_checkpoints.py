@@ -16,7 +16,7 @@ from jengine.checkpoint import (
 )
 from jengine.checkpoint.layout import write_current_run, write_pointer
 from jengine.checkpoint.manifest import claim
-from jengine.storage import StorageError, storage_path
+from jengine.config.storage import StorageError, storage_path
 
 from .conftest import make_meta, make_state
 

@@ -12,11 +12,18 @@ import sys
 import numpy as np
 import pytest
 
-from jengine.checkpoint import Checkpointer, CorruptCheckpointError, find_latest, load, publish, restore
+from jengine.checkpoint import (
+    Checkpointer,
+    CorruptCheckpointError,
+    find_latest,
+    load,
+    publish,
+    restore,
+)
 from jengine.checkpoint.checkpointer import CheckpointSaveError
 from jengine.checkpoint.layout import write_current_run
 from jengine.checkpoint.manifest import claim, read_manifest, seal
-from jengine.storage import StorageError
+from jengine.config.storage import StorageError
 
 from .conftest import make_meta, make_state
 

@@ -13,7 +13,7 @@ import pytest
 from jengine.checkpoint import WorkDirLock, WorkDirLockedError
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.lock_holder import LOCK
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 HOLDER = """
 import os, sys

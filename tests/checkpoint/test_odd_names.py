@@ -8,9 +8,9 @@ import pytest
 
 from jengine import checkpoint
 from jengine.checkpoint import Checkpointer, find_latest, restore
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
+from jengine.config.storage import storage_path
 from jengine.hooks import CheckpointHook
-from jengine.storage import storage_path
 
 from .conftest import make_meta
 

@@ -15,7 +15,15 @@ import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from jengine.checkpoint import CheckpointMismatchError, arrays, list_arrays, load, load_params, read_meta, restore
+from jengine.checkpoint import (
+    CheckpointMismatchError,
+    arrays,
+    list_arrays,
+    load,
+    load_params,
+    read_meta,
+    restore,
+)
 from jengine.checkpoint.manifest import seal
 
 from .conftest import make_meta, make_state

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from jengine.checkpoint.manifest import validate_checkpoint
-from jengine.errors import ConfigError, read_seconds
+from jengine.config.errors import ConfigError, read_seconds
 
 WORKER = """
 import contextlib
@@ -23,9 +23,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jengine.checkpoint import Checkpointer, find_checkpoint, load, restore
-from jengine.checkpoint.shared_reads import plan_reads
+from jengine.extras.cloud.shared_reads import plan_reads
 from jengine.checkpoint.progress import StalledError, report_progress, wait_for_processes
-from jengine.distributed import get_processes
+from jengine.parallel import get_processes
 from jengine.checkpoint.identity import agree_on_identity
 
 process, address, work_dir, url = int(sys.argv[1]), *sys.argv[2:]

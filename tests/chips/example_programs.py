@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
 from jengine import Runner
-from jengine.cli.program_costs import measure_program
-from jengine.cli.topologies import parse_topology
 from jengine.config import resolve
-from jengine.errors import ArgumentError
-from jengine.model import attend
-from jengine.sharding import build_mesh
+from jengine.config.errors import ArgumentError
+from jengine.extras.networks import attend
+from jengine.extras.plan.program_costs import measure_program
+from jengine.extras.plan.topologies import parse_topology
+from jengine.parallel import build_mesh
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 

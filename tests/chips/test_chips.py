@@ -12,10 +12,10 @@ import pytest
 
 from benchmarks.language_model import MAXTEXT, compile_by_engine, summarize
 from jengine import load_config
-from jengine.cli.plan_process import compile_candidates
-from jengine.cli.plan_search import iterate_meshes
-from jengine.cli.topologies import parse_topology
-from tests.cli.test_scale_page import memory_per_chip as memory_per_chip
+from jengine.extras.plan.plan_process import compile_candidates
+from jengine.extras.plan.plan_search import iterate_meshes
+from jengine.extras.plan.topologies import parse_topology
+from tests.extras.plan.test_scale_page import memory_per_chip as memory_per_chip
 
 pytestmark = pytest.mark.chips
 pytest.importorskip("libtpu")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
-from jengine.registry import DATASETS, MODELS
+from jengine.config import DATASETS, MODELS
 
 
 @DATASETS.register_module(force=True)

@@ -15,7 +15,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
-from jengine.registry import DATASETS, MODELS
+from jengine.config import DATASETS, MODELS
 
 
 @DATASETS.register_module(force=True)
@@ -160,7 +160,7 @@ def test_the_traceback_is_shown_on_demand(config):
 BROKEN_HOOK = """
 import jax.numpy as jnp
 from jengine.hooks import Hook
-from jengine.registry import HOOKS
+from jengine.config import HOOKS
 
 
 @HOOKS.register_module(force=True)

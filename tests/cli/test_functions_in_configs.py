@@ -14,9 +14,19 @@ import pytest
 import jengine
 from jengine.checkpoint import load
 from jengine.cli import main
-from jengine.config import dump_config, load_config, parse_config, resolve
-from jengine.errors import ConfigError
-from jengine.registry import FUNCTIONS, METRICS, MODELS, PARAM_SCHEDULERS, TRANSFORMS, resolve_functions
+from jengine.config import (
+    FUNCTIONS,
+    METRICS,
+    MODELS,
+    PARAM_SCHEDULERS,
+    TRANSFORMS,
+    dump_config,
+    load_config,
+    parse_config,
+    resolve,
+)
+from jengine.config.errors import ConfigError
+from jengine.config.registry import resolve_functions
 from jengine.runner import Runner
 
 PARTS = """
@@ -287,7 +297,7 @@ def test_a_schedule_is_also_a_name_or_a_config_of_a_function(tmp_path):
 
 
 def test_only_pure_functions_of_a_foreign_config_are_called(tmp_path):
-    from jengine.config.foreign import only_known_classes
+    from jengine.extras.mmengine.foreign import only_known_classes
 
     with only_known_classes("checkpoint"):
         assert FUNCTIONS.build_function("optax.l2_loss") is optax.l2_loss

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jengine.cli import main
-from jengine.errors import did_you_mean
+from jengine.config.errors import did_you_mean
 
 NETS = """
 import flax.linen as nn

@@ -6,7 +6,7 @@ import pytest
 
 from jengine.cli import main
 from jengine.config import diff_configs, dump_config, load_config, resolve, write_config
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 CFG = {
     "train_cfg": {"by_epoch": True, "max_epochs": 3},

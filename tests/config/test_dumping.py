@@ -13,11 +13,10 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from jengine.config import dump_config, load_config, parse_config, resolve, write_config
+from jengine.config import Registry, dump_config, load_config, parse_config, resolve, write_config
 from jengine.config.dump import check_written
+from jengine.config.errors import ConfigError
 from jengine.config.modules import import_attribute
-from jengine.errors import ConfigError
-from jengine.registry import Registry
 
 
 def dump_and_load(cfg, tmp_path):

@@ -4,9 +4,8 @@ import sys
 import pytest
 from ml_collections import ConfigDict
 
-from jengine.config import load_config, resolve
-from jengine.errors import ConfigError
-from jengine.registry import MODELS
+from jengine.config import MODELS, load_config, resolve
+from jengine.config.errors import ConfigError
 
 
 def test_a_dict_and_a_config_dict_load_equally(write):

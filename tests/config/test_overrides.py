@@ -4,7 +4,7 @@ import pytest
 from ml_collections import ConfigDict, config_dict
 
 from jengine.config import apply_overrides, resolve
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 
 def override(cfg, *overrides):

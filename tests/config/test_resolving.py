@@ -5,7 +5,7 @@ import pytest
 from ml_collections import ConfigDict, FieldReference, FrozenConfigDict, config_dict
 
 from jengine.config import check_keys, resolve
-from jengine.errors import ConfigError, config_path
+from jengine.config.errors import ConfigError, config_path
 
 
 def test_references_are_resolved_everywhere():

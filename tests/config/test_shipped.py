@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from jengine.config import load_config, resolve
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 CONFIGS = pathlib.Path(__file__).parent.parent.parent / "configs"
 

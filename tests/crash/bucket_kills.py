@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jengine import checkpoint
-from jengine.storage import list_files, read_bytes
+from jengine.config.storage import list_files, read_bytes
 from tests.crash import kills
 from tests.object_stores import FAULTS
 

@@ -18,8 +18,8 @@ from flax import linen as nn
 
 from jengine import Runner
 from jengine.data import ArrayDataset
-from jengine.distributed import launch
 from jengine.model import LinenModel, MeanSquaredError
+from jengine.parallel import launch
 
 HEARTBEAT_TIMEOUT = 10  # seconds
 

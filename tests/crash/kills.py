@@ -16,7 +16,7 @@ import numpy as np
 
 from jengine import checkpoint
 from tests.crash.job import HEARTBEAT_TIMEOUT
-from tests.distributed.test_processes import free_port
+from tests.parallel.test_processes import free_port
 
 JOB = pathlib.Path(__file__).parent / "job.py"
 ROOT = JOB.parent.parent.parent

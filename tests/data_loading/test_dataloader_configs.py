@@ -3,9 +3,16 @@ import copy
 import numpy as np
 import pytest
 
-from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler, IterableLoader, build_dataloader
-from jengine.errors import ConfigError
-from jengine.registry import DATA_SAMPLERS, DATASETS
+from jengine.config import DATA_SAMPLERS, DATASETS
+from jengine.config.errors import ConfigError
+from jengine.data import (
+    ArrayDataset,
+    DataLoader,
+    DefaultSampler,
+    InfiniteSampler,
+    IterableLoader,
+    build_dataloader,
+)
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import warnings
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import IterableLoader
 from jengine.data.masking import get_mask
-from jengine.errors import ConfigError
 
 
 class Tensor:

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import build_dataloader
-from jengine.errors import ConfigError
 
 
 def batches(shards, **section):

@@ -4,7 +4,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.data import BatchCheck, DataLoader, build_dataloader, list_host_entries, put_arrays, select_arrays
+from jengine.data import (
+    BatchCheck,
+    DataLoader,
+    build_dataloader,
+    list_host_entries,
+    put_arrays,
+    select_arrays,
+)
 from jengine.data.masking import MaskedTuple
 
 DAY = datetime.date(2024, 5, 1)

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset, DataLoader, DefaultSampler, InfiniteSampler
-from jengine.errors import ConfigError
 
 
 def make_dataset(size):

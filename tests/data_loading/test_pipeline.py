@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from jengine.config import TRANSFORMS
 from jengine.data import ArrayDataset, DataLoader, Pipeline, TransformedDataset, build_dataloader
-from jengine.registry import TRANSFORMS
 
 
 @TRANSFORMS.register_module(force=True)

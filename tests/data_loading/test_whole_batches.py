@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset, BatchCheck, build_dataloader
-from jengine.errors import ConfigError
 
 
 class Graphs(NamedTuple):

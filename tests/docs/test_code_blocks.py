@@ -18,17 +18,10 @@ import pytest
 from flax import nnx
 
 import jengine
-from jengine import Runner, checkpoint, config, paths
+from jengine import Runner, checkpoint, config
 from jengine.checkpoint.array_rules import parse_rules
 from jengine.cli.main import build_parser
-from jengine.data import ArrayDataset, build_dataloader
-from jengine.evaluation import build_evaluator
-from jengine.evaluation.sections import split_dataloaders
-from jengine.logging import MessageHub
-from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel, SmallCNN
-from jengine.optim import build_optim_wrapper
-from jengine.optim.schedules import build_param_schedulers
-from jengine.registry import (
+from jengine.config import (
     DATASETS,
     FUNCTIONS,
     HOOKS,
@@ -38,13 +31,22 @@ from jengine.registry import (
     MODELS,
     STRATEGIES,
     VISUALIZERS,
+    paths,
 )
+from jengine.data import ArrayDataset, build_dataloader
+from jengine.evaluation import build_evaluator
+from jengine.evaluation.sections import split_dataloaders
+from jengine.extras.networks import SmallCNN
+from jengine.extras.report.run_table import read_table
+from jengine.logging import MessageHub
+from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel
+from jengine.optim import build_optim_wrapper
+from jengine.optim.schedules import build_param_schedulers
 from jengine.runner.config_checks import train_loop_config
-from jengine.runs.run_table import read_table
 from tests import run_again
 from tests.docs_pages import PAGES, ROOT, blocks_of
 
-# Pages whose code has tests of its own: in tests/test_docs.py, tests/hooks, tests/optim and tests/sharding.
+# Pages whose code has tests of its own: in tests/test_docs.py, tests/hooks, tests/optim and tests/parallel.
 ELSEWHERE = (
     "devices.md",
     "equinox.md",
@@ -161,7 +163,7 @@ def test_commands_of_a_page_exist(page):
 
 
 def test_sweeps_page(run_page, tmp_path, monkeypatch, capsys):
-    from tests.cli.report_runs import write_run
+    from tests.extras.report.report_runs import write_run
 
     for name, lr, score in (("a", 1e-3, 0.8), ("b", 3e-3, 0.9)):
         scores = [{"accuracy/top1": score, "iter": 1, "mode": "val"}]

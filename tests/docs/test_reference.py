@@ -13,9 +13,8 @@ pytest.importorskip("griffe")
 import registry_pages
 from config_examples import WITHOUT_EXAMPLE, example_of, in_its_place
 
-from jengine import registry
+from jengine.config import DATASETS, registry
 from jengine.optim import build_optim_wrapper
-from jengine.registry import DATASETS
 
 PARAMS = {name: {"kernel": jnp.zeros((4, 4)), "bias": jnp.zeros(4)} for name in ("generator", "discriminator", "head")}
 PARAMS["layers_0"] = {"kernel": jnp.zeros((4, 4))}

@@ -10,7 +10,8 @@ from sklearn import metrics as sklearn
 from jengine.checkpoint import read_meta
 from jengine.data import ArrayDataset
 from jengine.evaluation import BaseMetric, MetricAdapter
-from jengine.model import BaseTTAModel, FunctionalModel, LinenModel, Model, NnxModel
+from jengine.extras.serving import BaseTTAModel
+from jengine.model import FunctionalModel, LinenModel, Model, NnxModel
 from jengine.runner import Runner
 
 SIZE = 22

@@ -5,9 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.config import METRICS
 from jengine.data import ArrayDataset, DataLoader
-from jengine.evaluation import Accuracy, BaseMetric, Evaluator, HostMetric, MeanLoss, build_evaluator, get_metric_value
-from jengine.registry import METRICS
+from jengine.evaluation import (
+    Accuracy,
+    BaseMetric,
+    Evaluator,
+    HostMetric,
+    MeanLoss,
+    build_evaluator,
+    get_metric_value,
+)
 
 SIZE = 45
 rng = np.random.RandomState(0)

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.config import METRICS, MODELS
 from jengine.evaluation import Accuracy, BaseMetric, HostMetric, MeanLoss
 from jengine.evaluation.metric import Sum
-from jengine.registry import METRICS, MODELS
 
 # Ranks of the true class, counted by hand: 0, 1, 2 and, since equal logits rank by class index, 1.
 LOGITS = np.array([[5, 1, 0], [5, 9, 0], [1, 2, 0], [3, 3, 0]], np.float32)

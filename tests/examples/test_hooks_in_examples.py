@@ -14,7 +14,7 @@ import pytest
 from jengine import Runner, hooks, load_config
 from jengine.checkpoint import list_checkpoints, load
 from jengine.config import resolve
-from jengine.contrib import imix, segmentation, selfsup
+from jengine.extras import imix, segmentation, selfsup
 from jengine.hooks.hook_list import DEFAULT_HOOKS
 
 ROOT = pathlib.Path(__file__).parent.parent.parent

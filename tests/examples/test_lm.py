@@ -7,13 +7,13 @@ import jax
 import numpy as np
 import pytest
 
-from jengine import Runner, load_config, paths
-from jengine.config import resolve
+from jengine import Runner, load_config
+from jengine.config import paths, resolve
 from jengine.data import Sentences
+from jengine.extras.networks import TransformerLM
 from jengine.hooks import Hook
-from jengine.model import TransformerLM
 from jengine.optim import build_optim_wrapper
-from jengine.sharding import Placement, build_mesh
+from jengine.parallel import Placement, build_mesh
 
 CONFIG = pathlib.Path(__file__).parent.parent.parent / "configs" / "lm.py"
 

@@ -4,8 +4,8 @@ import os
 import pytest
 
 from jengine.checkpoint import load, read_meta
+from jengine.config import HOOKS
 from jengine.hooks import CheckpointHook, Hook
-from jengine.registry import HOOKS
 from tests.runner_fixture import QuickRunner
 
 

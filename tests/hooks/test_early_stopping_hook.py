@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from jengine.config import HOOKS
 from jengine.hooks import EarlyStoppingHook
-from jengine.registry import HOOKS
 from tests.runner_fixture import QuickRunner
 
 

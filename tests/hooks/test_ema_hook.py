@@ -5,12 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.averaging import Average, CosineEMA, ExponentialMovingAverage
+from jengine.config import HOOKS
 from jengine.hooks import EMAHook
 from jengine.model import FunctionalModel
 from jengine.optim import AmpOptimWrapper, OptimWrapper
-from jengine.registry import HOOKS
-from jengine.train import RecompilationGuard, StepContext, build_train_step, create_train_state
+from jengine.train import (
+    Average,
+    CosineEMA,
+    ExponentialMovingAverage,
+    RecompilationGuard,
+    StepContext,
+    build_train_step,
+    create_train_state,
+)
 
 
 def apply_updates(hook, weights, seen=None):

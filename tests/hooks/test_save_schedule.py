@@ -15,11 +15,11 @@ from orbax.checkpoint.checkpoint_managers import (
 )
 
 from jengine import checkpoint
-from jengine.distributed.processes import SingleProcess
-from jengine.duration import parse_duration
-from jengine.errors import ArgumentError, ConfigError
+from jengine.config.duration import parse_duration
+from jengine.config.errors import ArgumentError, ConfigError
 from jengine.hooks import CheckpointHook
 from jengine.hooks.save_schedule import TimedSaves
+from jengine.parallel.processes import SingleProcess
 from tests.hooks.test_checkpoint_hook import FakeCheckpointer, kept_names
 from tests.runner_fixture import QuickRunner
 

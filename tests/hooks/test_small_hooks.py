@@ -2,9 +2,9 @@ import types
 
 import pytest
 
+from jengine.config import HOOKS
 from jengine.hooks import DistSamplerSeedHook, ParamSchedulerHook
 from jengine.optim.schedules.plateau import PlateauSettings
-from jengine.registry import HOOKS
 
 
 class Scheduler:

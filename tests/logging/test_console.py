@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.logging import build_logger, console, current_logger, open_log_file, print_log
 
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.config import LOG_PROCESSORS
 from jengine.logging import HistoryBuffer, LogProcessor, MessageHub
-from jengine.registry import LOG_PROCESSORS
 
 
 def make_loop(size):

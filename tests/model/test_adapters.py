@@ -5,7 +5,9 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from jengine.errors import ConfigError
+from jengine.config import MODELS
+from jengine.config.errors import ConfigError
+from jengine.extras.networks import SmallCNN, SmallViT
 from jengine.model import (
     CastModel,
     CrossEntropy,
@@ -15,12 +17,9 @@ from jengine.model import (
     Model,
     NnxModel,
     Precision,
-    SmallCNN,
-    SmallViT,
     autocast,
     get_precision,
 )
-from jengine.registry import MODELS
 from jengine.train.flops import count_flops
 
 BATCH = {"image": np.linspace(0, 1, 4 * 8 * 8, dtype=np.float32).reshape(4, 8, 8, 1), "label": np.array([0, 1, 2, 1])}
@@ -98,7 +97,7 @@ def test_gradients_of_the_head_are_nonzero(variables, loss):
 
 
 def test_init_returns_string_keys_and_records_module_types(model, variables):
-    from jengine.paths import flatten
+    from jengine.config.paths import flatten
 
     assert "head.kernel" in flatten(variables[0])
     assert model.module_types["bn"] == "BatchNorm"

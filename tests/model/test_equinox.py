@@ -6,9 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from jengine import Runner, load_model, paths
+from jengine import Runner, load_model
+from jengine.config import paths
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
 from jengine.model import FunctionalModel
 from jengine.optim import build_optim_wrapper
 

@@ -7,9 +7,9 @@ import optax
 import pytest
 from flax import linen as nn
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
+from jengine.config.paths import flatten
 from jengine.model import CastModel, LinenModel, Precision
-from jengine.paths import flatten
 from jengine.runner import Runner
 
 BATCH = {"image": np.linspace(-1, 1, 4 * 6, dtype=np.float32).reshape(4, 6), "label": np.array([0, 1, 2, 1])}

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from jengine.model import CrossEntropy, LinenModel, TransformerLM
+from jengine.extras.networks import TransformerLM
+from jengine.model import CrossEntropy, LinenModel
 
 SMALL = dict(vocab_size=48, width=8, depth=1, heads=2, mlp_width=16, remat=False)
 RNG = np.random.RandomState(0)

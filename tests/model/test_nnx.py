@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jengine.config.paths import flatten
 from jengine.model import CastModel, CrossEntropy, NnxModel, Precision
-from jengine.paths import flatten
 
 BATCH = {"image": np.linspace(-1, 1, 4 * 6, dtype=np.float32).reshape(4, 6), "label": np.array([0, 1, 2, 1])}
 

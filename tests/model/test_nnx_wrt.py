@@ -10,11 +10,11 @@ import pytest
 from flax import nnx
 
 from jengine import Runner, load_model
-from jengine.checkpoint import export_params
+from jengine.config.errors import ConfigError
+from jengine.config.paths import flatten
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
+from jengine.extras.weights import export_params
 from jengine.model import CastModel, CrossEntropy, NnxModel, Precision
-from jengine.paths import flatten
 
 _rng = np.random.default_rng(0)
 DATA = {"image": _rng.normal(size=(32, 6)).astype(np.float32), "label": np.arange(32, dtype=np.int32) % 3}

@@ -8,9 +8,9 @@ import pytest
 from flax import nnx
 
 from jengine import Runner
+from jengine.config.paths import flatten
 from jengine.data import ArrayDataset
 from jengine.model import CrossEntropy, NnxModel
-from jengine.paths import flatten
 
 pytestmark = pytest.mark.foreign
 

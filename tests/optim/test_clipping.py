@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.optim import SGD, AmpOptimWrapper, OptimWrapper
 
 GRADS = {"w": jnp.asarray((3.0, -4.0))}

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from jengine.config import OPTIMIZERS
 from jengine.optim import AmpOptimWrapper, build_optim_wrapper
-from jengine.registry import OPTIMIZERS
 
 
 def test_examples_of_the_page(monkeypatch):

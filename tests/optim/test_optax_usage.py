@@ -17,7 +17,15 @@ from flax.training import train_state
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine.model import FunctionalModel
-from jengine.optim import SGD, Adam, AdamW, AmpOptimWrapper, OptimWrapper, build_optim_wrapper, transforms
+from jengine.optim import (
+    SGD,
+    Adam,
+    AdamW,
+    AmpOptimWrapper,
+    OptimWrapper,
+    build_optim_wrapper,
+    transforms,
+)
 from jengine.train import build_train_step, create_train_state
 from tests.devices import take_devices
 

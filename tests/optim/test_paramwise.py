@@ -10,9 +10,9 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
-from jengine.errors import ConfigError
+from jengine.config import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.config.errors import ConfigError
 from jengine.optim import DefaultOptimWrapperConstructor, build_optim_wrapper
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 
 def ones(*shape):

@@ -7,8 +7,9 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from jengine.contrib import imix  # noqa: F401 - its constructors
-from jengine.model import CrossEntropy, LinenModel, MixtureOfExperts
+from jengine.extras import imix  # noqa: F401 - its constructors
+from jengine.extras.networks import MixtureOfExperts
+from jengine.model import CrossEntropy, LinenModel
 from jengine.optim import build_optim_wrapper
 from jengine.optim.param_groups.modules import get_params, module_tree
 

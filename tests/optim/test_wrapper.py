@@ -10,6 +10,7 @@ import optax
 import pytest
 from ml_collections import ConfigDict
 
+from jengine.config import OPTIM_WRAPPER_CONSTRUCTORS
 from jengine.optim import (
     SGD,
     Adam,
@@ -19,7 +20,6 @@ from jengine.optim import (
     OptimWrapperDict,
     build_optim_wrapper,
 )
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 PARAMS = {"backbone": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(3)}}
 TWO_GROUPS = [{"params": "backbone", "lr": 0.01}, {"params": "head", "lr": 0.001}]

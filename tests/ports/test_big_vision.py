@@ -9,7 +9,8 @@ import optax
 import pytest
 from flax import linen as nn
 
-from jengine import Runner, paths
+from jengine import Runner
+from jengine.config import paths
 from jengine.model import FunctionalModel
 
 pytestmark = pytest.mark.ports

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine import registry
-from jengine.annotations import Range, parameters_of
+from jengine.config import registry
+from jengine.config.annotations import Range, parameters_of
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import DataLoader, IterableLoader
-from jengine.errors import ConfigError
 from jengine.hooks import Hook
 
 BATCH = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}

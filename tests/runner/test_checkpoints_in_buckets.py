@@ -7,7 +7,7 @@ from etils import epath
 
 from jengine import checkpoint
 from jengine.checkpoint.layout import read_current_run
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 
 @pytest.fixture(params=["gs_bucket", "s3_bucket"])

@@ -7,10 +7,10 @@ import optax.contrib
 import pytest
 
 from jengine import checkpoint
+from jengine.config.paths import flatten
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.paths import flatten
 from jengine.runner import Runner
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from jengine.cli import main
+from jengine.config.errors import MissingPackageError
 from jengine.config.extras import check_extras
-from jengine.errors import MissingPackageError
 
 DIGITS = str(pathlib.Path(__file__).parents[2] / "configs" / "digits_cnn.py")
 

@@ -11,10 +11,10 @@ import pytest
 from jengine import checkpoint
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.lock_holder import LOCK
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
+from jengine.config.storage import StorageError
 from jengine.hooks import Hook
-from jengine.storage import StorageError
-from jengine.visualization import Visualizer
+from jengine.logging import Visualizer
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))
 

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import build_dataloader
-from jengine.errors import ConfigError
 from jengine.hooks import Hook
 
 from .stream_cases import read_log, train

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jengine import paths
+from jengine.config import paths
 from jengine.data import ArrayDataset
 from jengine.model import CrossEntropy, FunctionalModel
 from jengine.runner import Runner

@@ -6,16 +6,13 @@ import types
 import numpy as np
 import pytest
 
-from jengine.hooks import (
-    CheckInvalidLossHook,
-    CheckpointHook,
+from jengine.extras.diagnose import (
     EmptyCacheHook,
-    Hook,
     MemoryProfilerHook,
     NumericsGuardHook,
-    PreciseBNHook,
     ProfilerHook,
 )
+from jengine.hooks import CheckInvalidLossHook, CheckpointHook, Hook, PreciseBNHook
 from jengine.hooks.hook_list import HookList
 from jengine.train.scanned_step import ChunkMetrics
 

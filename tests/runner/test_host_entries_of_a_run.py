@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from jengine.config.errors import UnknownNameError
 from jengine.data import ArrayDataset
-from jengine.errors import UnknownNameError
 from jengine.evaluation import HostMetric
 from jengine.hooks import Hook
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel

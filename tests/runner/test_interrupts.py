@@ -17,11 +17,11 @@ import pytest
 
 from jengine import checkpoint
 from jengine.checkpoint import WorkDirLockedError
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset, DataLoader
-from jengine.distributed.processes import SingleProcess
-from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
+from jengine.parallel.processes import SingleProcess
 from jengine.runner.interrupts import Interrupts, WaitedLoader, watch_waits
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))

@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
 from jengine.hooks import NonFiniteLossError
 from jengine.model import CrossEntropy, FunctionalModel
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
-from jengine.sharding import SingleDevice
+from jengine.parallel import SingleDevice
 
 
 class Watch(Hook):

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel, MeanSquaredError, autocast
 from jengine.optim import build_optim_wrapper
-from jengine.sharding import SingleDevice
+from jengine.parallel import SingleDevice
 
 NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 ADAMW = dict(optimizer=dict(type="AdamW", lr=0.05, weight_decay=0.1), clip_grad=dict(max_norm=0.5))

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax.training.train_state import TrainState
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner

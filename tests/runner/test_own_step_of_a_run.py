@@ -7,8 +7,8 @@ import optax
 import pytest
 from flax import linen as nn
 
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
 from jengine.runner import Runner

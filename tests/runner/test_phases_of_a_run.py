@@ -8,9 +8,10 @@ import numpy as np
 import optax
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
-from jengine.hooks import Hook, MeanTeacherHook
+from jengine.extras.augment import MeanTeacherHook
+from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.optim import build_optim_wrapper
 from jengine.runner import Runner

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.config.paths import flatten
 from jengine.hooks import Hook
-from jengine.paths import flatten
 from jengine.runner import Runner
 from tests.runner.random_configs import Config
 

@@ -12,10 +12,10 @@ import pytest
 
 from jengine import checkpoint
 from jengine.checkpoint.manifest import claim, seal
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
+from jengine.config.paths import flatten
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.paths import flatten
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=2))
 

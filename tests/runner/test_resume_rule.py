@@ -14,9 +14,9 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.contrib.imix import from_imix
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset, DataLoader, DefaultSampler
-from jengine.errors import ConfigError
+from jengine.extras.imix import from_imix
 from jengine.hooks import EMAHook, Hook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
@@ -435,7 +435,7 @@ def test_descriptions_do_not_depend_on_the_process():
 import functools, optax, numpy as np
 import jax, jax.numpy as jnp
 from flax import linen as nn, nnx
-from jengine.description import describe
+from jengine.config.description import describe
 from jengine.hooks import EMAHook
 from jengine.train.jaxpr_hash import hash_jaxpr
 class Plain:

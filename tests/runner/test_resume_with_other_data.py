@@ -6,11 +6,11 @@ import types
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset, build_dataloader
-from jengine.errors import ConfigError
 from jengine.hooks import Hook
+from jengine.parallel import DataShard
 from jengine.runner.resume_data import restore_position
-from jengine.sharding import DataShard
 
 from .stream_cases import RecordIds, read_log, train
 

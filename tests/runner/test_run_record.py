@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jengine.checkpoint import read_meta
-from jengine.cli.report.page import collect_data
+from jengine.extras.report.page import collect_data
 from jengine.hooks import Hook
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jengine.checkpoint import read_meta
+from jengine.config.errors import ConfigError
 from jengine.data import DataLoader
-from jengine.errors import ConfigError
 from jengine.evaluation import Evaluator, MeanLoss
 from jengine.evaluation.sections import list_dataloaders, split_dataloaders
 from tests.runner.conftest import linear_model, make_dataset, squared_error

@@ -7,9 +7,9 @@ import pytest
 
 from jengine.hooks import Hook
 from jengine.logging import PhaseTimer, measure_goodput
+from jengine.parallel import DispatchLimiter
 from jengine.runner import end_report
 from jengine.runner.end_report import measure_speed
-from jengine.sharding import DispatchLimiter
 from jengine.train.speed import format_speed
 
 # forward a product of (4, 2) and (2,), backward one of (2, 4) and (4,): 8 multiplications and 8 additions each

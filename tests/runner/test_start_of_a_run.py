@@ -12,7 +12,7 @@ import pytest
 
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import programs
+from jengine.train import programs
 
 
 def test_a_hook_can_read_the_state_before_the_first_step(make_runner):

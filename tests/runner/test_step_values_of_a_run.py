@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.cli.schedule import preview_schedules
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset, TransformedDataset, build_dataloader
 from jengine.data.step_values import StepValues
-from jengine.errors import ConfigError
+from jengine.extras.diagnose.schedule import preview_schedules
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.optim.schedules import chain_of

@@ -4,7 +4,7 @@ import grain
 import numpy as np
 import pytest
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 
 from .grain_ids import Ids
 from .stream_cases import RecordIds, read_log, train, train_with_restart

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from jengine import checkpoint
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
 
 SINGLE, CHUNKS = dict(max_epochs=2), dict(max_epochs=2, steps_per_call=2)
@@ -228,9 +228,9 @@ def test_an_error_is_shown_and_ends_the_process_although_a_step_never_finishes(t
 STUCK_BACKEND = """
 import concurrent.futures, jax.numpy as jnp, numpy as np, sys, threading
 from jengine.model import FunctionalModel
-from jengine.registry import VISBACKENDS
+from jengine.config import VISBACKENDS
 from jengine.runner import Runner
-from jengine.visualization import LocalVisBackend
+from jengine.logging import LocalVisBackend
 
 
 @VISBACKENDS.register_module()

@@ -6,8 +6,8 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
 from jengine.evaluation import HostMetric
 from jengine.hooks import NonFiniteLossError
 from jengine.model import CrossEntropy, LinenModel, NnxModel

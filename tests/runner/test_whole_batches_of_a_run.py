@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
 from jengine.model import FunctionalModel, LinenModel
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
-from jengine.errors import ConfigError
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
 

@@ -9,7 +9,8 @@ import optax
 import pytest
 from flax import linen as nn
 
-from jengine.hooks import EMAHook, Hook, NumericsGuardHook
+from jengine.extras.diagnose import NumericsGuardHook
+from jengine.hooks import EMAHook, Hook
 from jengine.model import FunctionalModel, LinenModel, autocast
 from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict, build_optim_wrapper
 from jengine.train import build_train_step, create_train_state

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import optax
 from optax import OptState, Params, Updates
 
-from jengine.annotations import Decay, NonNegative
+from jengine.config.annotations import Decay, NonNegative
+from jengine.config.registry import OPTIMIZERS
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import Optimizer, define_optimizer
-from jengine.registry import OPTIMIZERS
 
 
 @define_optimizer("lr", "betas", "eps", "weight_decay")
@@ -38,11 +38,16 @@ def Adam(
       weight_decay: weight decay coefficient.
       amsgrad: divide by the largest average of squares so far.
       maximize: maximize the loss.
-      decoupled_weight_decay: decay the parameters directly, as AdamW does, instead of through the gradient.
+      decoupled_weight_decay: decay the parameters directly, as AdamW does, instead of through the
+        gradient.
     """
-    name, scale = ("scale_by_amsgrad", scale_by_amsgrad) if amsgrad else ("scale_by_adam", scale_by_adam)
+    name, scale = (
+        ("scale_by_amsgrad", scale_by_amsgrad) if amsgrad else ("scale_by_adam", scale_by_adam)
+    )
     parts = [(name, scale(*betas, eps))]
-    return common.chain_with_decay(parts, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
+    return common.chain_with_decay(
+        parts, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize
+    )
 
 
 @OPTIMIZERS.register_module()
@@ -62,8 +67,11 @@ def AdamW(
     Args:
       lr, betas, eps, weight_decay, amsgrad, maximize: see `Adam`.
     """
-    # One implementation: AdamW is a setting of Adam, and only its name in logs and checkpoints differs.
-    return dataclasses.replace(Adam(lr, betas, eps, weight_decay, amsgrad, maximize, True), name="AdamW")
+    # One implementation: AdamW is a setting of Adam, and only its name in logs and checkpoints
+    # differs.
+    return dataclasses.replace(
+        Adam(lr, betas, eps, weight_decay, amsgrad, maximize, True), name="AdamW"
+    )
 
 
 @define_optimizer("lr", "betas", "eps", "weight_decay")
@@ -74,7 +82,8 @@ def Adamax(
     weight_decay: NonNegative = 0.0,
     maximize: bool = False,
 ) -> Parts:
-    """Build Adamax, Adam with the infinity norm (Kingma and Ba, arXiv:1412.6980), with coupled weight decay.
+    """Build Adamax, Adam with the infinity norm (Kingma and Ba, arXiv:1412.6980), with coupled
+    weight decay.
 
     Args:
       lr: learning rate.
@@ -104,7 +113,9 @@ def NAdam(
       momentum_decay: how fast the momentum increases from `betas[0] / 2` to `betas[0]`.
     """
     scale = [("scale_by_nadam", scale_by_nadam(*betas, eps, momentum_decay))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
+    return common.chain_with_decay(
+        scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize
+    )
 
 
 @define_optimizer("lr", "betas", "eps", "weight_decay")
@@ -122,7 +133,9 @@ def RAdam(
       lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: see `Adam`.
     """
     scale = [("scale_by_radam", scale_by_radam(*betas, eps))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize)
+    return common.chain_with_decay(
+        scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize
+    )
 
 
 def scale_by_moments(
@@ -142,10 +155,13 @@ def scale_by_moments(
     """
 
     def init(params: Params) -> Any:
-        # By position: optax has no common base of these states, but all of them start with count, mu and nu.
+        # By position: optax has no common base of these states, but all of them start with count,
+        # mu and nu.
         return state_type(*init_moments(params), *init_memory(params))
 
-    def update(grads: Updates, state: OptState, params: Params | None = None) -> tuple[Updates, OptState]:
+    def update(
+        grads: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]:
         old_count, mu, nu, *memory = state
         count = old_count + 1
         mu = common.moving_average(mu, b1, grads)
@@ -158,15 +174,18 @@ def scale_by_moments(
 
 def init_moments(params: Params) -> optax.ScaleByAdamState:
     """Return Adam's initial state."""
-    return optax.ScaleByAdamState(common.zero_count(), common.zeros_like(params), common.zeros_like(params))
+    return optax.ScaleByAdamState(
+        common.zero_count(), common.zeros_like(params), common.zeros_like(params)
+    )
 
 
 def scale_by_adam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
     """Rescale gradients by Adam, with the state of `optax.scale_by_adam`.
 
-    `optax.scale_by_adam` computes `1 - b2**count` in float32 without `expm1`: updates have a relative error up to
-    4e-5 (here 2e-6), or 6e-6 for a traced b2. Also, compilers may round the mean square differently inside a
-    `lax.scan`, so that steps in chunks would differ from single steps in the last bit.
+    `optax.scale_by_adam` computes `1 - b2**count` in float32 without `expm1`: updates have a
+    relative error up to 4e-5 (here 2e-6), or 6e-6 for a traced b2. Also, compilers may round the
+    mean square differently inside a `lax.scan`, so that steps in chunks would differ from single
+    steps in the last bit.
     """
 
     def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates) -> tuple[Updates]:
@@ -181,11 +200,15 @@ def scale_by_amsgrad(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTrans
     optax takes the maximum after the bias correction; as in PyTorch, it is taken before.
     """
 
-    def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates, nu_max: Updates) -> tuple[Updates, Updates]:
+    def rescale(
+        count: jax.Array, grads: Updates, mu: Updates, nu: Updates, nu_max: Updates
+    ) -> tuple[Updates, Updates]:
         nu_max = jax.tree.map(jnp.maximum, nu_max, nu)
         return _divide_corrected(b1, b2, eps, count, mu, nu_max), nu_max
 
-    return scale_by_moments(b1, b2, rescale, optax.ScaleByAmsgradState, lambda params: (common.zeros_like(params),))
+    return scale_by_moments(
+        b1, b2, rescale, optax.ScaleByAmsgradState, lambda params: (common.zeros_like(params),)
+    )
 
 
 class NadamState(NamedTuple):
@@ -197,8 +220,12 @@ class NadamState(NamedTuple):
     momentum_product: jax.Array  # float32[], product of all momenta so far
 
 
-def scale_by_nadam(b1: Scalar, b2: Scalar, eps: Scalar, momentum_decay: Scalar) -> optax.GradientTransformation:
-    """Rescale gradients by NAdam; `optax.scale_by_adam(nesterov=True)` lacks the momentum schedule."""
+def scale_by_nadam(
+    b1: Scalar, b2: Scalar, eps: Scalar, momentum_decay: Scalar
+) -> optax.GradientTransformation:
+    """Rescale gradients by NAdam; `optax.scale_by_adam(nesterov=True)` lacks the momentum
+    schedule.
+    """
 
     def momentum(count: jax.Array) -> jax.Array:
         return b1 * (1 - 0.5 * 0.96 ** (count * momentum_decay))
@@ -206,31 +233,42 @@ def scale_by_nadam(b1: Scalar, b2: Scalar, eps: Scalar, momentum_decay: Scalar) 
     def rescale(
         count: jax.Array, grads: Updates, mu: Updates, nu: Updates, old_product: jax.Array
     ) -> tuple[Updates, jax.Array]:
-        # Nesterov looks ahead: the average is weighted with the momentum of the next step, the gradient with that of
-        # this one.
-        current, following = momentum(count), momentum(count + 1)
+        # Nesterov looks ahead: the average is weighted with the momentum of the next step, the
+        # gradient with that of this one.
+        current = momentum(count)
+        following = momentum(count + 1)
         product = old_product * current
-        grad_weight, mean_weight = (1 - current) / (1 - product), following / (1 - product * following)
+        grad_weight = (1 - current) / (1 - product)
+        mean_weight = following / (1 - product * following)
         second = common.bias_correction(b2, count)
         updates = jax.tree.map(
-            lambda g, m, v: (grad_weight * g + mean_weight * m) / (jnp.sqrt(v / second) + eps), grads, mu, nu
+            lambda g, m, v: (grad_weight * g + mean_weight * m) / (jnp.sqrt(v / second) + eps),
+            grads,
+            mu,
+            nu,
         )
-        # A float64 beta would promote the product, and a state that changes its dtype compiles the step again.
+        # A float64 beta would promote the product, and a state that changes its dtype compiles the
+        # step again.
         return updates, product.astype(old_product.dtype)
 
-    return scale_by_moments(b1, b2, rescale, NadamState, lambda params: (jnp.ones((), jnp.float32),))
+    return scale_by_moments(
+        b1, b2, rescale, NadamState, lambda params: (jnp.ones((), jnp.float32),)
+    )
 
 
 def scale_by_radam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
-    """Rescale gradients by rectified Adam; `optax.scale_by_radam` adds eps after the bias correction."""
+    """Rescale gradients by rectified Adam; `optax.scale_by_radam` adds eps after the bias
+    correction.
+    """
 
     def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates) -> tuple[Updates]:
         first = common.bias_correction(b1, count)
-        is_rectified, factor = _average_length(b2, count) > 5, _rectification(b2, count)
+        is_rectified = _average_length(b2, count) > 5
+        factor = _rectification(b2, count)
 
         def leaf(m: jax.Array, v: jax.Array) -> jax.Array:
-            # Before the variance can be estimated the update is plain momentum. The correction of the squares is in the
-            # factor, so that eps is added to the root alone.
+            # Before the variance can be estimated the update is plain momentum. The correction of
+            # the squares is in the factor, so that eps is added to the root alone.
             return m / first * jnp.where(is_rectified, factor / (jnp.sqrt(v) + eps), 1)
 
         return (jax.tree.map(leaf, mu, nu),)
@@ -238,9 +276,12 @@ def scale_by_radam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransfo
     return scale_by_moments(b1, b2, rescale)
 
 
-def _divide_corrected(b1: Scalar, b2: Scalar, eps: Scalar, count: jax.Array, mu: Updates, nu: Updates) -> Updates:
+def _divide_corrected(
+    b1: Scalar, b2: Scalar, eps: Scalar, count: jax.Array, mu: Updates, nu: Updates
+) -> Updates:
     # torch's order of operations: the root before its bias correction
-    first, second = common.bias_correction(b1, count), jnp.sqrt(common.bias_correction(b2, count))
+    first = common.bias_correction(b1, count)
+    second = jnp.sqrt(common.bias_correction(b2, count))
     return jax.tree.map(lambda m, v: m / first / (jnp.sqrt(v) / second + eps), mu, nu)
 
 
@@ -250,7 +291,8 @@ def _average_length(beta: Scalar, count: jax.Array) -> jax.Array:
     t = count.astype(jnp.result_type(beta))
     x = t * rate
     plain = 2 / (1 - beta) - 1 - 2 * t / jnp.expm1(x)
-    # In the first steps the plain formula is about 1999 - 1994, which cancels in float32: use its series in x there.
+    # In the first steps the plain formula is about 1999 - 1994, which cancels in float32: use its
+    # series in x there.
     x2 = x * x
     series = t + rate / 6 - 2 * t * x * (1 / 12 - x2 * (1 / 720 - x2 * (1 / 30240 - x2 / 1209600)))
     return jnp.where(x < 1, series, plain)
@@ -259,6 +301,7 @@ def _average_length(beta: Scalar, count: jax.Array) -> jax.Array:
 def _rectification(beta: Scalar, count: jax.Array) -> jax.Array:
     """Return r_t in the paper times the root of the bias correction for the squares."""
     infinite = 2 / (1 - beta) - 1
-    length = jnp.maximum(_average_length(beta, count), 5)  # for smaller lengths the result is not used
+    # for smaller lengths the result is not used
+    length = jnp.maximum(_average_length(beta, count), 5)
     factor = (length - 4) * (length - 2) * infinite / ((infinite - 4) * (infinite - 2) * length)
     return jnp.sqrt(factor * common.bias_correction(beta, count))

@@ -13,7 +13,11 @@ import numpy as np
 import optax
 from optax import Params, Updates
 
-from jengine.optim.transforms.groups import PerParameter, add_decayed_weights_by_rule, scale_by_group_learning_rate
+from jengine.optim.transforms.groups import (
+    PerParameter,
+    add_decayed_weights_by_rule,
+    scale_by_group_learning_rate,
+)
 
 Scalar: TypeAlias = float | jax.Array  # a Python number, or float[] while a step is traced
 Parts: TypeAlias = Sequence[tuple[str, optax.GradientTransformation]]
@@ -30,12 +34,15 @@ def upcast(tree: Updates) -> Updates:
 
 
 def strip_weak_types(tree: Updates) -> Updates:
-    """Return `tree` with strongly typed arrays; weak types come from Python numbers (`jnp.full(3, 0.5)`).
+    """Return `tree` with strongly typed arrays; weak types come from Python numbers (`jnp.full(3,
+    0.5)`).
 
     >>> strip_weak_types(jnp.full(3, 0.5)).weak_type
     False
     """
-    return jax.tree.map(lambda x: jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x, tree)
+    return jax.tree.map(
+        lambda x: jnp.asarray(x, x.dtype) if getattr(x, "weak_type", False) else x, tree
+    )
 
 
 def zeros_like(tree: Updates) -> Updates:
@@ -61,7 +68,8 @@ def bias_correction(beta: Scalar, count: jax.Array) -> jax.Array:
 
 def moving_average(previous: Updates, beta: Scalar, new: Updates) -> Updates:
     """Return the exponential moving average `beta * previous + (1 - beta) * new`."""
-    # This form and not the sum of two products: where the average equals the new value, it stays exactly the same.
+    # This form and not the sum of two products: where the average equals the new value, it stays
+    # exactly the same.
     return jax.tree.map(lambda m, x: m + (1 - beta) * (x - m), previous, new)
 
 
@@ -71,12 +79,16 @@ def moving_average_of_squares(previous: Updates, beta: Scalar, new: Updates) -> 
     return jax.tree.map(lambda v, x: beta * v + (1 - beta) * x * x, previous, new)
 
 
-def map_unzipped(function: Callable[..., tuple[Any, ...]], tree: Updates, *rest: Updates) -> tuple[Updates, ...]:
+def map_unzipped(
+    function: Callable[..., tuple[Any, ...]], tree: Updates, *rest: Updates
+) -> tuple[Updates, ...]:
     """Map a function that returns tuples over trees like `tree`; return a tuple of trees."""
     treedef: Any = jax.tree.structure(tree)
-    # Not `jax.tree.map`, whose result would have the tuples as branches, indistinguishable from tuples among the
-    # parameters.
-    results = [function(*leaves) for leaves in zip(*map(treedef.flatten_up_to, (tree, *rest)), strict=True)]
+    # Not `jax.tree.map`, whose result would have the tuples as branches, indistinguishable from
+    # tuples among the parameters.
+    results = [
+        function(*leaves) for leaves in zip(*map(treedef.flatten_up_to, (tree, *rest)), strict=True)
+    ]
     return tuple(map(treedef.unflatten, zip(*results, strict=True)))
 
 
@@ -90,7 +102,9 @@ def norm(x: jax.Array) -> jax.Array:
 def require_params(optimizer: str, params: Params) -> Updates:
     """Return `params`; raise ValueError if it is None."""
     if params is None:
-        raise ValueError(f"`params` must be given for {optimizer}, got None; call update(grads, state, params)")
+        raise ValueError(
+            f"`params` must be given for {optimizer}, got None; call update(grads, state, params)"
+        )
     return params
 
 
@@ -105,13 +119,25 @@ def ascent_parts(maximize: bool) -> Parts:
 
 
 def chain_with_decay(
-    scale: Parts, lr: PerParameter, weight_decay: PerParameter, *, decoupled: bool, maximize: bool = False
+    scale: Parts,
+    lr: PerParameter,
+    weight_decay: PerParameter,
+    *,
+    decoupled: bool,
+    maximize: bool = False,
 ) -> Parts:
-    """Return the usual chain: coupled decay before `scale`, or decoupled decay after it, and the learning rate."""
-    # No part rather than one that adds zero: without it the optimizer does not need the parameters in `update`.
-    decay = [] if is_zero(weight_decay) else [("add_decayed_weights", add_decayed_weights_by_rule(weight_decay))]
+    """Return the usual chain: coupled decay before `scale`, or decoupled decay after it, and the
+    learning rate.
+    """
+    # No part rather than one that adds zero: without it the optimizer does not need the parameters
+    # in `update`.
+    decay = (
+        []
+        if is_zero(weight_decay)
+        else [("add_decayed_weights", add_decayed_weights_by_rule(weight_decay))]
+    )
     rate = ("scale_by_learning_rate", scale_by_group_learning_rate(lr))
     ascent = ascent_parts(maximize)
-    # Coupled decay goes through the moments (L2, as torch.optim.Adam); decoupled decay is only multiplied with the
-    # rate.
+    # Coupled decay goes through the moments (L2, as torch.optim.Adam); decoupled decay is only
+    # multiplied with the rate.
     return [*ascent, *scale, *decay, rate] if decoupled else [*ascent, *decay, *scale, rate]

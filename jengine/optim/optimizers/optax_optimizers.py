@@ -1,7 +1,7 @@
 """Optimizers from optax: by name and arguments in a config, or as a built transformation.
 
-An optax factory closes over hyperparameters. To pass them as data, the factory is called while tracing, with
-traced scalars instead of float arguments. Each group has a separate chain.
+An optax factory closes over hyperparameters. To pass them as data, the factory is called while
+tracing, with traced scalars instead of float arguments. Each group has a separate chain.
 """
 
 import functools
@@ -15,22 +15,63 @@ import optax
 import optax.contrib
 from optax import OptState, Params, Updates
 
-from jengine.annotations import Decay, Fraction, NonNegative, check_values
-from jengine.errors import ConfigError
+from jengine.config.annotations import Decay, Fraction, NonNegative, check_values
+from jengine.config.errors import ConfigError
+from jengine.config.registry import OPTIMIZERS
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.registry import OPTIMIZERS
 
-# without optimizers that need gradients of single examples (dpsgd) or another transformation (schedule_free)
+# without optimizers that need gradients of single examples (dpsgd) or another transformation
+# (schedule_free)
 OPTAX_NAMES = (
-    "adabelief", "adadelta", "adafactor", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan", "amsgrad", "fromage",
-    "lamb", "lars", "lbfgs", "lion", "noisy_sgd", "novograd", "optimistic_adam_v2", "optimistic_gradient_descent",
-    "polyak_sgd", "radam", "rmsprop", "rprop", "sgd", "sign_sgd", "signum", "sm3", "yogi",
-)  # fmt: skip
+    "adabelief",
+    "adadelta",
+    "adafactor",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamaxw",
+    "adamw",
+    "adan",
+    "amsgrad",
+    "fromage",
+    "lamb",
+    "lars",
+    "lbfgs",
+    "lion",
+    "noisy_sgd",
+    "novograd",
+    "optimistic_adam_v2",
+    "optimistic_gradient_descent",
+    "polyak_sgd",
+    "radam",
+    "rmsprop",
+    "rprop",
+    "sgd",
+    "sign_sgd",
+    "signum",
+    "sm3",
+    "yogi",
+)
 OPTAX_CONTRIB_NAMES = (
-    "acprop", "ademamix", "adopt", "cocob", "dadapt_adamw", "dog", "dowg", "galore", "madgrad", "momo", "momo_adam",
-    "muon", "prodigy", "schedule_free_adamw", "schedule_free_sgd", "simplified_ademamix", "sophia",
-)  # fmt: skip
+    "acprop",
+    "ademamix",
+    "adopt",
+    "cocob",
+    "dadapt_adamw",
+    "dog",
+    "dowg",
+    "galore",
+    "madgrad",
+    "momo",
+    "momo_adam",
+    "muon",
+    "prodigy",
+    "schedule_free_adamw",
+    "schedule_free_sgd",
+    "simplified_ademamix",
+    "sophia",
+)
 
 Factory = Callable[..., optax.GradientTransformation]
 
@@ -38,30 +79,38 @@ Factory = Callable[..., optax.GradientTransformation]
 def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) -> Optimizer:
     """Return a built transformation as an optimizer with one group.
 
-    The group has no hyperparameters, except those that `optax.inject_hyperparams` keeps in the state and that do not
-    follow an optax schedule. These may be set and scheduled, `learning_rate` as `lr`.
+    The group has no hyperparameters, except those that `optax.inject_hyperparams` keeps in the
+    state and that do not follow an optax schedule. These may be set and scheduled, `learning_rate`
+    as `lr`.
 
     >>> from_optax(optax.inject_hyperparams(optax.sgd)(learning_rate=0.5)).defaults
     {'lr': 0.5}
     """
     if isinstance(transformation, optax.MultiSteps):
-        # MultiSteps is a class with the methods of a transformation but is not one for `optax.chain`.
+        # MultiSteps is a class with the methods of a transformation but is not one for
+        # `optax.chain`.
         transformation = transformation.gradient_transformation()
     tx = _explain_masks(_drop_unknown_arguments(optax.with_extra_args_support(transformation)))
     injected = _find_injected_hyperparams(tx)
-    defaults = {"lr" if name == "learning_rate" else name: value for name, value in injected.items()}
+    defaults = {
+        "lr" if name == "learning_rate" else name: value for name, value in injected.items()
+    }
 
     def parts(**settings: Any) -> Parts:
-        hyperparams = {"learning_rate" if name == "lr" else name: value for name, value in settings.items()}
+        hyperparams = {
+            "learning_rate" if name == "lr" else name: value for name, value in settings.items()
+        }
         return [("optax", _set_hyperparams(tx, hyperparams) if hyperparams else tx)]
 
-    # Nobody knows what a foreign transformation does with a tensor, so layers of a stack cannot have settings of their
-    # own.
+    # Nobody knows what a foreign transformation does with a tensor, so layers of a stack cannot
+    # have settings of their own.
     return Optimizer("optax", defaults, parts, tuple(defaults), per_parameter=(), whole_tensor=True)
 
 
 def from_factory(factory: Factory) -> Callable[..., Optimizer]:
-    """Return a function with the arguments of `factory` that builds an `Optimizer`; floats are hyperparameters."""
+    """Return a function with the arguments of `factory` that builds an `Optimizer`; floats are
+    hyperparameters.
+    """
     signature = inspect.signature(factory)
 
     @functools.wraps(factory)
@@ -70,15 +119,22 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         settings = dict(bound.arguments)
-        name, has_rate = factory.__name__, "learning_rate" in settings
+        name = factory.__name__
+        has_rate = "learning_rate" in settings
         if has_rate:
             lr = settings.pop("learning_rate")
             if callable(lr):
-                raise TypeError(f"{name}: learning_rate must be a number, got a schedule; put it into param_scheduler")
+                raise TypeError(
+                    f"{name}: learning_rate must be a number, got a schedule; put it into "
+                    "param_scheduler"
+                )
             settings = {"lr": lr, **settings}
-        numbers = {key: value for key, value in bound.arguments.items() if not callable(value)}  # else a schedule
+        # else a schedule
+        numbers = {key: value for key, value in bound.arguments.items() if not callable(value)}
         check_values(name, _ranges, numbers)
-        hyperparams = tuple(k for k, v in settings.items() if isinstance(v, float) or (k == "lr" and v is not None))
+        hyperparams = tuple(
+            k for k, v in settings.items() if isinstance(v, float) or (k == "lr" and v is not None)
+        )
 
         def parts(**arguments: Any) -> Parts:
             if has_rate:
@@ -105,7 +161,9 @@ def _ranges(
     """Annotate the arguments that mean the same in all optax optimizers, which take any number."""
 
 
-def _explain_masks(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
+def _explain_masks(
+    tx: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
     """Return a transformation whose `init` says which trees masks and labels must be."""
 
     def init(params: Params) -> OptState:
@@ -113,8 +171,10 @@ def _explain_masks(tx: optax.GradientTransformationExtraArgs) -> optax.GradientT
             return tx.init(params)
         except (TypeError, ValueError) as error:
             error.add_note(
-                "A mask or labels of an optax transformation must be a function of parameters, `mask=lambda params: "
-                "jax.tree.map(lambda p: p.ndim > 1, params)`, or a tree with their structure: nested dicts, also for a "
+                "A mask or labels of an optax transformation must be a function of parameters, "
+                "`mask=lambda params: "
+                "jax.tree.map(lambda p: p.ndim > 1, params)`, or a tree with their structure: "
+                "nested dicts, also for a "
                 "module of Flax NNX or Equinox."
             )
             raise
@@ -122,14 +182,25 @@ def _explain_masks(tx: optax.GradientTransformationExtraArgs) -> optax.GradientT
     return optax.GradientTransformationExtraArgs(init, tx.update)
 
 
-def _drop_unknown_arguments(tx: optax.GradientTransformationExtraArgs) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation that ignores extra arguments; optax's `sam`, for one, only takes its own."""
+def _drop_unknown_arguments(
+    tx: optax.GradientTransformationExtraArgs,
+) -> optax.GradientTransformationExtraArgs:
+    """Return a transformation that ignores extra arguments; optax's `sam`, for one, only takes
+    its own.
+    """
     parameters = inspect.signature(tx.update).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return tx
 
-    def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
-        return tx.update(grads, state, params, **{name: value for name, value in extra.items() if name in parameters})
+    def update(
+        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
+        return tx.update(
+            grads,
+            state,
+            params,
+            **{name: value for name, value in extra.items() if name in parameters},
+        )
 
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
@@ -137,16 +208,22 @@ def _drop_unknown_arguments(tx: optax.GradientTransformationExtraArgs) -> optax.
 def _set_hyperparams(
     tx: optax.GradientTransformationExtraArgs, hyperparams: Mapping[str, Any]
 ) -> optax.GradientTransformationExtraArgs:
-    """Return an `optax.inject_hyperparams` transformation with these hyperparameters, not kept in the state."""
+    """Return an `optax.inject_hyperparams` transformation with these hyperparameters, not kept
+    in the state.
+    """
 
     def remove(state: OptState) -> Any:
         # Out of the state: a checkpoint would restore an old rate over that of a schedule.
-        return state._replace(hyperparams={k: v for k, v in state.hyperparams.items() if k not in hyperparams})
+        return state._replace(
+            hyperparams={k: v for k, v in state.hyperparams.items() if k not in hyperparams}
+        )
 
     def init(params: Params) -> Any:
         return remove(tx.init(params))
 
-    def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
+    def update(
+        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         full_state = state._replace(hyperparams={**state.hyperparams, **hyperparams})
         updates, state = tx.update(grads, full_state, params, **extra)
         return updates, remove(state)
@@ -155,7 +232,9 @@ def _set_hyperparams(
 
 
 def _find_injected_hyperparams(tx: optax.GradientTransformation) -> dict[str, float]:
-    """Return the hyperparameters that `optax.inject_hyperparams` keeps in the state and that have no schedule."""
+    """Return the hyperparameters that `optax.inject_hyperparams` keeps in the state and that
+    have no schedule.
+    """
     try:
         state = jax.eval_shape(tx.init, {"parameter": jax.ShapeDtypeStruct((1,), jnp.float32)})
     except Exception:  # a transformation that requires other parameters
@@ -163,7 +242,11 @@ def _find_injected_hyperparams(tx: optax.GradientTransformation) -> dict[str, fl
     if not isinstance(state, optax.InjectStatefulHyperparamsState):
         return {}
     state = tx.init({"parameter": jnp.zeros(1)})
-    return {k: float(v) for k, v in state.hyperparams.items() if k not in state.hyperparams_states and v.ndim == 0}
+    return {
+        k: float(v)
+        for k, v in state.hyperparams.items()
+        if k not in state.hyperparams_states and v.ndim == 0
+    }
 
 
 @OPTIMIZERS.register_module()
@@ -178,7 +261,8 @@ def DAdaptAdam(
     """Build optax's `dadapt_adamw`, which estimates the learning rate, with MMEngine's arguments.
 
     Args:
-      lr: factor for the estimate; schedules change it. Each parameter group has a separate estimate.
+      lr: factor for the estimate; schedules change it. Each parameter group has a separate
+        estimate.
       betas: decay rates for the gradient and square averages.
       eps: added to the denominator.
       weight_decay: weight decay coefficient.
@@ -191,8 +275,12 @@ def DAdaptAdam(
     Source: Defazio and Mishchenko, Learning-Rate-Free Learning by D-Adaptation, arXiv:2301.07733.
     """
     if weight_decay and not decouple:
-        raise ConfigError("`DAdaptAdam.decouple` must be True with a weight_decay, which optax decouples, got False")
-    # Through the factory at each trace, as for all of optax: `lr` is an input of the step, not a constant.
+        raise ConfigError(
+            "`DAdaptAdam.decouple` must be True with a weight_decay, which optax decouples, got "
+            "False"
+        )
+    # Through the factory at each trace, as for all of optax: `lr` is an input of the step, not a
+    # constant.
     return from_factory(optax.contrib.dadapt_adamw)(
         learning_rate=lr, betas=betas, eps=eps, weight_decay=weight_decay, estim_lr0=d0
     )
@@ -224,12 +312,23 @@ def Prodigy(
     Source: Mishchenko and Defazio, Prodigy, arXiv:2306.06101.
     """
     if weight_decay and not decouple:
-        raise ConfigError("`Prodigy.decouple` must be True with a weight_decay, which optax decouples, got False")
+        raise ConfigError(
+            "`Prodigy.decouple` must be True with a weight_decay, which optax decouples, got False"
+        )
     return from_factory(optax.contrib.prodigy)(
-        learning_rate=lr, betas=betas, beta3=beta3, eps=eps, weight_decay=weight_decay,
-        safeguard_warmup=safeguard_warmup, estim_lr0=d0, estim_lr_coef=d_coef,
-    )  # fmt: skip
+        learning_rate=lr,
+        betas=betas,
+        beta3=beta3,
+        eps=eps,
+        weight_decay=weight_decay,
+        safeguard_warmup=safeguard_warmup,
+        estim_lr0=d0,
+        estim_lr_coef=d_coef,
+    )
 
 
-for _factory in (*(getattr(optax, n) for n in OPTAX_NAMES), *(getattr(optax.contrib, n) for n in OPTAX_CONTRIB_NAMES)):
+for _factory in (
+    *(getattr(optax, n) for n in OPTAX_NAMES),
+    *(getattr(optax.contrib, n) for n in OPTAX_CONTRIB_NAMES),
+):
     OPTIMIZERS.register_module()(from_factory(_factory))

@@ -1,7 +1,8 @@
 """Optimizers before the parameters are known: group settings, and a function that builds the chain.
 
-No chain part closes over a hyperparameter. The chain is built while tracing, from traced hyperparameters, as in
-`optax.inject_hyperparams`, so that schedules change them without recompilation.
+No chain part closes over a hyperparameter. The chain is built while tracing, from traced
+hyperparameters, as in `optax.inject_hyperparams`, so that schedules change them without
+recompilation.
 """
 
 import dataclasses
@@ -16,9 +17,9 @@ from typing import Any, ParamSpec
 import optax
 from optax import OptState, Params, Updates
 
-from jengine.errors import ConfigError
+from jengine.config.errors import ConfigError
+from jengine.config.registry import OPTIM_WRAPPERS, OPTIMIZERS
 from jengine.optim.optimizers.common import Parts
-from jengine.registry import OPTIM_WRAPPERS, OPTIMIZERS
 
 P = ParamSpec("P")
 
@@ -27,10 +28,11 @@ P = ParamSpec("P")
 class Optimizer:
     """Optimizer: a chain, and parameter group settings.
 
-    It is also a gradient transformation: `init` and `update` are those of `OptimWrapper(optimizer).tx`.
+    It is also a gradient transformation: `init` and `update` are those of
+    `OptimWrapper(optimizer).tx`.
 
     >>> import jax.numpy as jnp
-    >>> from jengine.optim import SGD
+    >>> from jengine.optim.optimizers.sgd import SGD
     >>> optimizer, params = SGD(lr=0.5), {"w": jnp.array([2.0, 4.0])}
     >>> updates, state = optimizer.update({"w": jnp.ones(2)}, optimizer.init(params), params)
     >>> updates["w"].tolist()
@@ -39,16 +41,18 @@ class Optimizer:
     Attributes:
       name: name in a config.
       defaults: default group settings: lr, weight_decay, momentum or betas, eps, flags.
-      parts: `parts(**settings)` returns the named chain parts. It is called while tracing, with traced scalars
-        for `hyperparams`, and scalar trees like the parameters for the `per_parameter` ones that differ.
+      parts: `parts(**settings)` returns the named chain parts. It is called while tracing, with
+        traced scalars for `hyperparams`, and scalar trees like the parameters for the
+        `per_parameter` ones that differ.
       hyperparams: names for the traced settings: floats, and float tuples.
-      per_parameter: the `hyperparams` that may differ between parameters in one chain. Groups that differ in other
-        settings have separate chains.
-      absent_at_zero: the `hyperparams` that are constants if they start at 0 in all groups in a chain, which then has
-        no part or no state for them (weight decay, momentum).
-      whole_tensor: whether an update depends on the whole tensor (norms, matrix factors), so that the layers of a
-        stacked parameter cannot be in several groups.
-      groups: settings that differ from `defaults`, each with 'params'; None: one group with all parameters.
+      per_parameter: the `hyperparams` that may differ between parameters in one chain. Groups that
+        differ in other settings have separate chains.
+      absent_at_zero: the `hyperparams` that are constants if they start at 0 in all groups in a
+        chain, which then has no part or no state for them (weight decay, momentum).
+      whole_tensor: whether an update depends on the whole tensor (norms, matrix factors), so that
+        the layers of a stacked parameter cannot be in several groups.
+      groups: settings that differ from `defaults`, each with 'params'; None: one group with all
+        parameters.
     """
 
     name: str
@@ -71,18 +75,21 @@ class Optimizer:
         """Copy this optimizer with parameter groups.
 
         Args:
-          groups: setting dicts with `params`: a dotted path, or a list of them; a path includes all parameters
-            below it. Parameters in no group are frozen.
+          groups: setting dicts with `params`: a dotted path, or a list of them; a path includes all
+            parameters below it. Parameters in no group are frozen.
 
         Raises:
           ValueError: a group without 'params'.
         """
         for index, group in enumerate(groups):
             if "params" not in group:
-                raise ValueError(f"parameter group {index} of {self.name} must have 'params', got {sorted(group)}")
+                raise ValueError(
+                    f"parameter group {index} of {self.name} must have 'params', got "
+                    f"{sorted(group)}"
+                )
         return dataclasses.replace(self, groups=tuple(dict(g) for g in groups))
 
-    # ------------------------------------------------------------------ use without a wrapper, as in PyTorch
+    # -------------------- use without a wrapper, as in PyTorch
 
     @functools.cached_property
     def _wrapper(self) -> Any:
@@ -105,7 +112,9 @@ class Optimizer:
     def update(
         self, grads: Updates, state: OptState, params: Params | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
-        """Return the updates, for `optax.apply_updates`, and the new state; see `OptimWrapper.update`."""
+        """Return the updates, for `optax.apply_updates`, and the new state; see
+        `OptimWrapper.update`.
+        """
         return self._wrapper.update(grads, state, params, **extra)
 
 
@@ -114,17 +123,19 @@ def define_optimizer(
 ) -> Callable[[Callable[P, Parts]], Callable[P, Optimizer]]:
     """Turn a function from settings to chain parts into a registered optimizer with these settings.
 
-    The function's annotations and defaults hold for the config. When a step is traced, the function is called
-    as `Optimizer.parts`, with traced `hyperparams`.
+    The function's annotations and defaults hold for the config. When a step is traced, the function
+    is called as `Optimizer.parts`, with traced `hyperparams`.
 
     Args:
       *hyperparams: see `Optimizer`.
-      check: takes name and settings, and raises ValueError for those that annotations cannot exclude.
+      check: takes name and settings, and raises ValueError for those that annotations cannot
+        exclude.
       **flags: further attributes of the `Optimizer`.
     """
 
     def define(parts: Callable[P, Parts]) -> Callable[P, Optimizer]:
-        signature, name = inspect.signature(parts), parts.__name__
+        signature = inspect.signature(parts)
+        name = parts.__name__
 
         @functools.wraps(parts)
         def build(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
@@ -136,7 +147,9 @@ def define_optimizer(
             return Optimizer(name, settings, parts, hyperparams, **flags)
 
         parts.__qualname__ = f"{name}.parts"  # a pickle names functions by their path
-        vars(build).update(parts=parts, __signature__=signature.replace(return_annotation=Optimizer))
+        vars(build).update(
+            parts=parts, __signature__=signature.replace(return_annotation=Optimizer)
+        )
         return OPTIMIZERS.register_module()(build)
 
     return define
@@ -152,7 +165,9 @@ def rename_optimizer(old: str, factory: Callable[P, Optimizer]) -> Callable[P, O
     def build(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
         new = factory.__name__
         warnings.warn(
-            f"{old} is the old name of {new}; optax's {old.lower()} computes other updates", FutureWarning, stacklevel=3
+            f"{old} is the old name of {new}; optax's {old.lower()} computes other updates",
+            FutureWarning,
+            stacklevel=3,
         )
         return factory(*args, **kwargs)
 

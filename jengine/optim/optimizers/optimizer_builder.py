@@ -6,15 +6,16 @@ from typing import Any, NoReturn
 
 import optax
 
-from jengine.annotations import is_mapping
-from jengine.errors import ConfigError, config_path
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import OPTIMIZERS, as_config
 from jengine.optim.optimizers.optax_optimizers import from_factory, from_optax
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.registry import OPTIMIZERS, as_config
 
 logger = logging.getLogger("jengine")
 
-# These select how PyTorch runs its kernels and do not change the results, so configs from PyTorch may keep them.
+# These select how PyTorch runs its kernels and do not change the results, so configs from PyTorch
+# may keep them.
 _TORCH_FLAGS = ("foreach", "fused", "capturable", "differentiable")
 
 
@@ -27,9 +28,9 @@ def build_optimizer(
     0.1
 
     Args:
-      cfg: a config, `dict(type='SGD', lr=0.1)`, in which PyTorch's execution flags (`foreach`, `fused`,
-        `capturable`, `differentiable`) have no effect; an `Optimizer`, which is returned; an optax gradient
-        transformation or an `optax.MultiSteps`.
+      cfg: a config, `dict(type='SGD', lr=0.1)`, in which PyTorch's execution flags (`foreach`,
+        `fused`, `capturable`, `differentiable`) have no effect; an `Optimizer`, which is returned;
+        an optax gradient transformation or an `optax.MultiSteps`.
 
     Raises:
       TypeError: none of these, or a tuple of one config, because of a trailing comma.
@@ -37,7 +38,8 @@ def build_optimizer(
     """
     if isinstance(cfg, Optimizer):
         return cfg
-    # Before configs: a transformation is a NamedTuple, and a tuple is what a trailing comma makes of a config.
+    # Before configs: a transformation is a NamedTuple, and a tuple is what a trailing comma makes
+    # of a config.
     if is_optimizer(cfg):
         return from_optax(cfg)
     with config_path("optimizer"):
@@ -45,15 +47,16 @@ def build_optimizer(
         cfg = as_config(cfg)
         if not is_mapping(cfg):
             raise TypeError(
-                "an optimizer must be a dict with a 'type', an Optimizer or an optax gradient transformation, "
+                "an optimizer must be a dict with a 'type', an Optimizer or an optax gradient "
+                "transformation, "
                 f"got {type(cfg).__name__}: {cfg!r}"
             )
         ignored = [name for name in _TORCH_FLAGS if name in cfg]
         if ignored:
             logger.info("optimizer: ignored %s, which select PyTorch's kernels", ", ".join(ignored))
         arguments = {name: value for name, value in cfg.items() if name not in ignored}
-        # `dict(type=optax.adamw, ...)`: optax's functions, under their own name or another, are handled as those by
-        # name.
+        # `dict(type=optax.adamw, ...)`: optax's functions, under their own name or another, are
+        # handled as those by name.
         factory = arguments.get("type")
         if callable(factory) and factory.__module__.partition(".")[0] == "optax":
             return OPTIMIZERS.build({**arguments, "type": from_factory(factory)})
@@ -67,16 +70,23 @@ def is_optimizer(value: object) -> bool:
 
 
 def reject_trailing_comma(cfg: object, what: str) -> None:
-    """Raise a TypeError if `cfg` is a tuple of one element, the result of a trailing comma after `what`."""
+    """Raise a TypeError if `cfg` is a tuple of one element, the result of a trailing comma after
+    `what`.
+    """
     if isinstance(cfg, tuple) and len(cfg) == 1:
-        raise TypeError(f"{what} must be a dict, got a tuple of one; remove the comma after `dict(...)`")
+        raise TypeError(
+            f"{what} must be a dict, got a tuple of one; remove the comma after `dict(...)`"
+        )
 
 
 @OPTIMIZERS.register_module()
 def LBFGS(**kwargs: Any) -> NoReturn:
-    """Reject LBFGS: PyTorch's line search is not implemented; optax's L-BFGS is available as `lbfgs`."""
+    """Reject LBFGS: PyTorch's line search is not implemented; optax's L-BFGS is available as
+    `lbfgs`.
+    """
     raise ConfigError(
-        "LBFGS evaluates the loss several times per step with PyTorch's line search, which is not implemented; use "
+        "LBFGS evaluates the loss several times per step with PyTorch's line search, which is not "
+        "implemented; use "
         "optax's, dict(type='lbfgs')"
     )
 

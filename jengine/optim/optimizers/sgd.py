@@ -8,20 +8,26 @@ import jax.numpy as jnp
 import optax
 from optax import Params, Updates
 
-from jengine.annotations import Fraction, NonNegative
+from jengine.config.annotations import Fraction, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
-from jengine.optim.transforms.groups import PerParameter, add_decayed_weights_by_rule, broadcast_to_params
+from jengine.optim.transforms.groups import (
+    PerParameter,
+    add_decayed_weights_by_rule,
+    broadcast_to_params,
+)
 
 
 def check_nesterov(optimizer: str, settings: Mapping[str, Any]) -> None:
     """Raise ValueError for Nesterov momentum without momentum or with dampening."""
     # PyTorch's rule: its formula for Nesterov assumes an undamped buffer.
-    momentum, dampening = settings["momentum"], settings["dampening"]
+    momentum = settings["momentum"]
+    dampening = settings["dampening"]
     if settings["nesterov"] and (momentum <= 0 or dampening != 0):
         raise ValueError(
-            f"{optimizer}: nesterov must have momentum above 0 and dampening 0, got momentum={momentum}, "
+            f"{optimizer}: nesterov must have momentum above 0 and dampening 0, got "
+            f"momentum={momentum}, "
             f"dampening={dampening}"
         )
 
@@ -62,7 +68,8 @@ def ASGD(
     weight_decay: NonNegative = 0.0,
     maximize: bool = False,
 ) -> Parts:
-    """Build ASGD, averaged SGD (Polyak and Juditsky, 1992). As in PyTorch, a new lr takes effect one update later.
+    """Build ASGD, averaged SGD (Polyak and Juditsky, 1992). As in PyTorch, a new lr takes effect
+    one update later.
 
     Args:
       lr: learning rate.
@@ -98,7 +105,8 @@ class DampenedTraceState(NamedTuple):
 def dampened_trace(decay: Scalar, dampening: Scalar) -> optax.GradientTransformation:
     """Sum gradients with decay and dampening; `optax.trace` has no dampening.
 
-    All gradients except the first have the weight `1 - dampening`; with decay 0 the sum is the gradient.
+    All gradients except the first have the weight `1 - dampening`; with decay 0 the sum is the
+    gradient.
     """
 
     def init(params: Params) -> DampenedTraceState:
@@ -107,8 +115,8 @@ def dampened_trace(decay: Scalar, dampening: Scalar) -> optax.GradientTransforma
     def update(
         grads: Updates, state: DampenedTraceState, params: Params | None = None
     ) -> tuple[Updates, DampenedTraceState]:
-        # PyTorch starts its buffer with the first gradient undamped, and without momentum has no buffer that would
-        # damp.
+        # PyTorch starts its buffer with the first gradient undamped, and without momentum has no
+        # buffer that would damp.
         weight = jnp.where((state.count == 0) | (decay == 0), 1, 1 - dampening)
         trace = jax.tree.map(lambda m, g: m * decay + weight * g, state.trace, grads)
         return trace, DampenedTraceState(state.count + 1, trace)
@@ -120,14 +128,19 @@ class AveragedSgdState(NamedTuple):
     """Averaged SGD's state."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    eta: Params  # float32[] per leaf: the rate of the next update, computed from the current learning rate
+    # float32[] per leaf: the rate of the next update, computed from the current learning rate
+    eta: Params
     average: Params  # float32, like the parameters: average parameters, for the user
 
 
-def averaged_sgd(learning_rate: PerParameter, lambd: Scalar, alpha: Scalar, t0: Scalar) -> optax.GradientTransformation:
-    """Descend with a decaying rate and average the parameters in the state; optax has no such transformation.
+def averaged_sgd(
+    learning_rate: PerParameter, lambd: Scalar, alpha: Scalar, t0: Scalar
+) -> optax.GradientTransformation:
+    """Descend with a decaying rate and average the parameters in the state; optax has no such
+    transformation.
 
-    The arguments are those of `ASGD`; the learning rate may be a tree of numbers like the parameters.
+    The arguments are those of `ASGD`; the learning rate may be a tree of numbers like the
+    parameters.
     """
 
     def init(params: Params) -> AveragedSgdState:
@@ -140,14 +153,21 @@ def averaged_sgd(learning_rate: PerParameter, lambd: Scalar, alpha: Scalar, t0: 
         params = common.require_params("ASGD", params)
         count = state.count + 1
         rates = broadcast_to_params(learning_rate, params)
-        # The rate of this step was computed after the last one, from the count then; the first step takes `lr` itself.
+        # The rate of this step was computed after the last one, from the count then; the first step
+        # takes `lr` itself.
         eta = jax.tree.map(lambda lr, e: jnp.where(state.count == 0, lr, e), rates, state.eta)
         updates = jax.tree.map(lambda e, p, g: -e * (lambd * p + g), eta, params, grads)
         weight = 1 / jnp.maximum(1, state.count - t0)
-        # Of the parameters after this step: optax adds the updates later, so they are added here for the average.
-        average = jax.tree.map(lambda a, p, u: a + weight * (p + u - a), state.average, params, updates)
-        # In the dtype of the state: a float64 rate would change the structure that the step was compiled for.
-        eta = jax.tree.map(lambda lr, e: (lr / (1 + lambd * lr * count) ** alpha).astype(e.dtype), rates, eta)
+        # Of the parameters after this step: optax adds the updates later, so they are added here
+        # for the average.
+        average = jax.tree.map(
+            lambda a, p, u: a + weight * (p + u - a), state.average, params, updates
+        )
+        # In the dtype of the state: a float64 rate would change the structure that the step was
+        # compiled for.
+        eta = jax.tree.map(
+            lambda lr, e: (lr / (1 + lambd * lr * count) ** alpha).astype(e.dtype), rates, eta
+        )
         return updates, AveragedSgdState(count, eta, average)
 
     return optax.GradientTransformation(init, update)

@@ -1,7 +1,9 @@
-"""The chain of an optimizer over parameter groups: pure functions, to which hyperparameters are data.
+"""The chain of an optimizer over parameter groups: pure functions, to which hyperparameters are
+data.
 
-Groups that differ only in learning rate and weight decay share a chain over the whole tree; only other differences need
-separate chains, because each adds to the compile time and the time of a step.
+Groups that differ only in learning rate and weight decay share a chain over the whole tree; only
+other differences need separate chains, because each adds to the compile time and the time of a
+step.
 """
 
 import functools
@@ -25,7 +27,8 @@ _FIELDS = {"lr": ("learning_rate",), "betas": ("b1", "b2", "b3")}  # optax's nam
 
 
 class GroupedChain:
-    """What the initial settings of the groups determine: which groups share a chain, and which settings are data.
+    """What the initial settings of the groups determine: which groups share a chain, and which
+    settings are data.
 
     Args:
       optimizer: the optimizer.
@@ -39,7 +42,8 @@ class GroupedChain:
     """
 
     def __init__(self, optimizer: Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
-        self.optimizer, self.settings = optimizer, settings
+        self.optimizer = optimizer
+        self.settings = settings
         varying = optimizer.per_parameter
         chains: dict[Any, list[int]] = {}
         for index, group in enumerate(settings):
@@ -47,9 +51,12 @@ class GroupedChain:
             key = repr({k: v for k, v in group.items() if k not in varying}) if varying else index
             chains.setdefault(key, []).append(index)
         self.members = tuple(tuple(groups) for groups in chains.values())
-        self.fields = {name: _field_names(name, optimizer.defaults[name]) for name in optimizer.hyperparams}
+        self.fields = {
+            name: _field_names(name, optimizer.defaults[name]) for name in optimizer.hyperparams
+        }
         self.dynamic_by_chain = [self._dynamic_in(groups) for groups in self.members]
-        # A setting may be a constant in one chain and data in another: momentum that is 0 in some groups.
+        # A setting may be a constant in one chain and data in another: momentum that is 0 in some
+        # groups.
         self.dynamic = set().union(*self.dynamic_by_chain)
 
     def transformation(
@@ -61,9 +68,10 @@ class GroupedChain:
     ) -> optax.GradientTransformationExtraArgs:
         """Return the chain with the hyperparameters in the state, as in `optax.inject_hyperparams`.
 
-        The update takes `hyperparams`, values by name that replace those in the state: float32[] or [G] each; names
-        that are not in the state are ignored. An entry `frozen:PATTERN` that is not 0 freezes the parameters whose path
-        contains PATTERN. Other extra arguments are passed to the parts.
+        The update takes `hyperparams`, values by name that replace those in the state: float32[] or
+        [G] each; names that are not in the state are ignored. An entry `frozen:PATTERN` that is not
+        0 freezes the parameters whose path contains PATTERN. Other extra arguments are passed to
+        the parts.
 
         Args:
           before: parts that act on all gradients, before the optimizer.
@@ -76,41 +84,59 @@ class GroupedChain:
             layout = layout_of(params)
             dtype = hyperparams_dtype(layout.trainable(params))
             # copies: a donated state must not take the host's arrays along
-            hyperparams = {name: jnp.array(value, dtype) for name, value in hyperparams_of().items()}
+            hyperparams = {
+                name: jnp.array(value, dtype) for name, value in hyperparams_of().items()
+            }
             inner = wrap(self._build(before, hyperparams, layout, params))
             inner_state = inner.init(upcast(layout.trainable(params)))
             # a weak type would be strong after the first update, and the step would compile twice
             return GroupHyperparamsState(hyperparams, strip_weak_types(inner_state))
 
         def update(
-            grads: Updates, state: GroupHyperparamsState, params: Params | None = None, *,
-            hyperparams: Mapping[str, Any] | None = None, **extra: Any,
-        ) -> tuple[Updates, GroupHyperparamsState]:  # fmt: skip
+            grads: Updates,
+            state: GroupHyperparamsState,
+            params: Params | None = None,
+            *,
+            hyperparams: Mapping[str, Any] | None = None,
+            **extra: Any,
+        ) -> tuple[Updates, GroupHyperparamsState]:
             given = hyperparams or {}
             # Some may be unknown: a step passes the hyperparameters for the model as well.
-            is_known = any(name in state.hyperparams or name.startswith(freeze.PREFIX) for name in given)
-            if given and state.hyperparams and not is_known:  # most likely PyTorch's names, which would have no effect
-                raise KeyError(f"hyperparams must have one of {sorted(state.hyperparams)}, got {sorted(given)}")
+            is_known = any(
+                name in state.hyperparams or name.startswith(freeze.PREFIX) for name in given
+            )
+            # most likely PyTorch's names, which would have no effect
+            if given and state.hyperparams and not is_known:
+                raise KeyError(
+                    f"hyperparams must have one of {sorted(state.hyperparams)}, got {sorted(given)}"
+                )
             values = {  # in the shape of the state, which must not change from step to step
                 name: jnp.broadcast_to(jnp.asarray(given.get(name, old), old.dtype), old.shape)
                 for name, old in jax.tree.map(jnp.asarray, state.hyperparams).items()
             }
             layout = layout_of(grads if params is None else params)
-            # Built anew in each trace: optax's factories close over their hyperparameters, here over traced values.
+            # Built anew in each trace: optax's factories close over their hyperparameters, here
+            # over traced values.
             chain = self._build(before, values, layout, grads if params is None else params)
             if (frozen := freeze.frozen_flags(layout, given)) is not None:
                 chain = freeze.skip_frozen(chain, layout, frozen, self.members)
             if None in layout.groups:  # line searches must receive only the trainable parameters
                 extra = _restrict_to_trainable(extra, layout, params)
             trainable = None if params is None else upcast(layout.trainable(params))
-            # in float32 at least: averages in bfloat16 would lose what is below 2**-8 of their value
+            # in float32 at least: averages in bfloat16 would lose what is below 2**-8 of their
+            # value
             updates, inner_state = wrap(chain).update(
                 upcast(layout.trainable(grads)), state.inner_state, trainable, **extra
             )
-            updates = layout.combine(updates, jax.tree.map(jnp.zeros_like, grads))  # zeros for frozen leaves
-            if params is not None:  # like optax, which computes in the dtype of the gradients and parameters
+            # zeros for frozen leaves
+            updates = layout.combine(updates, jax.tree.map(jnp.zeros_like, grads))
+            # like optax, which computes in the dtype of the gradients and parameters
+            if params is not None:
                 updates = jax.tree.map(
-                    lambda u, g, p: u.astype(jnp.promote_types(g.dtype, p.dtype)), updates, grads, params
+                    lambda u, g, p: u.astype(jnp.promote_types(g.dtype, p.dtype)),
+                    updates,
+                    grads,
+                    params,
                 )
             return updates, GroupHyperparamsState(values, strip_weak_types(inner_state))
 
@@ -119,11 +145,15 @@ class GroupedChain:
     def _build(
         self, before: Parts, hyperparams: Mapping[str, jax.Array], layout: GroupLayout, like: Params
     ) -> optax.GradientTransformationExtraArgs:
-        """Return the chain for the hyperparameters of a step; groups that cannot share a chain have separate ones."""
+        """Return the chain for the hyperparameters of a step; groups that cannot share a chain
+        have separate ones.
+        """
         layout.check_stacked(self.members, self.optimizer)
         # Rates and decays become a tree over all parameters, so that one chain serves every group.
         names = [name for name in self.optimizer.per_parameter if name in self.dynamic]
-        per_parameter = layout.broadcast({name: hyperparams[self.fields[name][0]] for name in names}, like)
+        per_parameter = layout.broadcast(
+            {name: hyperparams[self.fields[name][0]] for name in names}, like
+        )
         chains = []
         for index, groups in enumerate(self.members):
             first = self.settings[groups[0]]  # the others differ only in what is per parameter
@@ -131,8 +161,11 @@ class GroupedChain:
             for name in self.dynamic_by_chain[index]:
                 if name in per_parameter:
                     value = per_parameter[name]
-                    # optax maps trees of equal structure: a chain for some leaves needs the rates of these alone
-                    settings[name] = layout.select(value, groups) if len(self.members) > 1 else value
+                    # optax maps trees of equal structure: a chain for some leaves needs the rates
+                    # of these alone
+                    settings[name] = (
+                        layout.select(value, groups) if len(self.members) > 1 else value
+                    )
                 else:
                     fields = [hyperparams[field] for field in self.fields[name]]
                     # float[] if there is one chain, else float[number of chains]
@@ -142,18 +175,26 @@ class GroupedChain:
         if len(chains) == 1:
             return _named_chain(*before, *chains[0])
         # `before`, such as clipping, stays outside: the norm is over the gradients of all groups.
-        by_groups = _apply_by_groups([_named_chain(*parts) for parts in chains], layout, self.members)
+        by_groups = _apply_by_groups(
+            [_named_chain(*parts) for parts in chains], layout, self.members
+        )
         return _named_chain(*before, ("groups", by_groups))
 
     def _dynamic_in(self, groups: Sequence[int]) -> list[str]:
-        # a part for a value that starts at 0, such as momentum, would cost memory in every run that does not use it
+        # a part for a value that starts at 0, such as momentum, would cost memory in every run that
+        # does not use it
         absent = self.optimizer.absent_at_zero
-        values = {name: [self.settings[group][name] for group in groups] for name in self.optimizer.hyperparams}
+        values = {
+            name: [self.settings[group][name] for group in groups]
+            for name in self.optimizer.hyperparams
+        }
         return [name for name, initial in values.items() if name not in absent or any(initial)]
 
 
 def hyperparams_dtype(trainable: Params) -> Any:
-    """Return the dtype of hyperparameters for these parameters: float32, or float64 if a parameter has it."""
+    """Return the dtype of hyperparameters for these parameters: float32, or float64 if a
+    parameter has it.
+    """
     dtypes = {leaf.dtype for leaf in jax.tree.leaves(trainable)}
     return jax.dtypes.canonicalize_dtype(jnp.result_type(jnp.float32, *dtypes))
 
@@ -164,28 +205,42 @@ def _field_names(name: str, value: object) -> tuple[str, ...]:
     return tuple(f"{name}_{i}" for i in range(len(value))) if isinstance(value, tuple) else (name,)
 
 
-def _named_chain(*parts: tuple[str, optax.GradientTransformation]) -> optax.GradientTransformationExtraArgs:
-    """Return `optax.named_chain` with the state in a dict, which JAX flattens in C++, unlike an OrderedDict."""
+def _named_chain(
+    *parts: tuple[str, optax.GradientTransformation],
+) -> optax.GradientTransformationExtraArgs:
+    """Return `optax.named_chain` with the state in a dict, which JAX flattens in C++, unlike an
+    OrderedDict.
+    """
     # Named, so that checkpoints and logs do not depend on how many parts there are.
     chain = optax.named_chain(*parts)
 
-    def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
+    def update(
+        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         updates, new_state = chain.update(grads, state, params, **extra)
-        # Hyperparameters are float64 if one parameter is, and would make the states of float32 parameters float64 too.
+        # Hyperparameters are float64 if one parameter is, and would make the states of float32
+        # parameters float64 too.
         return updates, cast_floating_like(dict(new_state), state)
 
     return optax.GradientTransformationExtraArgs(lambda params: dict(chain.init(params)), update)
 
 
 def _apply_by_groups(
-    chains: Sequence[optax.GradientTransformationExtraArgs], layout: GroupLayout, members: Sequence[Sequence[int]]
+    chains: Sequence[optax.GradientTransformationExtraArgs],
+    layout: GroupLayout,
+    members: Sequence[Sequence[int]],
 ) -> optax.GradientTransformationExtraArgs:
     """Apply each chain to the parameters in its groups, with the states in a dict by groups."""
     # Named by groups, which checkpoints record as well.
-    named_chains = [("_".join(map(str, groups)), chain, groups) for chain, groups in zip(chains, members, strict=True)]
+    named_chains = [
+        ("_".join(map(str, groups)), chain, groups)
+        for chain, groups in zip(chains, members, strict=True)
+    ]
 
     def init(params: Params) -> dict[str, Any]:
-        return {name: chain.init(layout.select(params, groups)) for name, chain, groups in named_chains}
+        return {
+            name: chain.init(layout.select(params, groups)) for name, chain, groups in named_chains
+        }
 
     def update(
         grads: Updates, state: Mapping[str, Any], params: Params | None = None, **extra: Any
@@ -194,15 +249,21 @@ def _apply_by_groups(
         new_state = {}
         for name, chain, groups in named_chains:
             own_params = None if params is None else layout.select(params, groups)
-            own_updates, new_state[name] = chain.update(layout.select(grads, groups), state[name], own_params, **extra)
+            own_updates, new_state[name] = chain.update(
+                layout.select(grads, groups), state[name], own_params, **extra
+            )
             updates = layout.combine(own_updates, updates)
         return updates, new_state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _restrict_to_trainable(extra: Mapping[str, Any], layout: GroupLayout, params: Params) -> dict[str, Any]:
-    """Return the extra arguments of an update, with what depends on parameters for the trainable ones only."""
+def _restrict_to_trainable(
+    extra: Mapping[str, Any], layout: GroupLayout, params: Params
+) -> dict[str, Any]:
+    """Return the extra arguments of an update, with what depends on parameters for the trainable
+    ones only.
+    """
     restricted = dict(extra)
     if "grad" in extra and jax.tree.structure(extra["grad"]) == layout.treedef:
         restricted["grad"] = layout.trainable(extra["grad"])

@@ -7,16 +7,28 @@ from typing import Any
 
 from optax import Params
 
-from jengine import paths
-from jengine.annotations import is_mapping
-from jengine.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.config import paths
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 from jengine.model.model import Model
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer, reject_trailing_comma
-from jengine.optim.param_groups.modules import Module, Parameter, ParamsSource, get_params, module_tree, names_norm
-from jengine.optim.param_groups.paramwise_cfg import FIELDS, check_custom_fields, check_rules, parse_custom_keys
+from jengine.optim.param_groups.modules import (
+    Module,
+    Parameter,
+    ParamsSource,
+    get_params,
+    module_tree,
+    names_norm,
+)
+from jengine.optim.param_groups.paramwise_cfg import (
+    FIELDS,
+    check_custom_fields,
+    check_rules,
+    parse_custom_keys,
+)
 from jengine.optim.wrapper import OptimWrapper
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 
 logger = logging.getLogger("jengine")
 
@@ -27,12 +39,15 @@ _MAX_NAMES = 8
 _MAX_OPTIONS = 8  # lines of options on the terminal, which shows the group table too
 
 
-@OPTIM_WRAPPER_CONSTRUCTORS.register_module(name="ForceDefaultOptimWrapperConstructor")  # MMSegmentation's name
+# MMSegmentation's name
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module(name="ForceDefaultOptimWrapperConstructor")
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class DefaultOptimWrapperConstructor:
-    """Constructor with a learning rate and weight decay for each parameter, by rules over names, modules and shapes.
+    """Constructor with a learning rate and weight decay for each parameter, by rules over names,
+    modules and shapes.
 
-    To write another constructor, derive from this class, override `add_params` and register the class.
+    To write another constructor, derive from this class, override `add_params` and register the
+    class.
 
     >>> import jax.numpy as jnp
     >>> cfg, rules = dict(optimizer=dict(type="AdamW", weight_decay=0.1)), dict(bias_decay_mult=0.0)
@@ -44,16 +59,18 @@ class DefaultOptimWrapperConstructor:
     Args:
       optim_wrapper_cfg: `dict(optimizer=dict(type=, lr=, ...), ...)`, `type` optional.
       paramwise_cfg: the rules; None or {} for one group of all parameters. Keys:
-        custom_keys: {part of a parameter's name: dict(lr_mult=1, decay_mult=1, requires_grad=True, any group setting,
-          fix_lr, lars_exclude)}, or a list of such pairs. Only the longest matching key is used, and no other rule
-          applies to that parameter.
+        custom_keys: {part of a parameter's name: dict(lr_mult=1, decay_mult=1, requires_grad=True,
+          any group setting, fix_lr, lars_exclude)}, or a list of such pairs. Only the longest
+          matching key is used, and no other rule applies to that parameter.
         bias_lr_mult, bias_decay_mult: biases outside norm layers (decay: also inside).
         norm_decay_mult: all parameters in batch, instance, group and layer norms.
         dwconv_decay_mult: depthwise convolutions.
         flat_decay_mult: one-dimensional parameters.
-        dcn_offset_lr_mult, dcn_modules: convolutions under a `conv_offset` in a deformable convolution, which is
-          recognised by the class name or by a match in the list `dcn_modules`.
-        force_default_settings: True: the other rules also apply where a custom key matches, and take precedence.
+        dcn_offset_lr_mult, dcn_modules: convolutions under a `conv_offset` in a deformable
+          convolution, which is recognised by the class name or by a match in the list
+          `dcn_modules`.
+        force_default_settings: True: the other rules also apply where a custom key matches, and
+          take precedence.
         bypass_duplicate: ignored, because a pytree has a shared parameter only once.
         strict: True: a custom key that matches no parameter is an error, not a warning.
 
@@ -64,19 +81,32 @@ class DefaultOptimWrapperConstructor:
       custom_fields: additional legal fields in custom keys, for derived classes.
 
     Raises:
-      ArgumentError: no 'optimizer'. TypeError: a config that is not a dict. ConfigError: an unknown rule or field, or
-        an illegal value.
+      ArgumentError: no 'optimizer'. TypeError: a config that is not a dict. ConfigError: an unknown
+        rule or field, or an illegal value.
     """
 
     paramwise_keys: tuple[str, ...] = (
-        "custom_keys", "bias_lr_mult", "bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "flat_decay_mult",
-        "dcn_offset_lr_mult", "dcn_modules", "force_default_settings", "bypass_duplicate", "strict",
-    )  # fmt: skip
+        "custom_keys",
+        "bias_lr_mult",
+        "bias_decay_mult",
+        "norm_decay_mult",
+        "dwconv_decay_mult",
+        "flat_decay_mult",
+        "dcn_offset_lr_mult",
+        "dcn_modules",
+        "force_default_settings",
+        "bypass_duplicate",
+        "strict",
+    )
     custom_fields: tuple[str, ...] = ()
 
-    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None
+    ) -> None:
         if "optimizer" not in optim_wrapper_cfg:
-            raise ArgumentError(f"an optimizer wrapper must have an 'optimizer', got {sorted(optim_wrapper_cfg)}")
+            raise ArgumentError(
+                f"an optimizer wrapper must have an 'optimizer', got {sorted(optim_wrapper_cfg)}"
+            )
         self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
         # What is left are the arguments of the wrapper itself.
         self.optimizer_cfg = as_config(self.optim_wrapper_cfg.pop("optimizer"))
@@ -93,9 +123,14 @@ class DefaultOptimWrapperConstructor:
         self._options: list[str] = []  # lines for the log
         self._validate_cfg()
 
-    def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> OptimWrapper:
-        """Build the wrapper; the arguments are those of `get_params`, without rules also a `Model` before `init`."""
-        # Without rules the parameters are not needed, and a model that is not initialized yet has none.
+    def __call__(
+        self, model: ParamsSource, module_types: Mapping[str, str] | None = None
+    ) -> OptimWrapper:
+        """Build the wrapper; the arguments are those of `get_params`, without rules also a
+        `Model` before `init`.
+        """
+        # Without rules the parameters are not needed, and a model that is not initialized yet has
+        # none.
         if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
             return self.wrap(None, None)
         params, types = get_params(model, module_types)
@@ -107,9 +142,11 @@ class DefaultOptimWrapperConstructor:
         self._log_options()
         if not groups:
             raise ConfigError(
-                "`paramwise_cfg` must leave a parameter to train, got requires_grad=False for all of them"
+                "`paramwise_cfg` must leave a parameter to train, got requires_grad=False for all "
+                "of them"
             )
-        # After all parameters have been walked: a rule is without effect only if none of them matched it.
+        # After all parameters have been walked: a rule is without effect only if none of them
+        # matched it.
         self.report_unmatched(params, types, () if self._overrides_rules() else _RULES)
         # With a group per parameter, the step's inputs and compile time would grow with the model.
         return self.wrap(params, merge_equal(groups))
@@ -120,33 +157,57 @@ class DefaultOptimWrapperConstructor:
         return build_optimizer(self.optimizer_cfg)
 
     def build_without_params(self) -> dict[str, OptimWrapper]:
-        """Return the wrapper by the name '', after the checks of the rules that need no parameters."""
+        """Return the wrapper by the name '', after the checks of the rules that need no
+        parameters.
+        """
         if self.paramwise_cfg:
             self.read_optimizer()
         return {"": self.wrap(None, None)}
 
     def read_optimizer(self) -> None:
-        """Use the optimizer's default learning rate and decay if the config has none, and check the custom keys.
+        """Use the optimizer's default learning rate and decay if the config has none, and check the
+        custom keys.
 
         Raises:
-          ConfigError: a custom key with a field that the optimizer's groups do not have, or an illegal value; or a
-            multiplier for an optimizer without a learning rate. ValueError: a decay multiplier without a weight decay.
+          ConfigError: a custom key with a field that the optimizer's groups do not have, or an
+            illegal value; or a multiplier for an optimizer without a learning rate. ValueError: a
+            decay multiplier without a weight decay.
         """
         self.read_defaults()
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
-        decays = [k for k in DECAY_RULES if k != "flat_decay_mult" and self.paramwise_cfg.get(k) is not None]
-        decays += [f"custom_keys[{key!r}].decay_mult" for key, rule in custom_keys.items() if "decay_mult" in rule]
+        decays = [
+            k
+            for k in DECAY_RULES
+            if k != "flat_decay_mult" and self.paramwise_cfg.get(k) is not None
+        ]
+        decays += [
+            f"custom_keys[{key!r}].decay_mult"
+            for key, rule in custom_keys.items()
+            if "decay_mult" in rule
+        ]
         if decays and self.base_wd is None:
             raise ValueError(f"`optimizer.weight_decay` must be set for {decays[0]}, got none")
-        rules = [name for name in ("bias_lr_mult", "dcn_offset_lr_mult") if self.paramwise_cfg.get(name) is not None]
-        rules += [f"custom_keys[{key!r}].lr_mult" for key, rule in custom_keys.items() if "lr_mult" in rule]
+        rules = [
+            name
+            for name in ("bias_lr_mult", "dcn_offset_lr_mult")
+            if self.paramwise_cfg.get(name) is not None
+        ]
+        rules += [
+            f"custom_keys[{key!r}].lr_mult"
+            for key, rule in custom_keys.items()
+            if "lr_mult" in rule
+        ]
         if rules:
             self.require_base_lr(rules[0])
         if not self._overrides_rules():
-            check_custom_fields(custom_keys, self.optimizer.name, self.optimizer.defaults, self.custom_fields)
+            check_custom_fields(
+                custom_keys, self.optimizer.name, self.optimizer.defaults, self.custom_fields
+            )
 
     def read_defaults(self) -> None:
-        """Use the optimizer's default learning rate and decay, which multipliers need, if the config has none."""
+        """Use the optimizer's default learning rate and decay, which multipliers need, if the
+        config has none.
+        """
         defaults = self.optimizer.defaults
         if self.base_lr is None:
             self.base_lr = defaults.get("lr")
@@ -161,24 +222,31 @@ class DefaultOptimWrapperConstructor:
     def wrap(self, params: Params | None, groups: list[dict[str, Any]] | None) -> OptimWrapper:
         """Return the configured wrapper.
 
-        `params` is None if they are unknown until `wrapper.init(params)`, `groups` for one group with all parameters.
+        `params` is None if they are unknown until `wrapper.init(params)`, `groups` for one group
+        with all parameters.
         """
         # `with_groups` returns a copy: the cached optimizer stays without groups.
         optimizer = self.optimizer if groups is None else self.optimizer.with_groups(groups)
-        wrapper = OPTIM_WRAPPERS.build({"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer)
+        wrapper = OPTIM_WRAPPERS.build(
+            {"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer
+        )
         wrapper.grouped.unmatched = self.unmatched  # for the group table
         if params is not None:
             wrapper.grouped.bind(params)
         return wrapper
 
     def add_params(
-        self, params: list[dict[str, Any]], module: Module, prefix: str = "", is_dcn_module: bool = False
+        self,
+        params: list[dict[str, Any]],
+        module: Module,
+        prefix: str = "",
+        is_dcn_module: bool = False,
     ) -> None:
         """Append the settings for every parameter in `module` and below it.
 
         Args:
-          params: list of dicts with `params`, a list of parameters, and settings that differ from the optimizer's
-            defaults.
+          params: list of dicts with `params`, a list of parameters, and settings that differ from
+            the optimizer's defaults.
           module: the module.
           prefix: dotted module path.
           is_dcn_module: whether the parent module is a deformable convolution.
@@ -187,7 +255,9 @@ class DefaultOptimWrapperConstructor:
             full_name = f"{prefix}.{name}" if prefix else name
             settings = self._settings(name, parameter, module, is_dcn_module)
             if not settings.get("requires_grad", True):
-                logger.debug("%s does not require gradients and is in no parameter group", full_name)
+                logger.debug(
+                    "%s does not require gradients and is in no parameter group", full_name
+                )
                 continue
             for key, value in settings.items():
                 if key not in ("patterns", "switched_off"):
@@ -197,26 +267,36 @@ class DefaultOptimWrapperConstructor:
             weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
             params.append({"params": [parameter], **lr, **weight_decay, **settings})
         is_dcn = module.is_deformable_conv() or any(
-            key in alias for key in self.paramwise_cfg.get("dcn_modules", ()) for alias in paths.path_aliases(prefix)
+            key in alias
+            for key in self.paramwise_cfg.get("dcn_modules", ())
+            for alias in paths.path_aliases(prefix)
         )
         for name, child in module.named_children():
             self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
 
     def _log_options(self) -> None:
-        """Log the settings that rules have set, as MMEngine does; if there are many, in the log file only."""
+        """Log the settings that rules have set, as MMEngine does; if there are many, in the log
+        file only.
+        """
         is_long = len(self._options) > _MAX_OPTIONS
         for line in self._options:
             logger.info(line, extra={"on_terminal": ""} if is_long else None)
         if is_long:
-            logger.info(f"Parameter rules: {len(self._options)} settings, listed in the log file; groups are below.")
+            logger.info(
+                f"Parameter rules: {len(self._options)} settings, listed in the log file; groups "
+                "are below."
+            )
         self._options = []
 
-    # ------------------------------------------------------------------ rules
+    # -------------------- rules
 
     def custom_settings(self, path: str) -> dict[str, Any]:
-        """Return the settings from the longest custom key that matches a parameter; empty if none matches."""
+        """Return the settings from the longest custom key that matches a parameter; empty if
+        none matches.
+        """
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
-        for key in sorted(sorted(custom_keys), key=len, reverse=True):  # as MMEngine: the longest first, then by name
+        # as MMEngine: the longest first, then by name
+        for key in sorted(sorted(custom_keys), key=len, reverse=True):
             if any(key in alias for alias in paths.path_aliases(path)):
                 self.matched.add(key)
                 rule = dict(custom_keys[key])
@@ -228,7 +308,9 @@ class DefaultOptimWrapperConstructor:
                 return {**settings, **rule, "patterns": (key,)}
         return {}
 
-    def typed_settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
+    def typed_settings(
+        self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool
+    ) -> dict[str, Any]:
         """Return a parameter's settings from all other rules; empty if none applies.
 
         Args:
@@ -239,22 +321,33 @@ class DefaultOptimWrapperConstructor:
         """
         # Names of Flax, which torch shares here; Haiku's `b` is no bias for these rules.
         is_bias = name == "bias"
-        is_norm = module.is_norm() or (module.type is None and parameter.ndim == 1 and names_norm(name))
+        is_norm = module.is_norm() or (
+            module.type is None and parameter.ndim == 1 and names_norm(name)
+        )
         # The order matters: MMEngine asks in this order, and the first decay that applies is used.
         rules = {
             "bias_lr_mult": is_bias and not is_norm and not is_dcn_module,
-            "dcn_offset_lr_mult": is_dcn_module and "conv_offset" in module.path and module.is_conv(),
+            "dcn_offset_lr_mult": is_dcn_module
+            and "conv_offset" in module.path
+            and module.is_conv(),
             "norm_decay_mult": is_norm,
             "bias_decay_mult": is_bias and not is_dcn_module,
             "dwconv_decay_mult": module.is_depthwise_conv(),
             "flat_decay_mult": parameter.ndim == 1 and not is_dcn_module,
         }
-        applying = [key for key, applies in rules.items() if applies and self.paramwise_cfg.get(key) is not None]
-        decay = next((key for key in applying if key.endswith("decay_mult")), None)  # in the order of the rules above
+        applying = [
+            key
+            for key, applies in rules.items()
+            if applies and self.paramwise_cfg.get(key) is not None
+        ]
+        # in the order of the rules above
+        decay = next((key for key in applying if key.endswith("decay_mult")), None)
         return self.apply_rules(applying, decay)
 
     def apply_rules(self, applying: Sequence[str], decay: str | None) -> dict[str, Any]:
-        """Return the settings from the rules that apply to a parameter, of whose decay multipliers `decay` is used."""
+        """Return the settings from the rules that apply to a parameter, of whose decay
+        multipliers `decay` is used.
+        """
         self.matched.update(applying)
         settings: dict[str, Any] = {}
         patterns: list[str] = []
@@ -267,14 +360,20 @@ class DefaultOptimWrapperConstructor:
             patterns.append(decay)
         return {**settings, "patterns": tuple(patterns)} if settings else {}
 
-    def _settings(self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool) -> dict[str, Any]:
+    def _settings(
+        self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool
+    ) -> dict[str, Any]:
         custom = self.custom_settings(parameter.path)
         typed = self.typed_settings(name, parameter, module, is_dcn_module)
         if custom and not self.paramwise_cfg.get("force_default_settings"):
             return {**custom, "switched_off": find_overridden_rules(custom, typed)}
-        return {**custom, **typed, "patterns": (*custom.get("patterns", ()), *typed.get("patterns", ()))}
+        return {
+            **custom,
+            **typed,
+            "patterns": (*custom.get("patterns", ()), *typed.get("patterns", ())),
+        }
 
-    # ------------------------------------------------------------------ config
+    # -------------------- config
 
     def _overrides_rules(self) -> bool:
         # A subclass with its own rules reads its own keys, so that none can be called unknown here.
@@ -285,15 +384,23 @@ class DefaultOptimWrapperConstructor:
         if self.paramwise_keys and not self._overrides_rules():
             for key in cfg:
                 if key in ("lr_mult", "decay_mult"):
-                    logger.warning("paramwise_cfg: %s has an effect only inside an entry of custom_keys", key)
+                    logger.warning(
+                        "paramwise_cfg: %s has an effect only inside an entry of custom_keys", key
+                    )
                 elif key not in self.paramwise_keys:
-                    raise ConfigError(f"paramwise_cfg has no {key!r}{closest(str(key), self.paramwise_keys)}")
+                    raise ConfigError(
+                        f"paramwise_cfg has no {key!r}{closest(str(key), self.paramwise_keys)}"
+                    )
             check_rules(cfg)
         if "custom_keys" in cfg:
             cfg["custom_keys"] = parse_custom_keys(cfg["custom_keys"])
 
-    def report_unmatched(self, params: Params, types: Mapping[str, str], rules: Sequence[str] = _RULES) -> None:
-        """Warn of custom keys and applied `rules` that match no parameter; with `strict` raise a ConfigError."""
+    def report_unmatched(
+        self, params: Params, types: Mapping[str, str], rules: Sequence[str] = _RULES
+    ) -> None:
+        """Warn of custom keys and applied `rules` that match no parameter; with `strict` raise a
+        ConfigError.
+        """
         leaves = paths.flatten(params)
         if "norm_decay_mult" in rules and self.paramwise_cfg.get("norm_decay_mult") is not None:
             self._report_norms(module_tree(params, types))
@@ -305,41 +412,64 @@ class DefaultOptimWrapperConstructor:
                 listed = ", ".join(list(leaves)[:_MAX_NAMES]) + ", …" * (len(leaves) > _MAX_NAMES)
                 hint = paths.closest_paths(key, leaves) or f"; the parameters are {listed}"
                 unmatched[key] = (
-                    f"custom_keys: {key!r} matches no parameter{hint}. Its settings have no effect: "
+                    f"custom_keys: {key!r} matches no parameter{hint}. Its settings have no "
+                    "effect: "
                     "correct or remove it in `paramwise_cfg.custom_keys` of `optim_wrapper`"
                 )
         for key in rules:
             if self.paramwise_cfg.get(key) is not None and key not in self.matched:
-                hint = "" if types else "; without `module_types` names and shapes tell the kind of a module"
+                hint = (
+                    ""
+                    if types
+                    else "; without `module_types` names and shapes tell the kind of a module"
+                )
                 unmatched[key] = f"paramwise_cfg: {key} matches no parameter{hint}"
         if unmatched and self.paramwise_cfg.get("strict"):
             raise ConfigError(next(iter(unmatched.values())))
         for number, text in enumerate(unmatched.values()):
             logger.log(logging.WARNING if number < _MAX_WARNINGS else logging.DEBUG, text)
         if (more := len(unmatched) - _MAX_WARNINGS) > 0:
-            logger.warning(f"custom_keys: {more} more match no parameter; the log file has all of them")
+            logger.warning(
+                f"custom_keys: {more} more match no parameter; the log file has all of them"
+            )
         self.unmatched += unmatched
 
     def _report_norms(self, root: Module) -> None:
-        """Warn of modules that are called a norm and are none for the rules, unless custom keys name them."""
+        """Warn of modules that are called a norm and are none for the rules, unless custom keys
+        name them.
+        """
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
         others: dict[str, list[str]] = {}  # paths by class
         for module in root.walk():
-            paths_of = [alias for p in module.parameters.values() for alias in paths.path_aliases(p.path)]
+            paths_of = [
+                alias for p in module.parameters.values() for alias in paths.path_aliases(p.path)
+            ]
             is_named = any(key in alias for key in custom_keys for alias in paths_of)
-            if "norm" in (module.type or "").lower() and paths_of and not module.is_norm() and not is_named:
+            if (
+                "norm" in (module.type or "").lower()
+                and paths_of
+                and not module.is_norm()
+                and not is_named
+            ):
                 others.setdefault(str(module.type), []).append(module.path)
         for kind, places in others.items():
             more = f" and {len(places) - 1} more" if len(places) > 1 else ""
             logger.warning(
-                f"paramwise_cfg: norm_decay_mult does not apply to {kind} ({places[0]}{more}), which is no batch, "
-                "instance, group or layer norm of Flax or Equinox, nor derived from one; name it in custom_keys"
+                f"paramwise_cfg: norm_decay_mult does not apply to {kind} ({places[0]}{more}), "
+                "which is no batch, "
+                "instance, group or layer norm of Flax or Equinox, nor derived from one; name it "
+                "in custom_keys"
             )
 
 
 def find_overridden_rules(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the rules, the `patterns` of `typed`, whose value for a parameter differs from its custom key's."""
-    setting = {rule: "lr" if rule.endswith("lr_mult") else "weight_decay" for rule in typed.get("patterns", ())}
+    """Return the rules, the `patterns` of `typed`, whose value for a parameter differs from its
+    custom key's.
+    """
+    setting = {
+        rule: "lr" if rule.endswith("lr_mult") else "weight_decay"
+        for rule in typed.get("patterns", ())
+    }
     return tuple(rule for rule, name in setting.items() if typed[name] != custom.get(name))
 
 
@@ -350,8 +480,9 @@ def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     [{'params': ['kernel', 'bias'], 'patterns': [], 'lr': 0.1}]
 
     Args:
-      groups: dicts of settings with `params`, a list of Parameters or paths, and optionally `patterns`, the rules that
-        define the group, and `switched_off`, the rules overridden by the first pattern; multipliers are dropped.
+      groups: dicts of settings with `params`, a list of Parameters or paths, and optionally
+        `patterns`, the rules that define the group, and `switched_off`, the rules overridden by the
+        first pattern; multipliers are dropped.
 
     Returns:
       Groups with `patterns` formatted for the group table: `head (switches off norm_decay_mult)`.
@@ -359,7 +490,11 @@ def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     merged: dict[str, dict[str, Any]] = {}
     rules: dict[str, dict[str, list[str]]] = {}  # of each group: pattern -> overridden rules
     for group in groups:
-        settings = {k: v for k, v in group.items() if k not in ("params", "patterns", "switched_off", *FIELDS)}
+        settings = {
+            k: v
+            for k, v in group.items()
+            if k not in ("params", "patterns", "switched_off", *FIELDS)
+        }
         members = [p if isinstance(p, str) else p.path for p in group["params"]]
         # By repr, as settings may be lists, which cannot be hashed.
         identity = repr(sorted(settings.items()))
@@ -367,12 +502,20 @@ def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
         patterns = rules.setdefault(identity, {})
         for index, pattern in enumerate(group.get("patterns", ())):
             overridden = patterns.setdefault(pattern, [])
-            overridden += [rule for rule in group.get("switched_off", ()) if index == 0 and rule not in overridden]
+            overridden += [
+                rule
+                for rule in group.get("switched_off", ())
+                if index == 0 and rule not in overridden
+            ]
     for identity, patterns in rules.items():
-        merged[identity]["patterns"] = [format_pattern(pattern, rules) for pattern, rules in patterns.items()]
+        merged[identity]["patterns"] = [
+            format_pattern(pattern, rules) for pattern, rules in patterns.items()
+        ]
     return list(merged.values())
 
 
 def format_pattern(pattern: str, overridden_rules: Sequence[str]) -> str:
     """Return the text for a pattern and the rules that it overrides, for the group table."""
-    return f"{pattern} (switches off {', '.join(overridden_rules)})" if overridden_rules else pattern
+    return (
+        f"{pattern} (switches off {', '.join(overridden_rules)})" if overridden_rules else pattern
+    )

@@ -1,8 +1,9 @@
 """Temporary freezing by a flag passed as data, so that freezing and unfreezing never recompile.
 
-A hyperparameter called `frozen:PATTERN` that is not 0 freezes the parameters whose path contains PATTERN: gradients
-count as zero, including in the norm for clipping, updates are zero, and the optimizer state does not change, as in
-PyTorch for parameters without a gradient. (The step count, which all parameters share, continues.)
+A hyperparameter called `frozen:PATTERN` that is not 0 freezes the parameters whose path contains
+PATTERN: gradients count as zero, including in the norm for clipping, updates are zero, and the
+optimizer state does not change, as in PyTorch for parameters without a gradient. (The step count,
+which all parameters share, continues.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,26 +15,34 @@ import optax
 from jax.typing import ArrayLike
 from optax import OptState, Params, Updates
 
-from jengine import paths
-from jengine.errors import closest
+from jengine.config import paths
+from jengine.config.errors import closest
 from jengine.optim.param_groups.param_group import GroupLayout
 
 PREFIX = "frozen:"
 
-Flags: TypeAlias = list[jax.Array | None]  # bool[] of each leaf, None for one that no pattern matches
+# bool[] of each leaf, None for one that no pattern matches
+Flags: TypeAlias = list[jax.Array | None]
 
 
 def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> Flags | None:
-    """Return for each leaf whether it is frozen, bool[], None if no pattern matches; None without any pattern."""
+    """Return for each leaf whether it is frozen, bool[], None if no pattern matches; None
+    without any pattern.
+    """
     names = [name for name in hyperparams if name.startswith(PREFIX)]
     flags: Flags = [None] * len(layout.paths)
     for name in names:
-        # `!= 0` on the device: the value may change between steps, the pattern is part of the program.
-        pattern, is_frozen = name.removeprefix(PREFIX), jnp.asarray(hyperparams[name]) != 0
-        matches = [any(pattern in alias for alias in paths.path_aliases(path)) for path in layout.paths]
+        # `!= 0` on the device: the value may change between steps, the pattern is part of the
+        # program.
+        pattern = name.removeprefix(PREFIX)
+        is_frozen = jnp.asarray(hyperparams[name]) != 0
+        matches = [
+            any(pattern in alias for alias in paths.path_aliases(path)) for path in layout.paths
+        ]
         if not any(matches):
             raise ValueError(
-                f"hyperparams[{name!r}] must have a part of a parameter path after the colon, got {pattern!r}"
+                f"hyperparams[{name!r}] must have a part of a parameter path after the colon, got "
+                f"{pattern!r}"
                 f"{closest(pattern, layout.paths)}"
             )
         for i, (old, is_match) in enumerate(zip(flags, matches, strict=True)):
@@ -44,11 +53,18 @@ def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> Flags |
 
 
 def skip_frozen(
-    inner: optax.GradientTransformationExtraArgs, layout: GroupLayout, flags: Flags, chains: Sequence[Sequence[int]]
+    inner: optax.GradientTransformationExtraArgs,
+    layout: GroupLayout,
+    flags: Flags,
+    chains: Sequence[Sequence[int]],
 ) -> optax.GradientTransformationExtraArgs:
-    """Return `inner` without effect on leaves with a frozen flag: zero gradients, zero updates and unchanged state."""
+    """Return `inner` without effect on leaves with a frozen flag: zero gradients, zero updates
+    and unchanged state.
+    """
 
-    def update(grads: Updates, state: OptState, params: Params | None = None, **extra: Any) -> tuple[Updates, OptState]:
+    def update(
+        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
         # Before clipping, so that frozen parameters do not count in the norm.
         updates, new_state = inner.update(_zero_frozen(grads, flags), state, params, **extra)
         return _zero_frozen(updates, flags), select_state(layout, flags, chains, state, new_state)
@@ -61,15 +77,20 @@ def select_state(
 ) -> OptState:
     """Return an optimizer state with `old` for leaves with a flag and `new` for the others.
 
-    Each part of the state that has the structure of all parameters, or of one chain's, belongs to them leaf by leaf.
+    Each part of the state that has the structure of all parameters, or of one chain's, belongs to
+    them leaf by leaf.
     """
-    # What is outside the chains, such as accumulated gradients, has the structure of all parameters.
+    # What is outside the chains, such as accumulated gradients, has the structure of all
+    # parameters.
     everything = sorted({group for chain in chains for group in chain})
     flags_by_structure: dict[Any, list[Any]] = {}
-    indices = layout.treedef.unflatten(range(len(layout.paths)))  # leaves that tell which flag is theirs
+    # leaves that tell which flag is theirs
+    indices = layout.treedef.unflatten(range(len(layout.paths)))
     for groups in (everything, *chains):
         members = layout.select(indices, groups)
-        flags_by_structure.setdefault(jax.tree.structure(members), [flags[i] for i in jax.tree.leaves(members)])
+        flags_by_structure.setdefault(
+            jax.tree.structure(members), [flags[i] for i in jax.tree.leaves(members)]
+        )
 
     def select(old_part: OptState, new_part: OptState) -> OptState:
         """Select the leaves of one part of the optimizer state."""
@@ -80,18 +101,30 @@ def select_state(
         leaves = zip(own_flags, jax.tree.leaves(old_part), jax.tree.leaves(new_part), strict=True)
         return treedef.unflatten([_where(flag, a, b) for flag, a, b in leaves])
 
-    return jax.tree.map(select, old, new, is_leaf=lambda x: jax.tree.structure(x) in flags_by_structure)
+    return jax.tree.map(
+        select, old, new, is_leaf=lambda x: jax.tree.structure(x) in flags_by_structure
+    )
 
 
 def _zero_frozen(tree: Params, flags: Flags) -> Params:
-    """Return `tree`, like the parameters with None for untrained leaves, with zeros for frozen leaves."""
+    """Return `tree`, like the parameters with None for untrained leaves, with zeros for frozen
+    leaves.
+    """
     leaves, treedef = jax.tree.flatten(tree, is_leaf=lambda x: x is None)
-    return jax.tree.unflatten(treedef, [_where(flag, 0, x) for x, flag in zip(leaves, flags, strict=True)])
+    return jax.tree.unflatten(
+        treedef, [_where(flag, 0, x) for x, flag in zip(leaves, flags, strict=True)]
+    )
 
 
-def _where(flag: jax.Array | None, frozen: ArrayLike, trained: jax.Array | None) -> jax.Array | None:
+def _where(
+    flag: jax.Array | None, frozen: ArrayLike, trained: jax.Array | None
+) -> jax.Array | None:
     # No pattern means no `where` in the program for this leaf.
     if flag is None or trained is None:
         return trained
     # A flag for each layer of a stacked parameter is along the first axis
-    return jnp.where(jnp.reshape(flag, jnp.shape(flag) + (1,) * (jnp.ndim(trained) - jnp.ndim(flag))), frozen, trained)
+    return jnp.where(
+        jnp.reshape(flag, jnp.shape(flag) + (1,) * (jnp.ndim(trained) - jnp.ndim(flag))),
+        frozen,
+        trained,
+    )

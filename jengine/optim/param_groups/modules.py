@@ -9,17 +9,25 @@ from typing import Any, Protocol, TypeAlias
 
 from optax import Params
 
-from jengine import paths
+from jengine.config import paths
 from jengine.model import equinox_modules
 from jengine.model.model import Model
 from jengine.model.module_types import is_norm, kind_of, layer_shape, stacked_axes
 from jengine.model.nnx_state import list_module_types
 
-# Names of a bare pytree that tell a norm: of the module, or of the one-dimensional leaves that it has.
+# Names of a bare pytree that tell a norm: of the module, or of the one-dimensional leaves that it
+# has.
 _NORM_NAME = re.compile(r"norm|(?<![a-z])(bn|ln|gn)(?![a-z])", re.IGNORECASE)
 _RMS_NAME = re.compile(r"(?<!no)rms", re.IGNORECASE)  # but `norms`
-_NDIM = {"kernel": 2, "embedding": 2, "bias": 1, "scale": 1}  # the least axes of a single layer's parameter, by name
-_NORM_LEAVES = ({"scale"}, {"scale", "bias"}, {"scale", "offset"}, {"weight", "bias"}, {"gamma", "beta"})
+# the least axes of a single layer's parameter, by name
+_NDIM = {"kernel": 2, "embedding": 2, "bias": 1, "scale": 1}
+_NORM_LEAVES = (
+    {"scale"},
+    {"scale", "bias"},
+    {"scale", "offset"},
+    {"weight", "bias"},
+    {"gamma", "beta"},
+)
 
 
 class HasParams(Protocol):
@@ -41,11 +49,13 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: Any
     requires_grad: bool = True  # whether it is trained
-    stacked: tuple[int, ...] | None = None  # axes along which layers are stacked; None if only names and shapes tell
+    # axes along which layers are stacked; None if only names and shapes tell
+    stacked: tuple[int, ...] | None = None
 
     @property
     def layer_shape(self) -> tuple[int, ...]:
-        """The shape in one layer, without the axes along which `nn.scan` or `nn.vmap` stacks layers or experts.
+        """The shape in one layer, without the axes along which `nn.scan` or `nn.vmap` stacks layers
+        or experts.
 
         Rules by shape use it: a bias is a vector in whatever number of layers.
         """
@@ -58,7 +68,9 @@ class Parameter:
 
     @property
     def has_layer_axis(self) -> bool:
-        """Whether layers are stacked along the first axis; without module types, whether it is one axis too many."""
+        """Whether layers are stacked along the first axis; without module types, whether it is
+        one axis too many.
+        """
         if self.stacked is None:
             return len(self.shape) > _NDIM.get(self.path.rpartition(".")[2], 0)
         return bool(self.shape) and any(axis % len(self.shape) == 0 for axis in self.stacked)
@@ -69,8 +81,10 @@ class Module:
     """A node in the parameter tree."""
 
     path: str = ""  # dotted, empty for the root
-    type: str | None = None  # class name; None for a bare pytree, in which only names and shapes are available
-    parameters: dict[str, Parameter] = dataclasses.field(default_factory=dict)  # the module's own, by name
+    # class name; None for a bare pytree, in which only names and shapes are available
+    type: str | None = None
+    # the module's own, by name
+    parameters: dict[str, Parameter] = dataclasses.field(default_factory=dict)
     children: dict[str, "Module"] = dataclasses.field(default_factory=dict)  # by name
 
     def named_parameters(self, recurse: bool = True) -> Iterator[tuple[str, Parameter]]:
@@ -92,11 +106,17 @@ class Module:
         yield from self.children.items()
 
     def is_norm(self) -> bool:
-        """Return whether it is a batch, instance, group or layer norm; as in MMEngine, RMSNorm is not included."""
+        """Return whether it is a batch, instance, group or layer norm; as in MMEngine, RMSNorm
+        is not included.
+        """
         if self.type is not None:
             return is_norm(self.type)
         leaves = self.parameters  # a bare pytree: names and shapes have to tell
-        if not leaves or any(p.ndim != 1 for p in leaves.values()) or _RMS_NAME.search(_last_name(self.path)):
+        if (
+            not leaves
+            or any(p.ndim != 1 for p in leaves.values())
+            or _RMS_NAME.search(_last_name(self.path))
+        ):
             return False
         return names_norm(_last_name(self.path)) or set(leaves) in _NORM_LEAVES
 
@@ -109,8 +129,11 @@ class Module:
         return self.type is None or ("Conv" in kind and "Transpose" not in kind)
 
     def is_depthwise_conv(self) -> bool:
-        """Return whether it is a 2-D convolution with one input channel per group, kernel (h, w, 1, out)."""
-        # A convolution of a gray image has the same shape; Flax does not store the number of groups in parameters.
+        """Return whether it is a 2-D convolution with one input channel per group, kernel (h, w,
+        1, out).
+        """
+        # A convolution of a gray image has the same shape; Flax does not store the number of groups
+        # in parameters.
         return self.is_conv() and self.parameters["kernel"].layer_shape[2] == 1
 
     def is_deformable_conv(self) -> bool:
@@ -128,30 +151,36 @@ def names_norm(name: str) -> bool:
 
 
 def module_tree(params: Params, module_types: Mapping[str, str] | None = None) -> Module:
-    """Return the root module of a parameter tree, with children in the order in which the model defines them.
+    """Return the root module of a parameter tree, with children in the order in which the model
+    defines them.
 
     Within a module the bias comes last, as in PyTorch.
 
     Args:
       params: pytree of arrays or ShapeDtypeStructs.
-      module_types: dotted module path -> class name, like `Model.module_types`, which also tell stacked layers. Where
-        they do not, a module is taken for stacked layers if each parameter in it has one axis too many for its name.
+      module_types: dotted module path -> class name, like `Model.module_types`, which also tell
+        stacked layers. Where they do not, a module is taken for stacked layers if each parameter in
+        it has one axis too many for its name.
     """
     types = dict(module_types or {})
     root = Module(type=types.get("", "") if types else None)
     leaves = paths.flatten(params)
-    defined = [prefix for path in types for prefix in _prefixes(path)]  # `params` may have passed `jax.jit`
+    # `params` may have passed `jax.jit`
+    defined = [prefix for path in types for prefix in _prefixes(path)]
     rank = {path: i for i, path in enumerate(dict.fromkeys([*defined, *_iterate_paths(params)]))}
     for path in sorted(leaves, key=lambda p: _sort_key(p, rank)):
         *modules, name = path.split(".")
         module = root
         for depth, key in enumerate(modules, start=1):
             module_path = ".".join(modules[:depth])
-            # if types are given, a path without a type is a plain container, so names and shapes are not used for it
+            # if types are given, a path without a type is a plain container, so names and shapes
+            # are not used for it
             module_type = types.get(module_path, "") if types else None
             module = module.children.setdefault(key, Module(module_path, module_type))
         leaf = leaves[path]
-        module.parameters[name] = Parameter(path, tuple(leaf.shape), leaf.dtype, stacked=stacked_axes(types, path))
+        module.parameters[name] = Parameter(
+            path, tuple(leaf.shape), leaf.dtype, stacked=stacked_axes(types, path)
+        )
     _find_stacks(root)
     return root
 
@@ -161,7 +190,9 @@ def _find_stacks(module: Module) -> None:
     parameters = [parameter for _, parameter in module.named_parameters()]
     is_unknown = all(parameter.stacked is None for parameter in parameters)
     # Vectors tell best: kernels have more axes in convolutions and attention as well
-    has_vector = any(parameter.path.rpartition(".")[2] in ("bias", "scale") for parameter in parameters)
+    has_vector = any(
+        parameter.path.rpartition(".")[2] in ("bias", "scale") for parameter in parameters
+    )
     if (
         is_unknown
         and has_vector
@@ -175,13 +206,15 @@ def _find_stacks(module: Module) -> None:
         _find_stacks(child)
 
 
-def get_params(source: ParamsSource, module_types: Mapping[str, str] | None = None) -> tuple[Params, Mapping[str, str]]:
+def get_params(
+    source: ParamsSource, module_types: Mapping[str, str] | None = None
+) -> tuple[Params, Mapping[str, str]]:
     """Return the parameters to train, and the module types by dotted path, empty if unknown.
 
     Args:
-      source: a pytree of arrays or ShapeDtypeStructs; an `nnx.State` or `nnx.Module`, whose `nnx.Param`s are the
-        parameters; modules of Equinox, whose floating-point arrays are; or an object with such a tree as `params` (and
-        optionally `module_types`).
+      source: a pytree of arrays or ShapeDtypeStructs; an `nnx.State` or `nnx.Module`, whose
+        `nnx.Param`s are the parameters; modules of Equinox, whose floating-point arrays are; or an
+        object with such a tree as `params` (and optionally `module_types`).
       module_types: dotted module path -> class name; takes precedence over the types in `source`.
 
     Raises:
@@ -189,8 +222,11 @@ def get_params(source: ParamsSource, module_types: Mapping[str, str] | None = No
     """
     nnx = sys.modules.get("flax.nnx")  # if it is not loaded, `source` cannot be one of its objects
     if nnx is not None and isinstance(source, nnx.Module):
-        return _select_params(nnx, nnx.state(source), type(source).__name__), module_types or list_module_types(source)
-    if nnx is not None and isinstance(source, nnx.State):  # before `params`: a state has its keys as attributes
+        return _select_params(
+            nnx, nnx.state(source), type(source).__name__
+        ), module_types or list_module_types(source)
+    # before `params`: a state has its keys as attributes
+    if nnx is not None and isinstance(source, nnx.State):
         return _select_params(nnx, source, "an nnx.State"), module_types or {}
     # Anything with this attribute, such as a TrainState.
     if hasattr(source, "params"):
@@ -200,10 +236,13 @@ def get_params(source: ParamsSource, module_types: Mapping[str, str] | None = No
         name = type(source).__name__
         raise TypeError(
             f"the parameters must be given, got a {name}, which has none before `init`; write "
-            "`params, model_state = model.init(rng, batch)` and pass `params` with `module_types=model.module_types`"
+            "`params, model_state = model.init(rng, batch)` and pass `params` with "
+            "`module_types=model.module_types`"
         )
     if equinox_modules.is_used(source):
-        return equinox_modules.select_params(source), module_types or equinox_modules.list_module_types(source)
+        return equinox_modules.select_params(
+            source
+        ), module_types or equinox_modules.list_module_types(source)
     for path, leaf in paths.leaves_with_path(source):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             hint = f" at {path!r}" if path else "; pass the parameters that its `init` returns"
@@ -240,11 +279,15 @@ def _sort_key(path: str, rank: Mapping[str, int]) -> tuple[tuple[int, int], ...]
     """Return the node rank at each path level, with biases last among a module's leaves."""
     # PyTorch registers weight before bias, and groups are numbered by first appearance.
     is_bias = int(path.rpartition(".")[2] == "bias")
-    return tuple((is_bias if node == path else 0, rank.get(node, len(rank))) for node in _prefixes(path))
+    return tuple(
+        (is_bias if node == path else 0, rank.get(node, len(rank))) for node in _prefixes(path)
+    )
 
 
 def _select_params(nnx: Any, state: Params, name: str) -> Params:
-    """Return the `nnx.Param`s in a state; a state of bare arrays, such as optax receives, has only parameters."""
+    """Return the `nnx.Param`s in a state; a state of bare arrays, such as optax receives, has
+    only parameters.
+    """
     variables = [leaf for _, leaf in nnx.to_flat_state(state) if isinstance(leaf, nnx.Variable)]
     if not variables:
         return state

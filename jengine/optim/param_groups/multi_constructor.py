@@ -5,14 +5,14 @@ from typing import Any
 
 from optax import Params
 
-from jengine import paths
-from jengine.annotations import is_mapping
-from jengine.errors import config_path
+from jengine.config import paths
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import config_path
+from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
 from jengine.optim.optimizers.optimizer_builder import is_optimizer, reject_trailing_comma
 from jengine.optim.param_groups.modules import ParamsSource, get_params
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
-from jengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -20,22 +20,30 @@ class MultiOptimWrapperConstructor:
     """Constructor of an optimizer wrapper for each named part of the model.
 
     >>> import jax.numpy as jnp
-    >>> cfg = dict(gen=dict(optimizer=dict(type="SGD", lr=0.1)), disc=dict(optimizer=dict(type="SGD", lr=0.2)))
-    >>> wrappers = MultiOptimWrapperConstructor(cfg)({"gen": {"w": jnp.ones(2)}, "disc": {"w": jnp.ones(2)}})
+    >>> cfg = dict(
+    ...     gen=dict(optimizer=dict(type="SGD", lr=0.1)),
+    ...     disc=dict(optimizer=dict(type="SGD", lr=0.2)),
+    ... )
+    >>> wrappers = MultiOptimWrapperConstructor(cfg)(
+    ...     {"gen": {"w": jnp.ones(2)}, "disc": {"w": jnp.ones(2)}}
+    ... )
     >>> wrappers.get_lr()
     {'gen.lr': [0.1], 'disc.lr': [0.2]}
 
     Args:
-      optim_wrapper_cfg: name -> a built wrapper, a bare optax transformation, or a config as for a single optimizer
-        (`optimizer`, `clip_grad`, `paramwise_cfg`, `constructor`, …). It trains the parameters in the module called
-        `name`, or in the modules listed in its entry `modules`. A built wrapper with groups of its own trains those.
+      optim_wrapper_cfg: name -> a built wrapper, a bare optax transformation, or a config as for a
+        single optimizer (`optimizer`, `clip_grad`, `paramwise_cfg`, `constructor`, …). It trains
+        the parameters in the module called `name`, or in the modules listed in its entry `modules`.
+        A built wrapper with groups of its own trains those.
       paramwise_cfg: rules for every wrapper without rules.
 
     Raises:
       TypeError: a value that is neither a wrapper nor a config.
     """
 
-    def __init__(self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None
+    ) -> None:
         cfg = {
             name: {"optimizer": value} if is_optimizer(value) else value
             for name, value in optim_wrapper_cfg.items()
@@ -44,7 +52,9 @@ class MultiOptimWrapperConstructor:
         for name, value in cfg.items():
             reject_trailing_comma(value, "an optimizer wrapper")
             if not is_mapping(value) and not isinstance(value, OptimWrapper):
-                raise TypeError(f"`{name}` must be an optimizer wrapper or the config of one, got {value!r}")
+                raise TypeError(
+                    f"`{name}` must be an optimizer wrapper or the config of one, got {value!r}"
+                )
         self.optim_wrapper_cfg = cfg
         self.paramwise_cfg = paramwise_cfg
 
@@ -70,7 +80,9 @@ class MultiOptimWrapperConstructor:
                 wrappers[name] = build_without_params(cfg)[""]
         return wrappers
 
-    def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> OptimWrapperDict:
+    def __call__(
+        self, model: ParamsSource, module_types: Mapping[str, str] | None = None
+    ) -> OptimWrapperDict:
         """Build the wrappers; the arguments are those of `get_params`.
 
         Raises:
@@ -88,27 +100,41 @@ class MultiOptimWrapperConstructor:
                 continue
             modules = [name] if is_built else self.optim_wrapper_cfg[name].get("modules", [name])
             with config_path(name):
-                selected = _select_modules(params, [modules] if isinstance(modules, str) else modules)
-                # Two optimizers would each step the parameter, with moments that know nothing of the other's steps.
+                selected = _select_modules(
+                    params, [modules] if isinstance(modules, str) else modules
+                )
+                # Two optimizers would each step the parameter, with moments that know nothing of
+                # the other's steps.
                 for path in paths.flatten(selected):
                     if path in owners:
                         raise ValueError(
-                            f"parameter {path!r} must be in one optimizer wrapper, got {owners[path]!r} and {name!r}"
+                            f"parameter {path!r} must be in one optimizer wrapper, got "
+                            f"{owners[path]!r} and {name!r}"
                         )
                     owners[path] = name
                 wrappers[name] = construct(selected, wrapper_cfg, types)  # returns a built one
-                wrappers[name].grouped.restrict(selected)  # it receives all parameters, and must not train the others
+                # it receives all parameters, and must not train the others
+                wrappers[name].grouped.restrict(selected)
         return OptimWrapperDict(**wrappers)
 
 
 def _select_modules(params: Params, modules: Sequence[str]) -> Params:
-    """Return the parameters in `modules`, nested as in `params`; raise ValueError for a module without any."""
+    """Return the parameters in `modules`, nested as in `params`; raise ValueError for a module
+    without any.
+    """
     leaves = paths.flatten(params)
     selected: dict[str, Any] = {}
     for module in modules:
         # A full name or a prefix up to a dot: `dis` must not select `discriminator`.
-        below = {path: leaf for path, leaf in leaves.items() if path == module or path.startswith(f"{module}.")}
+        below = {
+            path: leaf
+            for path, leaf in leaves.items()
+            if path == module or path.startswith(f"{module}.")
+        }
         if not below:
-            raise ValueError(f"`modules` must have parameters, got {module!r}{paths.closest_paths(module, leaves)}")
+            raise ValueError(
+                "`modules` must have parameters, got "
+                f"{module!r}{paths.closest_paths(module, leaves)}"
+            )
         selected |= below
     return paths.nest(selected)

@@ -1,7 +1,8 @@
 """Parameter groups: the settings that they share, and the group of each parameter.
 
-A leaf belongs to one group, or to one group for each index along the first axis (layers stacked by `nn.scan`), or to
-no group: then it is frozen. Frozen leaves are None in the trees that the chain receives, so they have no state.
+A leaf belongs to one group, or to one group for each index along the first axis (layers stacked by
+`nn.scan`), or to no group: then it is frozen. Frozen leaves are None in the trees that the chain
+receives, so they have no state.
 """
 
 import dataclasses
@@ -14,23 +15,27 @@ import jax.numpy as jnp
 import optax
 from optax import Params
 
-from jengine import paths
+from jengine.config import paths
 
 # a leaf's group; its groups by index along the first axis; None if frozen
 Membership: TypeAlias = int | tuple[int, ...] | None
 
 
 class ParamGroup(dict[str, Any]):
-    """Settings that some parameters share: lr, weight_decay, momentum or betas, eps, and any extra key.
+    """Settings that some parameters share: lr, weight_decay, momentum or betas, eps, and any extra
+    key.
 
     Attributes:
-      paths: dotted parameter paths, `path[i]` for one layer of a stacked parameter; None for a group with all
-        parameters until they are known.
+      paths: dotted parameter paths, `path[i]` for one layer of a stacked parameter; None for a
+        group with all parameters until they are known.
       patterns: the config keys that define the group.
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], paths: Sequence[str] | None = None, patterns: Iterable[str] = ()
+        self,
+        settings: Mapping[str, Any],
+        paths: Sequence[str] | None = None,
+        patterns: Iterable[str] = (),
     ) -> None:
         super().__init__(settings)
         self.paths = None if paths is None else list(paths)
@@ -66,7 +71,9 @@ class GroupLayout:
     def trainable(self, tree: Params) -> Params:
         """Return `tree` with None for every frozen leaf."""
         leaves = self.flatten(tree)
-        return self.treedef.unflatten([x if g is not None else None for x, g in zip(leaves, self.groups, strict=True)])
+        return self.treedef.unflatten(
+            [x if g is not None else None for x, g in zip(leaves, self.groups, strict=True)]
+        )
 
     def combine(self, tree: Params, other: Params) -> Params:
         """Return `tree` with the leaves of `other` where it has None."""
@@ -74,12 +81,17 @@ class GroupLayout:
         return self.treedef.unflatten([b if a is None else a for a, b in pairs])
 
     def flatten(self, tree: Params) -> list[Any]:
-        """Return the leaves, including None for each missing frozen leaf; raise ValueError for another structure."""
+        """Return the leaves, including None for each missing frozen leaf; raise ValueError for
+        another structure.
+        """
         try:
-            # Not `jax.tree.leaves`, which drops None: positions would no longer be those of the paths.
+            # Not `jax.tree.leaves`, which drops None: positions would no longer be those of the
+            # paths.
             return self.treedef.flatten_up_to(tree)
         except (ValueError, TypeError) as error:
-            raise ValueError(f"a tree does not have the structure of the parameters: {error}") from None
+            raise ValueError(
+                f"a tree does not have the structure of the parameters: {error}"
+            ) from None
 
     def select(self, tree: Params, groups: Sequence[int]) -> Params:
         """Return `tree` with None for each leaf that is not in one of `groups`."""
@@ -93,12 +105,15 @@ class GroupLayout:
 
         Args:
           hyperparams: by name float[] for all leaves, or float[G].
-          like: the parameters; a stacked one gets a vector along the first axis, shaped to broadcast.
+          like: the parameters; a stacked one gets a vector along the first axis, shaped to
+            broadcast.
 
         Returns:
-          By name the value itself if it is a scalar, else a tree of scalars and vectors, None for frozen leaves.
+          By name the value itself if it is a scalar, else a tree of scalars and vectors, None for
+          frozen leaves.
         """
-        # Python runs over leaves and groups while tracing; what remains in the program is a scalar for each leaf.
+        # Python runs over leaves and groups while tracing; what remains in the program is a scalar
+        # for each leaf.
         members = list(zip(self.flatten(like), self.groups, strict=True))
 
         def for_leaves(values: jax.Array | list[jax.Array]) -> jax.Array | Params:
@@ -109,19 +124,23 @@ class GroupLayout:
         return {name: for_leaves(values) for name, values in _unstack_groups(hyperparams).items()}
 
     def check_stacked(self, chains: Sequence[Sequence[int]], optimizer: Any) -> None:
-        """Raise ValueError if a tensor's layers are in groups that the `Optimizer` and its chains do not support."""
+        """Raise ValueError if a tensor's layers are in groups that the `Optimizer` and its
+        chains do not support.
+        """
         for path, group in zip(self.paths, self.groups, strict=True):
             if not isinstance(group, tuple):
                 continue
-            # A norm or a factorization mixes the layers of a stack: its result for one layer would depend on the
-            # others' settings.
+            # A norm or a factorization mixes the layers of a stack: its result for one layer would
+            # depend on the others' settings.
             if optimizer.whole_tensor:
                 raise ValueError(
-                    f"{optimizer.name} updates whole tensors, so the stacked layers of {path!r} must be in one group"
+                    f"{optimizer.name} updates whole tensors, so the stacked layers of {path!r} "
+                    "must be in one group"
                 )
             if not any(set(group) <= set(chain) for chain in chains):
                 raise ValueError(
-                    f"the groups of the stacked layers of {path!r} must differ only in lr and weight_decay: "
+                    f"the groups of the stacked layers of {path!r} must differ only in lr and "
+                    "weight_decay: "
                     f"{optimizer.name} cannot apply other settings to parts of a tensor"
                 )
 
@@ -131,8 +150,8 @@ def assign_groups(params: Params, members: Sequence[Sequence[str] | None]) -> Gr
 
     Args:
       params: pytree of floating arrays or ShapeDtypeStructs; frozen leaves may have any dtype.
-      members: the paths in each group, None for all; a module path includes all parameters below it. Paths may be
-        missing in a partial tree, as `optax.masked` and `optax.partition` pass it.
+      members: the paths in each group, None for all; a module path includes all parameters below
+        it. Paths may be missing in a partial tree, as `optax.masked` and `optax.partition` pass it.
 
     Raises:
       ValueError: a path without a parameter, or a parameter in two groups.
@@ -145,7 +164,9 @@ def assign_groups(params: Params, members: Sequence[Sequence[str] | None]) -> Gr
     # A path that no group adds stays out of it: the parameter is frozen.
     member: dict[str, Any] = {}
     # optax.masked and optax.partition leave out parameters, so that a missing path is no typo
-    is_partial = not leaves or any(_is_masked(node) for node in jax.tree.leaves(params, is_leaf=_is_masked))
+    is_partial = not leaves or any(
+        _is_masked(node) for node in jax.tree.leaves(params, is_leaf=_is_masked)
+    )
     for index, group_paths in enumerate(members):
         for group_path in leaves if group_paths is None else group_paths:
             for path, layer in _find_leaves(group_path, leaves, is_partial):
@@ -153,15 +174,22 @@ def assign_groups(params: Params, members: Sequence[Sequence[str] | None]) -> Gr
     for path, leaf in leaves.items():
         if path in member and not jnp.issubdtype(leaf.dtype, jnp.floating):
             advice = (
-                "train its real and imaginary parts as two parameters, and join them by `jax.lax.complex` in the model"
+                "train its real and imaginary parts as two parameters, and join them by "
+                "`jax.lax.complex` in the model"
                 if jnp.issubdtype(leaf.dtype, jnp.complexfloating)
-                else "keep it in the model state, or freeze it with custom_keys={..: dict(requires_grad=False)}"
+                else "keep it in the model state, or freeze it with custom_keys={..: "
+                "dict(requires_grad=False)}"
             )
-            raise TypeError(f"parameter {path!r} must have a floating dtype to be trained, got {leaf.dtype}; {advice}")
+            raise TypeError(
+                f"parameter {path!r} must have a floating dtype to be trained, got {leaf.dtype}; "
+                f"{advice}"
+            )
         if isinstance(member.get(path), list):
             if None in member[path]:
                 missing = [i for i, group in enumerate(member[path]) if group is None]
-                raise ValueError(f"all layers of {path!r} must have a group, got none for layers {missing}")
+                raise ValueError(
+                    f"all layers of {path!r} must have a group, got none for layers {missing}"
+                )
             # a scalar for the whole tensor is cheaper than a vector along its first axis
             member[path] = member[path][0] if len(set(member[path])) == 1 else tuple(member[path])
     return GroupLayout(treedef, tuple(leaves), tuple(member.get(path) for path in leaves))
@@ -174,19 +202,27 @@ def _unstack_groups(hyperparams: Mapping[str, jax.Array]) -> dict[str, Any]:
         return {name: list(jnp.unstack(vector)) for name, vector in vectors.items()}
 
     def unstack_in_branch(vectors: dict[str, jax.Array]) -> dict[str, list[jax.Array]]:
-        # XLA for CPUs does not fuse slices across a branch. Fused with its slice, each group's update would be a
-        # separate kernel to compile, and the compile time would grow with the number of groups.
+        # XLA for CPUs does not fuse slices across a branch. Fused with its slice, each group's
+        # update would be a separate kernel to compile, and the compile time would grow with the
+        # number of groups.
         first = next(iter(vectors.values()))[0]
         return jax.lax.cond(first == first, unstack, unstack, vectors)
 
     vectors = {name: values for name, values in hyperparams.items() if values.ndim}
     if not vectors:
         return dict(hyperparams)
-    return {**hyperparams, **jax.lax.platform_dependent(vectors, cpu=unstack_in_branch, default=unstack)}
+    return {
+        **hyperparams,
+        **jax.lax.platform_dependent(vectors, cpu=unstack_in_branch, default=unstack),
+    }
 
 
-def _value_for_leaf(leaf: jax.Array, group: Membership, scalars: Sequence[jax.Array]) -> jax.Array | None:
-    """Return the scalar for a leaf's group, a broadcastable vector for a stacked leaf, None for a frozen one."""
+def _value_for_leaf(
+    leaf: jax.Array, group: Membership, scalars: Sequence[jax.Array]
+) -> jax.Array | None:
+    """Return the scalar for a leaf's group, a broadcastable vector for a stacked leaf, None for
+    a frozen one.
+    """
     if group is None:
         return None
     if isinstance(group, tuple):
@@ -200,8 +236,12 @@ def _is_masked(node: object) -> bool:
     return isinstance(node, optax.MaskedNode)
 
 
-def _find_leaves(path: str, leaves: Mapping[str, Any], is_partial: bool) -> list[tuple[str, int | None]]:
-    """Return the leaves, and the layers of stacked ones, at the path of a parameter, a layer or a module."""
+def _find_leaves(
+    path: str, leaves: Mapping[str, Any], is_partial: bool
+) -> list[tuple[str, int | None]]:
+    """Return the leaves, and the layers of stacked ones, at the path of a parameter, a layer or
+    a module.
+    """
     if path in leaves:
         return [(path, None)]
     # A parameter itself may have such a name, so this comes second.
@@ -217,14 +257,21 @@ def _find_leaves(path: str, leaves: Mapping[str, Any], is_partial: bool) -> list
     return below
 
 
-def _assign(member: dict[str, Any], path: str, layer: int | None, group: int, leaf: jax.Array) -> None:
+def _assign(
+    member: dict[str, Any], path: str, layer: int | None, group: int, leaf: jax.Array
+) -> None:
     if layer is None:
         if path in member:
-            raise ValueError(f"parameter {path!r} must be in one group, got {member[path]} and {group}")
+            raise ValueError(
+                f"parameter {path!r} must be in one group, got {member[path]} and {group}"
+            )
         member[path] = group
         return
-    # A layer at a time: the groups come in the order of the config, each with some layers of the stack.
+    # A layer at a time: the groups come in the order of the config, each with some layers of the
+    # stack.
     layers = member.setdefault(path, [None] * leaf.shape[0])
     if not isinstance(layers, list) or layers[layer] is not None:
-        raise ValueError(f"layer {layer} of parameter {path!r} must be in one group, got {group} and another")
+        raise ValueError(
+            f"layer {layer} of parameter {path!r} must be in one group, got {group} and another"
+        )
     layers[layer] = group

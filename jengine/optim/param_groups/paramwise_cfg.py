@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
-from jengine.annotations import is_host_number, is_mapping
-from jengine.errors import ConfigError, closest
+from jengine.config.annotations import is_host_number, is_mapping
+from jengine.config.errors import ConfigError, closest
 
 # Fields of a custom key that are not settings of a group, with a legal value each.
 FIELDS = {"lr_mult": 1.0, "decay_mult": 1.0, "requires_grad": True}
-# Flags that hooks and optimizers read from a group; legal even if they are not a setting of the optimizer.
+# Flags that hooks and optimizers read from a group; legal even if they are not a setting of the
+# optimizer.
 FLAGS = {"fix_lr": False, "lars_exclude": False}
 _NOT_NEGATIVE = ("lr", "weight_decay", "lr_mult", "decay_mult")
 
@@ -22,14 +23,17 @@ def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
     {'backbone.layer0': {'lr_mult': 0.1}}
 
     Args:
-      custom_keys: a dict, or a list of pairs (key, fields), because a ConfigDict cannot have keys with dots.
+      custom_keys: a dict, or a list of pairs (key, fields), because a ConfigDict cannot have keys
+        with dots.
 
     Raises:
-      TypeError: another type. ConfigError: a duplicate key, or multipliers that are not numbers of at least 0.
+      TypeError: another type. ConfigError: a duplicate key, or multipliers that are not numbers of
+        at least 0.
     """
     pairs = list(custom_keys.items()) if is_mapping(custom_keys) else custom_keys
     if not isinstance(pairs, list | tuple) or not all(
-        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
+        for pair in pairs
     ):
         raise TypeError(
             "paramwise_cfg.custom_keys must be a dict, or a list of pairs (key, dict(...)), "
@@ -38,9 +42,13 @@ def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
     parsed: dict[str, dict[str, Any]] = {}
     for key, fields in pairs:
         if key in parsed:
-            raise ConfigError(f"`paramwise_cfg.custom_keys` must have each key once, got {key!r} twice")
+            raise ConfigError(
+                f"`paramwise_cfg.custom_keys` must have each key once, got {key!r} twice"
+            )
         if not is_mapping(fields):
-            raise ConfigError(f"`{_path(key)}` must be a dict such as dict(lr_mult=0.1), got {fields!r}")
+            raise ConfigError(
+                f"`{_path(key)}` must be a dict such as dict(lr_mult=0.1), got {fields!r}"
+            )
         parsed[key] = dict(fields.items())
         for name, example in FIELDS.items():
             if name in fields:
@@ -49,9 +57,13 @@ def parse_custom_keys(custom_keys: Any) -> dict[str, dict[str, Any]]:
 
 
 def check_custom_fields(
-    custom_keys: Mapping[str, Mapping[str, Any]], optimizer: str, settings: Mapping[str, Any], more: Iterable[str] = ()
+    custom_keys: Mapping[str, Mapping[str, Any]],
+    optimizer: str,
+    settings: Mapping[str, Any],
+    more: Iterable[str] = (),
 ) -> None:
-    """Check that every field in custom keys is known and has the right type; raise ConfigError otherwise.
+    """Check that every field in custom keys is known and has the right type; raise ConfigError
+    otherwise.
 
     Args:
       custom_keys: the result of `parse_custom_keys`.
@@ -65,7 +77,8 @@ def check_custom_fields(
         for name, value in fields.items():
             if name not in legal:
                 raise ConfigError(
-                    f"`{_path(key)}` must have the fields lr_mult, decay_mult, requires_grad or settings of "
+                    f"`{_path(key)}` must have the fields lr_mult, decay_mult, requires_grad or "
+                    "settings of "
                     f"{optimizer}'s groups, got {name!r}{closest(str(name), legal)}"
                 )
             if name in known and name not in FIELDS:
@@ -76,8 +89,8 @@ def check_rules(cfg: Mapping[str, Any]) -> None:
     """Check the rules other than `custom_keys`; None disables a rule.
 
     Raises:
-      ConfigError: a multiplier that is not a number of at least 0, a switch that is not a bool, or modules that are
-        not a list of names.
+      ConfigError: a multiplier that is not a number of at least 0, a switch that is not a bool, or
+        modules that are not a list of names.
     """
     for name, value in cfg.items():
         path = f"paramwise_cfg.{name}"
@@ -86,12 +99,15 @@ def check_rules(cfg: Mapping[str, Any]) -> None:
             check_value(path, "lr_mult", value, 1.0)
         elif name in ("force_default_settings", "bypass_duplicate", "strict", "strict_upstream"):
             check_value(path, name, value, True)
-        elif name == "dcn_modules" and not (isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)):
+        elif name == "dcn_modules" and not (
+            isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+        ):
             raise ConfigError(f"`{path}` must be a list of module names, got {value!r}")
 
 
 def check_value(path: str, name: str, value: Any, example: Any) -> None:
-    """Check that a value is like `example`: a bool, a finite number, or equally many numbers; raise ConfigError if not.
+    """Check that a value is like `example`: a bool, a finite number, or equally many numbers; raise
+    ConfigError if not.
 
     Args:
       path: config path, for the message.
@@ -108,7 +124,11 @@ def check_value(path: str, name: str, value: Any, example: Any) -> None:
         if not _is_number(value) or (name in _NOT_NEGATIVE and value < 0):
             raise ConfigError(f"`{path}` must be {legal}, got {value!r}")
     elif isinstance(example, tuple | list) and example and all(map(_is_number, example)):
-        has_numbers = isinstance(value, Sequence) and not isinstance(value, str) and all(map(_is_number, value))
+        has_numbers = (
+            isinstance(value, Sequence)
+            and not isinstance(value, str)
+            and all(map(_is_number, value))
+        )
         if not has_numbers or len(value) != len(example):
             raise ConfigError(f"`{path}` must be {len(example)} numbers, got {value!r}")
 

@@ -1,6 +1,7 @@
 """Schedules for optimizer values (`lr`, `momentum`, ...) on the host, as functions of a counter.
 
-A schedule is a `Rule`, a pure function of the step; `variants` creates the scheduler classes from rules.
+A schedule is a `Rule`, a pure function of the step; `variants` creates the scheduler classes from
+rules.
 """
 
 from jengine.optim.schedules.chain import ScheduleChain as ScheduleChain
@@ -10,8 +11,12 @@ from jengine.optim.schedules.rules import Rule as Rule
 from jengine.optim.schedules.scheduler import ParamScheduler as ParamScheduler
 from jengine.optim.schedules.scheduler import Schedulers as Schedulers
 from jengine.optim.schedules.scheduler import flatten_schedulers as flatten_schedulers
-from jengine.optim.schedules.scheduler_builder import build_param_schedulers as build_param_schedulers
-from jengine.optim.schedules.scheduler_builder import check_param_schedulers as check_param_schedulers
+from jengine.optim.schedules.scheduler_builder import (
+    build_param_schedulers as build_param_schedulers,
+)
+from jengine.optim.schedules.scheduler_builder import (
+    check_param_schedulers as check_param_schedulers,
+)
 from jengine.optim.schedules.state import load_schedulers_state_dict as load_schedulers_state_dict
 from jengine.optim.schedules.state import schedulers_state_dict as schedulers_state_dict
 from jengine.optim.schedules.state import seek_schedulers as seek_schedulers

@@ -7,16 +7,26 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from jengine.annotations import Fraction, NonNegative, Positive
-from jengine.errors import ArgumentError, ConfigError
-from jengine.optim.schedules.rules import Changes, MinimumRule, Rule, Steps, keep, map_floats, towards_target
+from jengine.config.annotations import Fraction, NonNegative, Positive
+from jengine.config.errors import ArgumentError, ConfigError
+from jengine.optim.schedules.rules import (
+    Changes,
+    MinimumRule,
+    Rule,
+    Steps,
+    keep,
+    map_floats,
+    towards_target,
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class CosineAnnealingRule(MinimumRule):
-    """Anneal along half a cosine from the value at `begin` to the minimum in `T_max` steps, then back up.
+    """Anneal along half a cosine from the value at `begin` to the minimum in `T_max` steps, then
+    back up.
 
-    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without the restarts.
+    Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017, without the
+    restarts.
 
     Attributes:
       T_max: steps to the minimum; the whole schedule by default.
@@ -37,15 +47,23 @@ class CosineAnnealingRule(MinimumRule):
             )
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
-        """Return ratios to the previous value; an increment after the minimum, where the ratio is undefined."""
+        """Return ratios to the previous value; an increment after the minimum, where the ratio
+        is undefined.
+        """
         length = num_steps if self.T_max is None else self.T_max
         step = math.pi / length
-        # The closed form (1 + cos) / 2 at this step over that at the last one, as in PyTorch's chainable form.
+        # The closed form (1 + cos) / 2 at this step over that at the last one, as in PyTorch's
+        # chainable form.
         a, b, c = towards_target(_cosine_ratios(step, steps))
-        at_minimum = (steps - 1 - length) % (2 * length) == 0  # the distance to it is 0, and so no ratio helps
+        # the distance to it is 0, and so no ratio helps
+        at_minimum = (steps - 1 - length) % (2 * length) == 0
         rebound = (1.0 - math.cos(step)) / 2.0
-        a[at_minimum], b[at_minimum], c[at_minimum] = 1.0, -rebound, rebound
-        a[steps == 0], b[steps == 0], c[steps == 0] = 1.0, 0.0, 0.0
+        a[at_minimum] = 1.0
+        b[at_minimum] = -rebound
+        c[at_minimum] = rebound
+        a[steps == 0] = 1.0
+        b[steps == 0] = 0.0
+        c[steps == 0] = 0.0
         return a, b, c
 
 
@@ -76,7 +94,8 @@ class CosineRestartRule(MinimumRule):
             )
         if len(self.periods) != len(self.restart_weights):
             raise ArgumentError(
-                f"`periods` and `restart_weights` must have the same length, got {len(self.periods)} and "
+                "`periods` and `restart_weights` must have the same length, got "
+                f"{len(self.periods)} and "
                 f"{len(self.restart_weights)}"
             )
         # Tuples, as the dataclass is frozen and compared with the settings in a checkpoint.
@@ -84,7 +103,9 @@ class CosineRestartRule(MinimumRule):
         object.__setattr__(self, "restart_weights", tuple(self.restart_weights))
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
-        """Return a new value at the start of each period and ratios within it; nothing after the last one."""
+        """Return a new value at the start of each period and ratios within it; nothing after the
+        last one.
+        """
         ends = np.cumsum(self.periods)
         index = np.searchsorted(ends, steps, "right")
         # After the last period the value stays what it is, and other schedulers may change it.
@@ -93,18 +114,23 @@ class CosineRestartRule(MinimumRule):
             inside = np.flatnonzero(index == period)
             offset = steps[inside] - (end - length)
             a[inside], b[inside], _ = towards_target(_cosine_ratios(math.pi / length, offset))
-            # A new value rather than a ratio: at the end of a period the distance to the minimum is 0.
+            # A new value rather than a ratio: at the end of a period the distance to the minimum is
+            # 0.
             first = inside[offset == 0]
-            a[first], b[first], c[first] = 0.0, 0.0, self.restart_weights[period]
+            a[first] = 0.0
+            b[first] = 0.0
+            c[first] = self.restart_weights[period]
         return a, b, c
 
 
 @dataclasses.dataclass(frozen=True)
 class OneCycleRule(Rule):
-    """Increase the value from `eta_max / div_factor` to `eta_max`, then decay to the start over `final_div_factor`.
+    """Increase the value from `eta_max / div_factor` to `eta_max`, then decay to the start over
+    `final_div_factor`.
 
-    The rule sets the values, the initial ones too, so it does not chain with schedulers that run at the same time.
-    Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using Large Learning Rates", 2018.
+    The rule sets the values, the initial ones too, so it does not chain with schedulers that run at
+    the same time. Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using
+    Large Learning Rates", 2018.
 
     Attributes:
       eta_max: the largest value, one number or one for each parameter group.
@@ -113,7 +139,8 @@ class OneCycleRule(Rule):
       anneal_strategy: shape of increase and decay.
       div_factor: `eta_max` divided by the start value.
       final_div_factor: start value divided by the last one.
-      three_phase: decay to the start value first, as fast as the increase, and then to the last one.
+      three_phase: decay to the start value first, as fast as the increase, and then to the last
+        one.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("total_steps",)
@@ -131,7 +158,9 @@ class OneCycleRule(Rule):
         total = num_steps if self.total_steps is None else self.total_steps
         if len(steps) and steps[-1] > total:
             past = int(max(steps[0], total + 1))
-            raise ConfigError(f"`total_steps` must be at least the number of steps, got {total} at step {past}")
+            raise ConfigError(
+                f"`total_steps` must be at least the number of steps, got {total} at step {past}"
+            )
         start = 1.0 / self.div_factor
         finish = start / self.final_div_factor
         # PyTorch's phases: the last step of the increase has the index pct_start * total - 1.
@@ -140,9 +169,14 @@ class OneCycleRule(Rule):
         if self.three_phase:
             phases[1:] = [(peak, 2.0 * peak, 1.0, start), (2.0 * peak, total - 1.0, start, finish)]
         fractions = np.full(len(steps), finish)
-        for begin, end, first, last in reversed(phases):  # the earliest phase that a step is in holds
+        # the earliest phase that a step is in holds
+        for begin, end, first, last in reversed(phases):
             inside = steps <= end
-            progress = (steps[inside] - begin) / (end - begin) if end > begin else np.ones(int(inside.sum()))
+            progress = (
+                (steps[inside] - begin) / (end - begin)
+                if end > begin
+                else np.ones(int(inside.sum()))
+            )
             fractions[inside] = _ANNEAL[self.anneal_strategy](first, last, progress)
         return np.zeros(len(steps)), fractions, np.zeros(len(steps))
 
@@ -152,8 +186,10 @@ class OneCycleRule(Rule):
             return [float(self.eta_max)] * len(initial_values)
         if len(self.eta_max) != len(initial_values):
             raise ConfigError(
-                f"`eta_max` must have one value for each of the {len(initial_values)} parameter groups, got "
-                f"{len(self.eta_max)}; with several groups, the optimizer's own settings count as the last one"
+                f"`eta_max` must have one value for each of the {len(initial_values)} parameter "
+                "groups, got "
+                f"{len(self.eta_max)}; with several groups, the optimizer's own settings count as "
+                "the last one"
             )
         return [float(value) for value in self.eta_max]
 
@@ -163,7 +199,9 @@ class OneCycleRule(Rule):
 
 
 def _cosine_ratios(step: float, steps: np.ndarray) -> np.ndarray:
-    """Return `(1 + cos(step * t)) / (1 + cos(step * (t - 1)))` at consecutive steps; infinite by a 0."""
+    """Return `(1 + cos(step * t)) / (1 + cos(step * (t - 1)))` at consecutive steps; infinite by
+    a 0.
+    """
     heights = 1.0 + map_floats(math.cos, (step * np.append(steps[:1] - 1, steps)).tolist())
     with np.errstate(divide="ignore", invalid="ignore"):
         return heights[1:] / heights[:-1]

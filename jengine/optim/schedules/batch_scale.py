@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from jengine.annotations import Count, Positive
+from jengine.config.annotations import Count, Positive
 from jengine.optim.schedules.chain import Groups
 from jengine.optim.schedules.rules import Changes, Rule, Steps, keep
 from jengine.optim.schedules.scheduler import ParamScheduler
@@ -32,7 +32,8 @@ class BatchScaleRule(Rule):
 
 
 class BatchScaleLR(ParamScheduler):
-    """Scheduler that multiplies the learning rate where the batch size changes; see `auto_scale_lr`.
+    """Scheduler that multiplies the learning rate where the batch size changes; see
+    `auto_scale_lr`.
 
     Args:
       optimizer: the optimizer wrapper.
@@ -40,5 +41,9 @@ class BatchScaleLR(ParamScheduler):
       factors: what multiplies the rate from each of them on.
     """
 
-    def __init__(self, optimizer: Groups, milestones: Sequence[int], factors: Sequence[float]) -> None:
-        super().__init__(optimizer, "lr", BatchScaleRule(tuple(milestones), tuple(factors)), by_epoch=False)
+    def __init__(
+        self, optimizer: Groups, milestones: Sequence[int], factors: Sequence[float]
+    ) -> None:
+        super().__init__(
+            optimizer, "lr", BatchScaleRule(tuple(milestones), tuple(factors)), by_epoch=False
+        )

@@ -1,13 +1,16 @@
-"""Chain of the schedules of one optimizer: the value of each hyperparameter as a function of the step.
+"""Chain of the schedules of one optimizer: the value of each hyperparameter as a function of the
+step.
 
 MMEngine's schedules are a recursion: each step of a schedule changes the current value `v` to
-`a * v + b * target + c * initial` (see `rules`). The chain evaluates it from the values before any schedule, in the
-order in which a training run does, so that the digits are the same. The parameter groups only receive the result.
+`a * v + b * target + c * initial` (see `rules`). The chain evaluates it from the values before any
+schedule, in the order in which a training run does, so that the digits are the same. The parameter
+groups only receive the result.
 
-Two things besides the step change a value, and are kept as events: reductions on a plateau, and values that are set
-by hand (`runner.set_lr`, `param_groups[i]['lr'] = ...`), of which the newest counts. A value that is set replaces the
-current one, and the schedule goes on from it: what multiplies the value multiplies the new one, and what sets it
-(optax, one-cycle, a restart) sets it times new over old.
+Two things besides the step change a value, and are kept as events: reductions on a plateau, and
+values that are set by hand (`runner.set_lr`, `param_groups[i]['lr'] = ...`), of which the newest
+counts. A value that is set replaces the current one, and the schedule goes on from it: what
+multiplies the value multiplies the new one, and what sets it (optax, one-cycle, a restart) sets it
+times new over old.
 """
 
 import functools
@@ -17,17 +20,23 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from jengine.annotations import is_host_number
-from jengine.errors import ConfigError
+from jengine.config.annotations import is_host_number
+from jengine.config.errors import ConfigError
 
 Group: TypeAlias = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
 _ROUNDING = 1e-12  # a product of ratios may end just below 0
-_RANGES = {"lr": (-_ROUNDING, _MAX), "weight_decay": (-_ROUNDING, _MAX), "momentum": (-_ROUNDING, 1 + _ROUNDING)}
+_RANGES = {
+    "lr": (-_ROUNDING, _MAX),
+    "weight_decay": (-_ROUNDING, _MAX),
+    "momentum": (-_ROUNDING, 1 + _ROUNDING),
+}
 
 
 class Groups(Protocol):
-    """The part of an optimizer wrapper that a scheduler uses; it may also have `base_param_settings`."""
+    """The part of an optimizer wrapper that a scheduler uses; it may also have
+    `base_param_settings`.
+    """
 
     @property
     def param_groups(self) -> Sequence[Group]:
@@ -87,11 +96,15 @@ class _Curve(NamedTuple):
 class ScheduleChain:
     """The schedules of one optimizer, in the order of the config.
 
-    >>> from jengine.optim import SGD, OptimWrapper
-    >>> from jengine.optim.schedules import build_param_schedulers, chain_of
+    >>> from jengine.optim.optimizers.sgd import SGD
+    >>> from jengine.optim.wrapper import OptimWrapper
+    >>> from jengine.optim.schedules.scheduler_builder import build_param_schedulers
+    >>> from jengine.optim.schedules.chain import chain_of
     >>> wrapper = OptimWrapper(SGD(lr=0.1))
     >>> cfg = dict(type="StepLR", step_size=2, gamma=0.5, by_epoch=False)
-    >>> schedulers = build_param_schedulers(cfg, wrapper, max_epochs=None, max_iters=6, epoch_length=None)
+    >>> schedulers = build_param_schedulers(
+    ...     cfg, wrapper, max_epochs=None, max_iters=6, epoch_length=None
+    ... )
     >>> chain_of(wrapper).at(3)[0]["lr"], chain_of(wrapper).at(range(6))[0]["lr"].tolist()
     (0.05, [0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
 
@@ -100,7 +113,8 @@ class ScheduleChain:
 
     Attributes:
       members: the schedulers.
-      epoch_length: iterations per epoch; None if unknown, then `epoch_ends` has the iteration at which each has ended.
+      epoch_length: iterations per epoch; None if unknown, then `epoch_ends` has the iteration at
+        which each has ended.
       overrides: the values that were set by hand, by name and group.
     """
 
@@ -111,10 +125,14 @@ class ScheduleChain:
         self.epoch_ends: list[int] = []
         self.overrides: dict[tuple[str, int], Override] = {}
         default = default_group(optimizer)
-        # with several groups, the optimizer's own settings are one more group, so that multipliers keep a reference
-        self._separate = None if any(group is default for group in optimizer.param_groups) else default
+        # with several groups, the optimizer's own settings are one more group, so that multipliers
+        # keep a reference
+        self._separate = (
+            None if any(group is default for group in optimizer.param_groups) else default
+        )
         self._base: list[dict[str, Any]] = []  # the groups before any schedule
-        self._values: dict[str, list[Value | None]] = {}  # by name and group, of scheduled hyperparameters
+        # by name and group, of scheduled hyperparameters
+        self._values: dict[str, list[Value | None]] = {}
         self._muting: dict[str, list[Any]] = {}
         self._mirrored = False
         self.rebase()
@@ -126,7 +144,9 @@ class ScheduleChain:
         return groups if self._separate is None else [*groups, self._separate]
 
     def counts(self, name: str | None = None) -> tuple[int, int]:
-        """Return the completed iterations and epochs, as the schedules of one value count them, or else all."""
+        """Return the completed iterations and epochs, as the schedules of one value count them,
+        or else all.
+        """
         found = []
         for by_epoch in (False, True):
             members = [m for m in self.members if m.by_epoch is by_epoch]
@@ -139,7 +159,8 @@ class ScheduleChain:
     def rebase(self, *, recorded: bool = True) -> None:
         """Take the current group settings as those before any schedule.
 
-        With `recorded`, a group that has `initial_lr` has that rate before any schedule, as in MMEngine.
+        With `recorded`, a group that has `initial_lr` has that rate before any schedule, as in
+        MMEngine.
         """
         self._base = []
         for group in self.groups:
@@ -150,13 +171,18 @@ class ScheduleChain:
             self._base.append(base)
 
     def begin(self) -> None:
-        """Remove all schedules, and return their values to those before; a value set by hand since stays."""
+        """Remove all schedules, and return their values to those before; a value set by hand
+        since stays.
+        """
         for name, values in self._values.items():
             for index, value in enumerate(values):
                 if value is not None and self._read(name, index) == value.written:
                     self._store(name, index, self._base[index][name])
                 self.groups[index].pop(f"initial_{name}", None)
-        self.members, self.overrides, self.epoch_ends, self._values = [], {}, [], {}
+        self.members = []
+        self.overrides = {}
+        self.epoch_ends = []
+        self._values = {}
         self.rebase()
 
     def add(self, member: Any) -> None:
@@ -170,19 +196,25 @@ class ScheduleChain:
 
     def _bind(self) -> None:
         """Bind each member to the values from which it starts, and to its groups."""
-        groups, initials = self.groups, dict[str, list[float | None]]()
+        groups = self.groups
+        initials = dict[str, list[float | None]]()
         for member in self.members:
             name = member.param_name
             if name not in initials:
                 if member.mirrors_betas:
-                    # MMEngine schedules `momentum`, which Adam does not have: the first beta follows it
+                    # MMEngine schedules `momentum`, which Adam does not have: the first beta
+                    # follows it
                     for base, group in zip(self._base, groups, strict=True):
                         if "betas" in base:
                             base["momentum"] = float(base["betas"][0])
                             group.setdefault("momentum", base["momentum"])
-                initials[name] = [float(base[name]) if name in base else None for base in self._base]
+                initials[name] = [
+                    float(base[name]) if name in base else None for base in self._base
+                ]
                 if name not in self._values:
-                    self._values[name] = [None if value is None else Value(value) for value in initials[name]]
+                    self._values[name] = [
+                        None if value is None else Value(value) for value in initials[name]
+                    ]
             # Some rules start elsewhere (one-cycle), and so do later members then.
             initials[name] = list(member.bind(initials[name], groups))
         for name, values in initials.items():
@@ -190,47 +222,66 @@ class ScheduleChain:
                 if value is not None:
                     group[f"initial_{name}"] = value
         # for `advance`, in which each look-up counts
-        self._muting = {name: [m for m in self.members if m.param_name == name and m.muted_steps] for name in initials}
+        self._muting = {
+            name: [m for m in self.members if m.param_name == name and m.muted_steps]
+            for name in initials
+        }
         self._mirrored = any(member.mirrors_betas for member in self.members)
         for m in self.members:
-            cells, m.value_range = self._values[m.param_name], value_range(m.param_name)
-            m.cells = [(i, groups[i], cells[i], m.targets[i], m.base_values[i]) for i in sorted(m.scheduled)]
+            cells = self._values[m.param_name]
+            m.value_range = value_range(m.param_name)
+            m.cells = [
+                (i, groups[i], cells[i], m.targets[i], m.base_values[i])
+                for i in sorted(m.scheduled)
+            ]
 
     # --- Values at any step ---
 
-    def at(self, step: int | Iterable[int], epoch: int | Iterable[int] | None = None) -> dict[int, dict[str, Any]]:
-        """Return the scheduled hyperparameters of each group at a step, whatever the current one is.
+    def at(
+        self, step: int | Iterable[int], epoch: int | Iterable[int] | None = None
+    ) -> dict[int, dict[str, Any]]:
+        """Return the scheduled hyperparameters of each group at a step, whatever the current one
+        is.
 
         Args:
-          step: completed iterations, one number or many. In a chain that counts epochs alone, without an epoch
-            length, completed epochs.
+          step: completed iterations, one number or many. In a chain that counts epochs alone,
+            without an epoch length, completed epochs.
           epoch: completed epochs, as many; by default those that have ended at `step`.
 
         Returns:
-          By group, and by name, a float; float64[n] for n steps. The optimizer's own settings are the last group if
-          there are several.
+          By group, and by name, a float; float64[n] for n steps. The optimizer's own settings are
+          the last group if there are several.
         """
-        steps = np.atleast_1d(np.asarray(step if isinstance(step, int | np.ndarray) else list(step), np.int64))
+        steps = np.atleast_1d(
+            np.asarray(step if isinstance(step, int | np.ndarray) else list(step), np.int64)
+        )
         length = self._find_epoch_length()
         ended = steps // length if length else np.searchsorted(self.epoch_ends, steps, "right")
         epochs = np.broadcast_to(ended if epoch is None else np.asarray(epoch), steps.shape)
         times = np.maximum(steps, self._epoch_times(epochs))
         found: dict[int, dict[str, Any]] = {index: {} for index in range(len(self.groups))}
         for name in self._values:
-            for index, _, curve in self._curves(name, int(steps.max(initial=0)), int(epochs.max(initial=0))):
+            for index, _, curve in self._curves(
+                name, int(steps.max(initial=0)), int(epochs.max(initial=0))
+            ):
                 result = curve.values[np.searchsorted(curve.times, times, "right")]
                 result[self._is_muted(name, index, (steps, epochs))] = 0.0
                 found[index][name] = float(result[0]) if np.ndim(step) == 0 else result  # type: ignore[arg-type]
         return found
 
     def check(self, iters: int, epochs: int) -> None:
-        """Raise ConfigError if a value up to this step is outside the range of its hyperparameter."""
+        """Raise ConfigError if a value up to this step is outside the range of its
+        hyperparameter.
+        """
         for name in self._values:
             lowest, highest = value_range(name)
             for _, rows, curve in self._curves(name, iters, epochs):
-                values = curve.values[1:]  # no events before training, so that there is one for each row
+                # no events before training, so that there is one for each row
+                values = curve.values[1:]
                 for i in np.flatnonzero(~((values >= lowest) & (values <= highest)))[:1]:
-                    raise self.members[rows.members[i]].value_error(float(values[i]), int(rows.steps[i]))
+                    raise self.members[rows.members[i]].value_error(
+                        float(values[i]), int(rows.steps[i])
+                    )
 
     def refresh(self) -> None:
         """Compute the current values from the members' counters, and write them into the groups."""
@@ -238,7 +289,8 @@ class ScheduleChain:
         for name in self._values:
             for index, _, curve in self._curves(name, *self.counts(name), only_last=True):
                 value: Any = self._values[name][index]
-                value.current, value.scale = float(curve.values[-1]), curve.scale
+                value.current = float(curve.values[-1])
+                value.scale = curve.scale
                 self._write(name, index, value)
 
     def _curves(
@@ -251,7 +303,11 @@ class ScheduleChain:
         find_rows = functools.cache(self._rows)  # most groups have the same members
         for index, value in enumerate(self._values[name]):
             if value is not None:
-                positions = (i for i, m in enumerate(self.members) if m.param_name == name and index in m.scheduled)
+                positions = (
+                    i
+                    for i, m in enumerate(self.members)
+                    if m.param_name == name and index in m.scheduled
+                )
                 rows = find_rows(tuple(positions), iters, epochs, only_last)
                 yield index, rows, self._trace(name, index, rows)
 
@@ -269,29 +325,45 @@ class ScheduleChain:
             times = self._epoch_times(steps) if member.by_epoch else steps.astype(np.float64)
             parts.append((times, np.full(len(steps), i), steps, a[used], b[used], c[used]))
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-        order = np.argsort(columns[0], kind="stable")  # in one iteration the members act in list order
+        # in one iteration the members act in list order
+        order = np.argsort(columns[0], kind="stable")
         return _Rows(*(column[order] for column in columns))
 
     def _trace(self, name: str, index: int, rows: _Rows) -> _Curve:
-        """Return the values of a group after each row and each event, which follows the rows of its time."""
+        """Return the values of a group after each row and each event, which follows the rows of
+        its time.
+        """
         members = [m for m in self.members if m.param_name == name and index in m.scheduled]
         events = [(self._time(*at), act) for m in members for *at, act in m.events(index)]
         if new := self.overrides.get((name, index)):
-            events.append((self._time(new.iters, new.epochs), lambda value, scale: (new.value, new.scale)))
+            events.append(
+                (self._time(new.iters, new.epochs), lambda value, scale: (new.value, new.scale))
+            )
         times, acts = [*zip(*sorted(events, key=lambda event: event[0]), strict=True)] or ((), ())
         stops = np.searchsorted(rows.times, times, "right").tolist()
-        table = [[m.targets[index], m.base_values[index] or 0, m.min_value, m.settings.is_scale] for m in self.members]
+        table = [
+            [m.targets[index], m.base_values[index] or 0, m.min_value, m.settings.is_scale]
+            for m in self.members
+        ]
         targets, initials, floors, is_scale = np.array(table, np.float64)[rows.members].T
-        value, scale = float(self._base[index][name]), 1.0
+        value = float(self._base[index][name])
+        scale = 1.0
         parts: list[np.ndarray] = []
-        for first, stop, act in zip([0, *stops], [*stops, len(rows.times)], [*acts, None], strict=True):
+        for first, stop, act in zip(
+            [0, *stops], [*stops, len(rows.times)], [*acts, None], strict=True
+        ):
             part = slice(first, stop)
             a = rows.a[part]
             scales = scale * np.multiply.accumulate(np.where(is_scale[part], a, 1.0))
             factors = np.where(a == 0.0, scales, 1.0)  # of what sets the value
-            changes = a, rows.b[part] * targets[part] * factors, rows.c[part] * initials[part] * factors
+            changes = (
+                a,
+                rows.b[part] * targets[part] * factors,
+                rows.c[part] * initials[part] * factors,
+            )
             parts.append(_apply(value, *changes, floors[part]))
-            value, scale = float(parts[-1][-1]), float(scales[-1]) if len(a) else scale
+            value = float(parts[-1][-1])
+            scale = float(scales[-1]) if len(a) else scale
             if act is not None:
                 value, scale = act(value, scale)
         return _Curve(np.insert(rows.times, stops, times), np.concatenate(parts), scale)
@@ -302,11 +374,15 @@ class ScheduleChain:
         Args:
           counts: completed iterations and epochs, numbers or int64[n]; None for the members' own.
         """
-        new, muted = self.overrides.get((name, index)), False
+        new = self.overrides.get((name, index))
+        muted = False
         for m in self._muting[name]:
             now = m.global_step if counts is None else counts[m.by_epoch]
-            first, since = math.ceil(m.begin), -1 if new is None else new[m.by_epoch]  # its iters or epochs
-            muted |= (first <= now) & (now < first + m.muted_steps) & ((since < first) | (now < since))
+            first = math.ceil(m.begin)  # its iters or epochs
+            since = -1 if new is None else new[m.by_epoch]
+            muted |= (
+                (first <= now) & (now < first + m.muted_steps) & ((since < first) | (now < since))
+            )
         return muted
 
     def _find_epoch_length(self) -> int | None:
@@ -314,11 +390,15 @@ class ScheduleChain:
         return self.epoch_length or (1 if all(member.by_epoch for member in self.members) else None)
 
     def _epoch_times(self, epochs: np.ndarray) -> np.ndarray:
-        """Return the times at which epochs have ended, 0 for none; unknown ends are after all iterations."""
+        """Return the times at which epochs have ended, 0 for none; unknown ends are after all
+        iterations.
+        """
         if length := self._find_epoch_length():
             return np.where(epochs > 0, epochs * length + 0.5, 0.0)
         known = [0.0, *(end + 0.5 for end in self.epoch_ends)]
-        return np.array([known[epoch] if epoch < len(known) else 1e15 + epoch for epoch in epochs.tolist()])
+        return np.array(
+            [known[epoch] if epoch < len(known) else 1e15 + epoch for epoch in epochs.tolist()]
+        )
 
     def _time(self, iters: int, epochs: int) -> float:
         return max(float(iters), float(self._epoch_times(np.array([epochs]))[0]))
@@ -326,7 +406,9 @@ class ScheduleChain:
     # --- Training ---
 
     def advance(self, member: Any) -> bool:
-        """Apply the current step of a member to the current values; return whether it may change them."""
+        """Apply the current step of a member to the current values; return whether it may change
+        them.
+        """
         # A run calls this once per iteration and schedule: keep it short
         name = member.param_name
         a, b, c = member.change(member.last_step) or (1.0, 0.0, 0.0)
@@ -334,7 +416,9 @@ class ScheduleChain:
         if a == 1.0 and b == 0.0 and c == 0.0 and not muting:
             return False
         lowest, highest = member.value_range
-        least, is_plain, is_scale = member.min_value, not (muting or self._mirrored), member.settings.is_scale
+        least = member.min_value
+        is_plain = not (muting or self._mirrored)
+        is_scale = member.settings.is_scale
         for index, group, value, target, initial in member.cells:
             if a == 0.0:
                 new = b * target * value.scale + c * initial * value.scale
@@ -365,28 +449,38 @@ class ScheduleChain:
             self._write(member.param_name, index, value)
 
     def set_value(self, name: str, value: float) -> None:
-        """Set a hyperparameter of the optimizer by hand; each group gets its multiple, as before any schedule."""
+        """Set a hyperparameter of the optimizer by hand; each group gets its multiple, as before
+        any schedule.
+        """
         if not is_host_number(value):
             raise ConfigError(f"`{name}` must be a number, got {value!r}")
         if not all(name in base for base in self._base):
-            raise ConfigError(f"`{name}` must be a known hyperparameter of the optimizer, got one without it")
+            raise ConfigError(
+                f"`{name}` must be a known hyperparameter of the optimizer, got one without it"
+            )
         reference = float(self._base[-1 if self._separate is not None else 0][name])
         for index, base in enumerate(self._base):
             self._store(name, index, float(value) * (base[name] / reference if reference else 1.0))
 
     def sync(self, name: str) -> None:
-        """Take over the values of a scheduled hyperparameter that were set by hand since the last step."""
+        """Take over the values of a scheduled hyperparameter that were set by hand since the
+        last step.
+        """
         for index, value in enumerate(self._values.get(name, ())):
             if value is None or (now := self._read(name, index)) == value.written:
                 continue
             lowest, highest = value_range(name)
             if not is_host_number(now) or not lowest <= now <= highest:
-                raise ConfigError(f"`{name}` of a parameter group must be {legal_values(name)}, got {now!r}")
+                raise ConfigError(
+                    f"`{name}` of a parameter group must be {legal_values(name)}, got {now!r}"
+                )
             if value.current != 0.0:
                 value.scale *= float(now) / value.current
             value.current = float(now)
             # In this iteration the schedules of other values may have stepped already
-            self.overrides[name, index] = Override(*self.counts(name), name, index, value.current, value.scale)
+            self.overrides[name, index] = Override(
+                *self.counts(name), name, index, value.current, value.scale
+            )
             self._write(name, index, value)
 
     def _write(self, name: str, index: int, value: Value) -> None:
@@ -400,7 +494,8 @@ class ScheduleChain:
             group["betas"] = (value, *group["betas"][1:])
 
     def _read(self, name: str, index: int) -> Any:
-        group, value = self.groups[index], self._values[name][index]
+        group = self.groups[index]
+        value = self._values[name][index]
         is_mirrored = self._mirrored and name == "momentum" and "betas" in group
         if is_mirrored and value is not None and group["betas"][0] != value.written:
             return group["betas"][0]
@@ -411,15 +506,22 @@ class ScheduleChain:
     def state_dict(self, name: str) -> list[dict[str, Any]]:
         """Return the values of a scheduled hyperparameter that were set by hand, JSON-serializable.
 
-        Where epochs have no known length, an entry without a name has the iterations at which they have ended.
+        Where epochs have no known length, an entry without a name has the iterations at which they
+        have ended.
         """
         self.sync(name)
-        events = [override._asdict() for override in self.overrides.values() if override.name == name]
+        events = [
+            override._asdict() for override in self.overrides.values() if override.name == name
+        ]
         return [*events, {"epoch_ends": list(self.epoch_ends)}] if self.epoch_ends else events
 
     def load_state_dict(self, events: Iterable[Mapping[str, Any]], name: str | None = None) -> None:
-        """Load the results of `state_dict` for all hyperparameters, or for one; `refresh` then computes the values."""
-        self.overrides = {key: old for key, old in self.overrides.items() if name not in (None, old.name)}
+        """Load the results of `state_dict` for all hyperparameters, or for one; `refresh` then
+        computes the values.
+        """
+        self.overrides = {
+            key: old for key, old in self.overrides.items() if name not in (None, old.name)
+        }
         for event in events:
             if "epoch_ends" in event:
                 self.epoch_ends = list(event["epoch_ends"])
@@ -431,20 +533,33 @@ class ScheduleChain:
         found = []
         for index, (base, group) in enumerate(zip(self._base, self.groups, strict=True)):
             for name, before in base.items():
-                is_scheduled = name in self._values or (name == "betas" and "momentum" in self._values)
+                is_scheduled = name in self._values or (
+                    name == "betas" and "momentum" in self._values
+                )
                 if not is_scheduled and _is_value(now := group.get(name)) and now != before:
-                    found.append(dict(group=index, name=name, value=list(now) if isinstance(now, tuple) else now))
+                    found.append(
+                        dict(
+                            group=index,
+                            name=name,
+                            value=list(now) if isinstance(now, tuple) else now,
+                        )
+                    )
         return found
 
     def load_unscheduled(self, values: Sequence[Mapping[str, Any]]) -> None:
         """Set values as `unscheduled` returns them, unless they have a schedule by now."""
-        for group, name, value in ((entry["group"], entry["name"], entry["value"]) for entry in values):
+        for group, name, value in (
+            (entry["group"], entry["name"], entry["value"]) for entry in values
+        ):
             if group < len(self.groups) and name in self.groups[group] and name not in self._values:
                 self.groups[group][name] = tuple(value) if isinstance(value, list) else value
 
 
-def _apply(value: float, a: np.ndarray, b: np.ndarray, c: np.ndarray, floors: np.ndarray) -> np.ndarray:
-    """Return the value and that after each step `a * value + b + c`, at least the floor, float64[1 + n].
+def _apply(
+    value: float, a: np.ndarray, b: np.ndarray, c: np.ndarray, floors: np.ndarray
+) -> np.ndarray:
+    """Return the value and that after each step `a * value + b + c`, at least the floor, float64[1
+    + n].
 
     The order of the operations is that of a training run, so that the digits are the same.
     """
@@ -452,7 +567,9 @@ def _apply(value: float, a: np.ndarray, b: np.ndarray, c: np.ndarray, floors: np
         with np.errstate(all="ignore"):  # an illegal value is reported by its name
             return np.multiply.accumulate(np.append(value, a))
     values = [value]
-    for factor, y, z, least in zip(a.tolist(), b.tolist(), c.tolist(), floors.tolist(), strict=True):
+    for factor, y, z, least in zip(
+        a.tolist(), b.tolist(), c.tolist(), floors.tolist(), strict=True
+    ):
         value = factor * value + y + z
         value = least if value < least else value
         values.append(value)

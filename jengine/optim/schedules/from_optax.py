@@ -1,7 +1,8 @@
 """Rule that follows an optax schedule, given by name in a config or as a function of the step.
 
-The schedule returns the value for the optimizer's own settings; groups with a multiplier keep it. optax computes with
-arrays, so values are computed in blocks, in float64 on the CPU: the accelerator is not used.
+The schedule returns the value for the optimizer's own settings; groups with a multiplier keep it.
+optax computes with arrays, so values are computed in blocks, in float64 on the CPU: the accelerator
+is not used.
 """
 
 import contextlib
@@ -15,26 +16,35 @@ import jax
 import numpy as np
 import optax
 
-from jengine.annotations import is_mapping
-from jengine.errors import ConfigError, UnknownNameError, closest, config_path, current_config_path
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import (
+    ConfigError,
+    UnknownNameError,
+    closest,
+    config_path,
+    current_config_path,
+)
+from jengine.config.registry import check_arguments
 from jengine.optim.schedules.rules import Changes, Rule, StepFunction, Steps, map_floats
-from jengine.registry import check_arguments
 
 Schedule = Callable[[Any], Any]  # step -> value, as `optax.Schedule`
 
 _BLOCK = 1024  # values computed in one call
-_SAMPLED = (0, 1, 10, 100, 1000, 10_000, 100_000)  # steps whose values describe a function in a checkpoint
+# steps whose values describe a function in a checkpoint
+_SAMPLED = (0, 1, 10, 100, 1000, 10_000, 100_000)
 
 
 @dataclasses.dataclass(frozen=True)
 class OptaxRule(Rule):
-    """Follow an optax schedule: `schedule=dict(type='warmup_cosine_decay_schedule', init_value=0.0, ...)`.
+    """Follow an optax schedule: `schedule=dict(type='warmup_cosine_decay_schedule', init_value=0.0,
+    ...)`.
 
-    The schedule may also be a function of the step, `schedule=optax.cosine_decay_schedule(0.1, 1000)`. A schedule of
-    schedules (`join_schedules`) takes a list of such dicts and functions.
+    The schedule may also be a function of the step, `schedule=optax.cosine_decay_schedule(0.1,
+    1000)`. A schedule of schedules (`join_schedules`) takes a list of such dicts and functions.
 
     Attributes:
-      schedule: a function from the step to the value, or the name of one in optax as `type`, with arguments.
+      schedule: a function from the step to the value, or the name of one in optax as `type`, with
+        arguments.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
@@ -62,18 +72,26 @@ class OptaxRule(Rule):
         return np.zeros(len(steps)), values, np.zeros(len(steps))
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
-        """Return each group's multiplier: the initial value divided by that in the optimizer's own settings."""
+        """Return each group's multiplier: the initial value divided by that in the optimizer's
+        own settings.
+        """
         # A multiplier is a quotient by it.
         if reference == 0.0:
-            raise ConfigError("the optimizer's own initial value must not be 0 for an optax schedule, got 0")
+            raise ConfigError(
+                "the optimizer's own initial value must not be 0 for an optax schedule, got 0"
+            )
         return [initial / reference for initial in initial_values]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings; a function, which cannot be saved, is replaced by a name and some values."""
+        """Return the settings; a function, which cannot be saved, is replaced by a name and some
+        values.
+        """
         return {"schedule": self._description}
 
     def max_checked(self) -> int:
-        """Return a small number if JAX cannot trace the schedule: each value calls a user's function."""
+        """Return a small number if JAX cannot trace the schedule: each value calls a user's
+        function.
+        """
         return 100 if self._evaluate is None else super().max_checked()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
@@ -90,7 +108,9 @@ class OptaxRule(Rule):
 
 
 def is_function(description: object) -> bool:
-    """Return whether a setting from `OptaxRule.state_dict` is, or contains, the description of a function."""
+    """Return whether a setting from `OptaxRule.state_dict` is, or contains, the description of a
+    function.
+    """
     if isinstance(description, Mapping):
         return "function" in description or any(map(is_function, description.values()))
     return isinstance(description, list) and any(map(is_function, description))
@@ -99,33 +119,44 @@ def is_function(description: object) -> bool:
 def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
     """Build an optax schedule from a config.
 
-    >>> make_schedule(dict(type="linear_schedule", init_value=0.0, end_value=1.0, transition_steps=4))(1).item()
+    >>> make_schedule(
+    ...     dict(type="linear_schedule", init_value=0.0, end_value=1.0, transition_steps=4)
+    ... )(1).item()
     0.25
 
     Args:
-      cfg: a function of the step; or `dict(type=NAME, **arguments)` with an optax schedule's name, whose arguments may
-        also be such dicts and functions, or lists of them.
+      cfg: a function of the step; or `dict(type=NAME, **arguments)` with an optax schedule's name,
+        whose arguments may also be such dicts and functions, or lists of them.
 
     Raises:
-      TypeError: `cfg` is neither, or an argument is unknown. KeyError: optax has no schedule of that name.
+      TypeError: `cfg` is neither, or an argument is unknown. KeyError: optax has no schedule of
+        that name.
     """
     if callable(cfg) and not isinstance(cfg, type):
         return cfg
     if not isinstance(cfg, Mapping) or not isinstance(cfg.get("type"), str):
-        raise TypeError(f"`schedule` must be a function of the step or a dict with a 'type', got {cfg!r}")
-    known = {name for name in vars(optax) if name.endswith(("_schedule", "_schedules"))} - {"scale_by_schedule"}
+        raise TypeError(
+            f"`schedule` must be a function of the step or a dict with a 'type', got {cfg!r}"
+        )
+    known = {name for name in vars(optax) if name.endswith(("_schedule", "_schedules"))} - {
+        "scale_by_schedule"
+    }
     # The one schedule of optax whose name does not end in `_schedule`.
     known |= {"exponential_decay"}
     name = cfg["type"]
     if name not in known:
-        raise UnknownNameError(f"`type` must be a schedule of optax, got {name!r}{closest(name, known)}")
+        raise UnknownNameError(
+            f"`type` must be a schedule of optax, got {name!r}{closest(name, known)}"
+        )
     factory = getattr(optax, name)
     arguments = {key: value for key, value in cfg.items() if key != "type"}
     for key, value in arguments.items():
         with config_path(key):
             if isinstance(value, Mapping) and "type" in value:
                 arguments[key] = make_schedule(value)
-            elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            elif isinstance(value, list | tuple) and any(
+                isinstance(item, Mapping) for item in value
+            ):
                 arguments[key] = [make_schedule(item) for item in value]
     check_arguments(factory, arguments)
     return factory(**arguments)
@@ -136,18 +167,26 @@ def _check_scalar(schedule: Schedule, is_int: bool) -> None:
     first = _trace(schedule, is_int)
     first = schedule(0) if first is None else first
     arrays = [leaf for leaf in jax.tree.leaves(first) if hasattr(leaf, "dtype")]
-    is_scalar = arrays[:1] == [first] and first.shape == () and np.dtype(first.dtype).kind in "iufV"  # V: bfloat16
+    # V: bfloat16
+    is_scalar = arrays[:1] == [first] and first.shape == () and np.dtype(first.dtype).kind in "iufV"
     if not is_scalar and not (isinstance(first, numbers.Real) and not isinstance(first, bool)):
-        result = ", ".join(f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in arrays) or repr(first)
+        result = ", ".join(
+            f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in arrays
+        ) or repr(first)
         raise TypeError(
-            f"`{current_config_path()}` must return one number for a step, got {result} from {_name(schedule)}"
+            f"`{current_config_path()}` must return one number for a step, got {result} from "
+            f"{_name(schedule)}"
         )
 
 
 def _trace(schedule: Schedule, is_int: bool) -> Any:
-    """Return the value's shape and dtype; None if JAX cannot trace `schedule`, as with a branch on the step."""
+    """Return the value's shape and dtype; None if JAX cannot trace `schedule`, as with a branch
+    on the step.
+    """
     try:
-        return jax.eval_shape(schedule, jax.ShapeDtypeStruct((), np.int32 if is_int else np.float32))
+        return jax.eval_shape(
+            schedule, jax.ShapeDtypeStruct((), np.int32 if is_int else np.float32)
+        )
     except Exception:  # user code may raise anything when it is called with a tracer
         return None
 
@@ -155,7 +194,8 @@ def _trace(schedule: Schedule, is_int: bool) -> Any:
 def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[Steps], np.ndarray] | None:
     """Return `schedule` as a function of many steps, float64[n]; None if JAX cannot trace it.
 
-    It is computed `_BLOCK` steps at a time. `is_int` passes integers, as in an optax chain; otherwise float64.
+    It is computed `_BLOCK` steps at a time. `is_int` passes integers, as in an optax chain;
+    otherwise float64.
     """
     if _trace(schedule, is_int) is None:
         return None
@@ -163,8 +203,11 @@ def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[Steps], np.nd
     evaluate = jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
 
     def compute(steps: Steps) -> np.ndarray:
-        device, values = _host_device(), []
-        padded = np.pad(steps, (0, -len(steps) % _BLOCK), mode="edge").astype(np.int64 if is_int else np.float64)
+        device = _host_device()
+        values = []
+        padded = np.pad(steps, (0, -len(steps) % _BLOCK), mode="edge").astype(
+            np.int64 if is_int else np.float64
+        )
         # float64, so that values equal those of the other schedules, which are Python floats.
         with jax.enable_x64(True), jax.default_device(device):
             for block in padded.reshape(-1, _BLOCK):
@@ -179,10 +222,13 @@ def _has_function(schedule: object) -> bool:
 
 
 def _describe(schedule: object) -> Any:
-    """Return `schedule` as JSON-serializable values: functions are replaced by names and some values."""
+    """Return `schedule` as JSON-serializable values: functions are replaced by names and some
+    values.
+    """
     if callable(schedule):
         values = {}
-        with contextlib.suppress(LookupError):  # a function may look up its values in a table that ends
+        # a function may look up its values in a table that ends
+        with contextlib.suppress(LookupError):
             for step in _SAMPLED:  # to six digits: another machine may round differently
                 values[str(step)] = float(f"{float(schedule(np.int32(step))):.6g}")
         return {"function": _name(schedule), "values": values}

@@ -10,20 +10,20 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from jengine.annotations import Decay, Index, NonNegative
-from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
+from jengine.config.annotations import Decay, Index, NonNegative
+from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
+from jengine.config.scores import is_better
 from jengine.optim.schedules.chain import Event, default_group
 from jengine.optim.schedules.rules import ScheduleSettings
 from jengine.optim.schedules.scheduler import ParamScheduler
-from jengine.scores import is_better
 
 
 @dataclasses.dataclass(frozen=True)
 class PlateauSettings(ScheduleSettings):
     """Multiply the value by `factor` when a validation metric stops improving.
 
-    `patience` and `cooldown` count validations. `min_value` is one number or one per group; the optimizer's own
-    settings use the last one.
+    `patience` and `cooldown` count validations. `min_value` is one number or one per group; the
+    optimizer's own settings use the last one.
 
     Attributes:
       monitor: metric name.
@@ -31,7 +31,8 @@ class PlateauSettings(ScheduleSettings):
       factor: multiplies the value.
       patience: number of validations in a row without an improvement that are tolerated.
       threshold: an improvement must be larger than this.
-      threshold_rule: whether `threshold` is a share of the best metric's absolute value, or a difference.
+      threshold_rule: whether `threshold` is a share of the best metric's absolute value, or a
+        difference.
       cooldown: number of validations after a reduction that are not counted.
       min_value: lower bound, one number or one for each parameter group.
       eps: smallest reduction; smaller ones are not applied.
@@ -49,12 +50,14 @@ class PlateauSettings(ScheduleSettings):
     eps: NonNegative = 1e-8
 
     def is_better(self, metric: float, best: float | None) -> bool:
-        """Return whether `metric` improves on `best` by more than the threshold; any number improves on None.
+        """Return whether `metric` improves on `best` by more than the threshold; any number
+        improves on None.
 
         >>> PlateauSettings(threshold=0.1).is_better(metric=0.95, best=1.0)
         False
         """
-        # Relative to the absolute value: a share of a negative best would count a worse metric as an improvement.
+        # Relative to the absolute value: a share of a negative best would count a worse metric as
+        # an improvement.
         share = abs(best) if best is not None and math.isfinite(best) else 0.0
         threshold = share * self.threshold if self.threshold_rule == "rel" else self.threshold
         return is_better(self.rule, metric, best, threshold)
@@ -68,16 +71,21 @@ class PlateauState(NamedTuple):
     cooldown: int = 0  # remaining cooldown, in validations
 
 
-def observe(settings: PlateauSettings, state: PlateauState, metric: float) -> tuple[PlateauState, bool]:
+def observe(
+    settings: PlateauSettings, state: PlateauState, metric: float
+) -> tuple[PlateauState, bool]:
     """Return the state after another validation, and whether to reduce the value."""
     best, bad, cooldown = state
     if settings.is_better(metric, best):
-        best, bad = metric, 0
+        best = metric
+        bad = 0
     else:
         bad += 1
-    # After the comparison, as in PyTorch: an improvement within the cooldown still becomes the best metric.
+    # After the comparison, as in PyTorch: an improvement within the cooldown still becomes the best
+    # metric.
     if cooldown > 0:
-        cooldown, bad = cooldown - 1, 0
+        cooldown = cooldown - 1
+        bad = 0
     if bad > settings.patience:
         return PlateauState(best, 0, settings.cooldown), True
     return PlateauState(best, bad, cooldown), False
@@ -92,7 +100,8 @@ class PlateauScheduler(ParamScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("by_epoch", True):
             raise ArgumentError(
-                f"`by_epoch` must be True for {type(self).__name__}, which counts validations, got False"
+                f"`by_epoch` must be True for {type(self).__name__}, which counts validations, "
+                "got False"
             )
         self.reductions: list[list[int]] = []  # completed iterations and epochs at each
         super().__init__(*args, **kwargs)
@@ -108,7 +117,8 @@ class PlateauScheduler(ParamScheduler):
             return
         if not isinstance(metrics, Mapping):
             raise TypeError(f"`metrics` must be a dict by name, got {type(metrics).__name__}")
-        # Outside the range the metric is not even remembered: what it was before `begin` must not end the patience.
+        # Outside the range the metric is not even remembered: what it was before `begin` must not
+        # end the patience.
         if not self.begin <= self.global_step < self.end:
             return
         if self.settings.monitor not in metrics:
@@ -117,7 +127,9 @@ class PlateauScheduler(ParamScheduler):
                 f"{closest(self.settings.monitor, metrics)}"
             )
         self.last_step += 1
-        self.state, reduce = observe(self.settings, self.state, float(metrics[self.settings.monitor]))
+        self.state, reduce = observe(
+            self.settings, self.state, float(metrics[self.settings.monitor])
+        )
         if reduce:
             self.reductions.append([*self.chain.counts()])
             self.chain.apply_event(self)
@@ -136,7 +148,11 @@ class PlateauScheduler(ParamScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler state, the metric history, and the reductions."""
-        return {**super().state_dict(), "plateau": self.state._asdict(), "reductions": list(self.reductions)}
+        return {
+            **super().state_dict(),
+            "plateau": self.state._asdict(),
+            "reductions": list(self.reductions),
+        }
 
     def restore(self, state: dict[str, Any], *, with_settings: bool) -> None:
         """Set the counters and the metric history, and the settings if wanted."""
@@ -145,7 +161,9 @@ class PlateauScheduler(ParamScheduler):
         if "plateau" in state:
             self.state = PlateauState(**state["plateau"])
             # Earlier versions have stored the epoch alone
-            self.reductions = [list(at) if isinstance(at, list) else [0, at] for at in state["reductions"]]
+            self.reductions = [
+                list(at) if isinstance(at, list) else [0, at] for at in state["reductions"]
+            ]
 
     def seek(self, count: int) -> None:
         """Set the number of completed epochs; what the schedule has seen of the metric stays."""
@@ -157,7 +175,8 @@ class PlateauScheduler(ParamScheduler):
 
     def bind_settings(self, values: Sequence[float], present: Sequence[float]) -> None:
         """Bind the minimum of each group."""
-        min_value, count = self.settings.min_value, len(self.base_values)
+        min_value = self.settings.min_value
+        count = len(self.base_values)
         if isinstance(min_value, int | float):
             self.targets = [float(min_value)] * count
             return
@@ -167,5 +186,6 @@ class PlateauScheduler(ParamScheduler):
             self.targets.append(self.targets[-1])
         if len(self.targets) != count:
             raise ConfigError(
-                f"`min_value` must have one value for each of the {count} parameter groups, got {len(min_value)}"
+                f"`min_value` must have one value for each of the {count} parameter groups, got "
+                f"{len(min_value)}"
             )

@@ -4,11 +4,11 @@ At each step a schedule applies an affine map to the current value of a paramete
 
     value -> a * value + b * target + c * initial
 
-where `initial` is the group's initial value, `target` is a group constant (for example a cosine's minimum), and
-`(a, b, c)` depend on the step only. Schedules that multiply the current value can be chained; schedules that set the
-value have `a = 0`. A rule is a frozen dataclass: the fields are the settings in a config, and `bind` returns the
-function from the step to `(a, b, c)`. `changes` returns them for many steps at once, for whole curves and for the
-value at any step of a run.
+where `initial` is the group's initial value, `target` is a group constant (for example a cosine's
+minimum), and `(a, b, c)` depend on the step only. Schedules that multiply the current value can be
+chained; schedules that set the value have `a = 0`. A rule is a frozen dataclass: the fields are the
+settings in a config, and `bind` returns the function from the step to `(a, b, c)`. `changes`
+returns them for many steps at once, for whole curves and for the value at any step of a run.
 """
 
 import dataclasses
@@ -19,14 +19,16 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
-from jengine.annotations import Fraction, NonNegative, Positive
-from jengine.errors import ConfigError
+from jengine.config.annotations import Fraction, NonNegative, Positive
+from jengine.config.errors import ConfigError
 
-Affine = tuple[float, float, float]  # (a, b, c): the weights of the current value, the target and the initial value
+# (a, b, c): the weights of the current value, the target and the initial value
+Affine = tuple[float, float, float]
 Steps: TypeAlias = np.ndarray  # int64[n], steps since `begin`
 Changes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]  # (a, b, c), float64[n] each
 INF = 10**9  # MMEngine's "no end"; a conversion to iterations leaves it unchanged
-StepFunction = Callable[[int], Affine | None]  # from the number of steps since `begin`; None keeps the value
+# from the number of steps since `begin`; None keeps the value
+StepFunction = Callable[[int], Affine | None]
 
 _UNCHANGED: Affine = (1.0, 0.0, 0.0)
 _BLOCK = 1024  # steps computed in one call
@@ -35,8 +37,9 @@ _BLOCK = 1024  # steps computed in one call
 def map_floats(function: Callable[..., float], *columns: Iterable[Any]) -> np.ndarray:
     """Return `function` of each row as float64[n].
 
-    It calls functions of `math`: those of NumPy may round differently, and differently for other array sizes, so that
-    a value that is computed later would not be the one that was used in training.
+    It calls functions of `math`: those of NumPy may round differently, and differently for other
+    array sizes, so that a value that is computed later would not be the one that was used in
+    training.
     """
     return np.fromiter(map(function, *columns), np.float64)
 
@@ -54,17 +57,21 @@ def towards_target(ratio: np.ndarray) -> Changes:
 class ScheduleSettings:
     """Settings of a schedule family, the fields of a frozen dataclass.
 
-    `epoch_units` names the settings that count steps, which a conversion from epochs to iterations scales; None if the
-    family cannot be converted.
+    `epoch_units` names the settings that count steps, which a conversion from epochs to iterations
+    scales; None if the family cannot be converted.
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ()
-    sets_value: ClassVar[bool] = False  # `a` is 0 at each step, so that earlier values have no effect
+    # `a` is 0 at each step, so that earlier values have no effect
+    sets_value: ClassVar[bool] = False
     is_scale: ClassVar[bool] = False  # the factors hold for what other schedules set, too
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings by name, as JSON-serializable values."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self).items()
+        }
 
     def max_checked(self) -> int:
         """Return the number of steps whose values may be computed before training."""
@@ -93,7 +100,9 @@ class Rule(ScheduleSettings):
         Args:
           num_steps: the number of steps from `begin` to `end`; the last step is `num_steps - 1`.
         """
-        first, rows = 0, list[Affine]()  # a block of steps, since a call for each would be slow
+        # a block of steps, since a call for each would be slow
+        first = 0
+        rows = list[Affine]()
 
         def change(t: int) -> Affine:
             nonlocal first, rows
@@ -103,7 +112,8 @@ class Rule(ScheduleSettings):
                     columns = self.changes(steps, num_steps)
                 except ConfigError:  # the schedule ends within the block
                     columns = self.changes(steps[:1], num_steps)
-                first, rows = t, list(zip(*(column.tolist() for column in columns), strict=True))
+                first = t
+                rows = list(zip(*(column.tolist() for column in columns), strict=True))
             return rows[t - first]
 
         return change
@@ -125,11 +135,15 @@ class Rule(ScheduleSettings):
         return [0.0] * len(initial_values)
 
     def initial_values(self, values: Sequence[float]) -> list[float]:
-        """Return the initial value of each group: `values`, unless the rule sets the initial values itself."""
+        """Return the initial value of each group: `values`, unless the rule sets the initial
+        values itself.
+        """
         return list(values)
 
     def muted_steps(self, num_steps: int) -> int:
-        """Return the number of steps at the start in which a warm-up from 0 gives 0, whatever the value is."""
+        """Return the number of steps at the start in which a warm-up from 0 gives 0, whatever
+        the value is.
+        """
         return 0
 
     def min_value(self) -> float:
@@ -138,14 +152,17 @@ class Rule(ScheduleSettings):
 
 
 class MinimumRule(Rule):
-    """Rule that moves the value to a minimum: `eta_min`, or the fraction `eta_min_ratio` of each initial value."""
+    """Rule that moves the value to a minimum: `eta_min`, or the fraction `eta_min_ratio` of each
+    initial value.
+    """
 
     eta_min: float | None
     eta_min_ratio: float | None = None
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
         """Return the minimum of each group."""
-        minimum, ratio = self.eta_min or 0.0, self.eta_min_ratio
+        minimum = self.eta_min or 0.0
+        ratio = self.eta_min_ratio
         return [minimum if ratio is None else initial * ratio for initial in initial_values]
 
 
@@ -167,10 +184,14 @@ class ConstantRule(Rule):
     factor: Fraction = 1.0 / 3
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
-        """Return the changes at the first and the last step; they cancel if these are the same step."""
+        """Return the changes at the first and the last step; they cancel if these are the same
+        step.
+        """
         a, b, c = keep(steps)
-        if num_steps > 1 and self.factor != 0.0:  # a factor of 0 mutes the value instead, see `muted_steps`
-            # Relative changes and not absolute values, so that other schedules in the chain keep their effect.
+        # a factor of 0 mutes the value instead, see `muted_steps`
+        if num_steps > 1 and self.factor != 0.0:
+            # Relative changes and not absolute values, so that other schedules in the chain keep
+            # their effect.
             a[steps == 0] = self.factor
             a[steps == num_steps - 1] = 1.0 / self.factor
         return a, b, c
@@ -182,7 +203,8 @@ class ConstantRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class LinearRule(Rule):
-    """Multiply the value by a factor that changes linearly from `start_factor` to `end_factor` at the last step.
+    """Multiply the value by a factor that changes linearly from `start_factor` to `end_factor` at
+    the last step.
 
     Attributes:
       start_factor: multiplies the initial value at the first step.
@@ -194,7 +216,9 @@ class LinearRule(Rule):
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the ratio of each factor to the previous one; with a single step, `end_factor`."""
-        last, start, rise = num_steps - 1, self.start_factor, self.end_factor - self.start_factor
+        last = num_steps - 1
+        start = self.start_factor
+        rise = self.end_factor - self.start_factor
         a, b, c = keep(steps)
         if last == 0:
             a[:] = self.end_factor
@@ -232,7 +256,8 @@ class StepRule(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class MultiStepRule(Rule):
-    """Multiply the value by `gamma` at each milestone, counted from `begin`; a repeated milestone counts twice.
+    """Multiply the value by `gamma` at each milestone, counted from `begin`; a repeated milestone
+    counts twice.
 
     Attributes:
       milestones: the steps that change the value, in ascending order.
@@ -251,7 +276,9 @@ class MultiStepRule(Rule):
         a, b, c = keep(steps)
         milestones = np.asarray(self.milestones, np.float64)
         # As in PyTorch, whose MultiStepLR counts milestones.
-        counts = np.searchsorted(milestones, steps, "right") - np.searchsorted(milestones, steps, "left")
+        counts = np.searchsorted(milestones, steps, "right") - np.searchsorted(
+            milestones, steps, "left"
+        )
         at = np.flatnonzero(counts)
         a[at] = [self.gamma**count for count in counts[at].tolist()]
         return a, b, c
@@ -288,7 +315,8 @@ class PolyRule(MinimumRule):
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return how the distance to `eta_min` shrinks at each step."""
-        # ((last - t) / (last - t + 1))**power, the quotient of two neighbouring values of the closed form.
+        # ((last - t) / (last - t + 1))**power, the quotient of two neighbouring values of the
+        # closed form.
         base = 1.0 - 1.0 / np.maximum(num_steps - steps, 1)
         ratio = map_floats(pow, base.tolist(), itertools.repeat(self.power))
         ratio[steps == 0] = 1.0
@@ -297,7 +325,8 @@ class PolyRule(MinimumRule):
 
 @dataclasses.dataclass(frozen=True)
 class PolyRatioRule(PolyRule):
-    """Decay like `PolyRule`, to a minimum that may be a fraction of each initial value (MMSegmentation).
+    """Decay like `PolyRule`, to a minimum that may be a fraction of each initial value
+    (MMSegmentation).
 
     Attributes:
       eta_min_ratio: value at the last step as a fraction of the initial one; replaces `eta_min`.
@@ -308,11 +337,19 @@ class PolyRatioRule(PolyRule):
 
 @dataclasses.dataclass(frozen=True)
 class QuadraticWarmupRule(Rule):
-    """Increase the value as the square of the step, to the initial value at the last step (MMDetection)."""
+    """Increase the value as the square of the step, to the initial value at the last step
+    (MMDetection).
+    """
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
-        """Return increments `(2t + 1) / num_steps**2`, as a fraction; raise ConfigError without an end."""
+        """Return increments `(2t + 1) / num_steps**2`, as a fraction; raise ConfigError without
+        an end.
+        """
         if num_steps >= INF:
             raise ConfigError("`end` must be given for a quadratic warm-up, got no end")
         # (t + 1)**2 - t**2 = 2t + 1; the first step sets the value, later ones add to it.
-        return (steps > 0).astype(np.float64), np.zeros(len(steps)), (2 * steps + 1) / float(num_steps**2)
+        return (
+            (steps > 0).astype(np.float64),
+            np.zeros(len(steps)),
+            (2 * steps + 1) / float(num_steps**2),
+        )

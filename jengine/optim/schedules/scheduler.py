@@ -1,6 +1,7 @@
 """Parameter schedulers: host objects that move one value of the parameter groups along a rule.
 
-The compiled step receives the values as inputs, so that a schedule costs no device work and no recompilation.
+The compiled step receives the values as inputs, so that a schedule costs no device work and no
+recompilation.
 """
 
 import logging
@@ -10,9 +11,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jengine.annotations import is_host_number
-from jengine.errors import ArgumentError, ConfigError, UnknownNameError, closest
-from jengine.optim.schedules.chain import Event, Group, Groups, ScheduleChain, chain_of, default_group, legal_values
+from jengine.config.annotations import is_host_number
+from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
+from jengine.optim.schedules.chain import (
+    Event,
+    Group,
+    Groups,
+    ScheduleChain,
+    chain_of,
+    default_group,
+    legal_values,
+)
 from jengine.optim.schedules.rules import INF, Changes, ScheduleSettings, StepFunction, keep
 
 _LOGGER = logging.getLogger("jengine")
@@ -21,12 +30,14 @@ _LOGGER = logging.getLogger("jengine")
 class ParamScheduler:
     """Scheduler for one named value in the parameter groups.
 
-    The constructor records the initial value of each group as `initial_<param_name>` and sets the value for the first
-    iteration. Each `step` counts and, from `begin` to `end`, sets the next value. The schedules of an optimizer are a
-    `ScheduleChain`, in which several chain in list order, and which has the value at any step. After `end` the last
-    value stays. Learning rate schedules skip groups whose `fix_lr` is true.
+    The constructor records the initial value of each group as `initial_<param_name>` and sets the
+    value for the first iteration. Each `step` counts and, from `begin` to `end`, sets the next
+    value. The schedules of an optimizer are a `ScheduleChain`, in which several chain in list
+    order, and which has the value at any step. After `end` the last value stays. Learning rate
+    schedules skip groups whose `fix_lr` is true.
 
-    >>> from jengine.optim import SGD, OptimWrapper
+    >>> from jengine.optim.optimizers.sgd import SGD
+    >>> from jengine.optim.wrapper import OptimWrapper
     >>> from jengine.optim.schedules import StepLR
     >>> wrapper = OptimWrapper(SGD(lr=0.1))
     >>> schedule = StepLR(wrapper, step_size=2, gamma=0.5)
@@ -37,25 +48,29 @@ class ParamScheduler:
 
     Args:
       optimizer: the optimizer wrapper, or any object with `param_groups`.
-      param_name: the value to schedule: 'lr', 'weight_decay', ...; for an optimizer with `betas`, 'momentum' is the
-        first of these.
+      param_name: the value to schedule: 'lr', 'weight_decay', ...; for an optimizer with `betas`,
+        'momentum' is the first of these.
       settings: family settings, a `Rule`.
       begin: first step of the schedule, in epochs or iterations (see `by_epoch`).
       end: the step after the last one.
-      last_step: the last completed step since `begin`, to continue without a saved state; -1 to start.
+      last_step: the last completed step since `begin`, to continue without a saved state; -1 to
+        start.
       by_epoch: whether steps are epochs; otherwise iterations.
       verbose: log every new value.
 
     Attributes:
       chain: the schedules of the optimizer, of which this is one.
-      ends_with_run: whether `end` was not given, so that it is the end of the run, also for a resumed longer run.
-      epoch_length: iterations per epoch, for settings that were converted from epochs; None for others.
+      ends_with_run: whether `end` was not given, so that it is the end of the run, also for a
+        resumed longer run.
+      epoch_length: iterations per epoch, for settings that were converted from epochs; None for
+        others.
       base_values: the initial value of each group, None where it has none.
       scheduled: the groups that it changes.
       cells: the scheduled groups, as the chain needs them.
 
     Raises:
-      ConfigError: `end` is not after `begin`, or `last_step` is below -1. KeyError: no group has `param_name`.
+      ConfigError: `end` is not after `begin`, or `last_step` is below -1. KeyError: no group has
+        `param_name`.
     """
 
     need_val_args: ClassVar[bool] = False  # its step takes validation metrics
@@ -81,7 +96,9 @@ class ParamScheduler:
         self.chain: ScheduleChain = chain_of(optimizer)
         self.param_name = param_name
         self.settings: Any = settings  # a `Rule`, except in subclasses that override `step`
-        self.begin, self.end, self.by_epoch = begin, end, by_epoch
+        self.begin = begin
+        self.end = end
+        self.by_epoch = by_epoch
         self.verbose = verbose
         self.ends_with_run = False
         self.epoch_length: int | None = None
@@ -103,7 +120,9 @@ class ParamScheduler:
             self.chain.refresh()
 
     @classmethod
-    def build_iter_from_epoch(cls, *args: Any, epoch_length: int | None = None, **kwargs: Any) -> "ParamScheduler":
+    def build_iter_from_epoch(
+        cls, *args: Any, epoch_length: int | None = None, **kwargs: Any
+    ) -> "ParamScheduler":
         """Build the scheduler from settings in epochs, converted to iterations.
 
         Args:
@@ -116,14 +135,20 @@ class ParamScheduler:
           NotImplementedError: the family cannot be converted.
         """
         if cls.family.epoch_units is None:
-            raise NotImplementedError(f"{cls.__name__} cannot be converted from epochs to iterations")
+            raise NotImplementedError(
+                f"{cls.__name__} cannot be converted from epochs to iterations"
+            )
         if not kwargs.get("by_epoch", True):
-            raise ArgumentError(f"`by_epoch` must be True to convert {cls.__name__} to iterations, got False")
+            raise ArgumentError(
+                f"`by_epoch` must be True to convert {cls.__name__} to iterations, got False"
+            )
         if not isinstance(epoch_length, int) or epoch_length <= 0:
-            raise ArgumentError(f"`epoch_length` must be a positive number of iterations, got {epoch_length}")
+            raise ArgumentError(
+                f"`epoch_length` must be a positive number of iterations, got {epoch_length}"
+            )
         for name in cls.family.epoch_units:
-            # Milestones and periods are lists in epochs; factors and weights beside them are not, and have no unit to
-            # convert.
+            # Milestones and periods are lists in epochs; factors and weights beside them are not,
+            # and have no unit to convert.
             if isinstance(value := kwargs.get(name), list | tuple):
                 kwargs[name] = [item * epoch_length for item in value]
             elif value is not None:
@@ -136,13 +161,18 @@ class ParamScheduler:
         return scheduler
 
     def step(self) -> None:
-        """Count an iteration or epoch; from `begin` to `end`, set the next value in every scheduled group.
+        """Count an iteration or epoch; from `begin` to `end`, set the next value in every scheduled
+        group.
 
         Raises:
-          ConfigError: a value is negative, infinite or NaN, or a momentum above 1; the group keeps the last one.
+          ConfigError: a value is negative, infinite or NaN, or a momentum above 1; the group keeps
+            the last one.
         """
-        # A run calls this once per iteration and schedule, between two compiled steps: keep the common path short.
-        chain, name, now = self.chain, self.param_name, self.global_step + 1
+        # A run calls this once per iteration and schedule, between two compiled steps: keep the
+        # common path short.
+        chain = self.chain
+        name = self.param_name
+        now = self.global_step + 1
         for _, group, value, _, _ in self.cells:
             if group[name] != value.written or self.mirrors_betas:
                 chain.sync(name)  # someone has set the value, before this step
@@ -157,13 +187,17 @@ class ParamScheduler:
             self._log_values()
 
     def seek(self, count: int) -> None:
-        """Set the counters to `count` completed iterations or epochs; `ScheduleChain.refresh` then sets the values."""
+        """Set the counters to `count` completed iterations or epochs; `ScheduleChain.refresh`
+        then sets the values.
+        """
         self.global_step = count
         self.last_step = max(min(count, math.ceil(self.end) - 1) - math.ceil(self.begin), -1)
 
     def get_last_value(self) -> list[float]:
         """Return the current value of each group that has it."""
-        return [float(group[self.param_name]) for group in self.chain.groups if self.param_name in group]
+        return [
+            float(group[self.param_name]) for group in self.chain.groups if self.param_name in group
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters and the settings, JSON-serializable."""
@@ -185,44 +219,62 @@ class ParamScheduler:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counters and the settings in `state`, a result of `state_dict`, and set the values.
+        """Restore the counters and the settings in `state`, a result of `state_dict`, and set the
+        values.
 
-        A schedule that ends with the run, here and in `state`, keeps this run's end. One that is converted from epochs
-        of another length keeps its place in the epoch, and its settings.
+        A schedule that ends with the run, here and in `state`, keeps this run's end. One that is
+        converted from epochs of another length keeps its place in the epoch, and its settings.
         """
         self.restore(state, with_settings="settings" in state)
         self.chain.load_state_dict(state.get("events", ()), self.param_name)
         self.chain.refresh()
 
     def restore(self, state: dict[str, Any], *, with_settings: bool) -> None:
-        """Set the counters, and the settings if wanted; `ScheduleChain.refresh` then sets the values.
+        """Set the counters, and the settings if wanted; `ScheduleChain.refresh` then sets the
+        values.
 
         Raises:
           ConfigError: the settings are those of another scheduler type.
         """
         lengths = self.epoch_length, state.get("epoch_length")
         has_other_epochs = None not in lengths and lengths[0] != lengths[1]
-        self.seek(round(state["global_step"] * lengths[0] / lengths[1]) if has_other_epochs else state["global_step"])
+        self.seek(
+            round(state["global_step"] * lengths[0] / lengths[1])
+            if has_other_epochs
+            else state["global_step"]
+        )
         if not with_settings or has_other_epochs:
             return
         saved = state["settings"]
         if saved["type"] != type(self).__name__ or saved["param_name"] != self.param_name:
             raise ConfigError(
-                f"the scheduler of the checkpoint must be {type(self).__name__} of {self.param_name!r} as in the "
+                f"the scheduler of the checkpoint must be {type(self).__name__} of "
+                f"{self.param_name!r} as in the "
                 f"config, got {saved['type']} of {saved['param_name']!r}"
             )
         self.settings = self.settings.load_state_dict(saved)
-        if not (self.ends_with_run and state["ends_with_run"] and saved["by_epoch"] == self.by_epoch):
-            self.end, self.ends_with_run = saved["end"], state["ends_with_run"]
-        self.begin, self.by_epoch = saved["begin"], saved["by_epoch"]
+        if not (
+            self.ends_with_run and state["ends_with_run"] and saved["by_epoch"] == self.by_epoch
+        ):
+            self.end = saved["end"]
+            self.ends_with_run = state["ends_with_run"]
+        self.begin = saved["begin"]
+        self.by_epoch = saved["by_epoch"]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.settings}, begin={self.begin}, end={self.end}, by_epoch={self.by_epoch})"
+        return (
+            f"{type(self).__name__}({self.settings}, begin={self.begin}, end={self.end}, "
+            f"by_epoch={self.by_epoch})"
+        )
 
     # --- Called by the chain ---
 
-    def bind(self, initials: Sequence[float | None], groups: Sequence[Group]) -> Sequence[float | None]:
-        """Bind the rule to the initial value and the settings of each group; return the initial values after it."""
+    def bind(
+        self, initials: Sequence[float | None], groups: Sequence[Group]
+    ) -> Sequence[float | None]:
+        """Bind the rule to the initial value and the settings of each group; return the initial
+        values after it.
+        """
         values = [0.0 if value is None else value for value in initials]
         self.base_values = list(initials)
         self.bind_settings(values, [value for value in initials if value is not None])
@@ -230,17 +282,23 @@ class ParamScheduler:
             index
             for index, value in enumerate(self.base_values)
             if value is not None
-            # A minimum above 0 would give a weight decay to the parameters that have none, such as biases.
+            # A minimum above 0 would give a weight decay to the parameters that have none, such as
+            # biases.
             and not (self.skips_zero and value == 0.0)
             and not (self.param_name == "lr" and groups[index].get("fix_lr"))
         )
         return self.base_values
 
     def bind_settings(self, values: Sequence[float], present: Sequence[float]) -> None:
-        """Bind the rule: `values` is the initial value of each group, 0 if it has none; `present` only those."""
-        num_steps, rule = int(self.end - self.begin), self.settings
+        """Bind the rule: `values` is the initial value of each group, 0 if it has none;
+        `present` only those.
+        """
+        num_steps = int(self.end - self.begin)
+        rule = self.settings
         started = rule.initial_values(values)
-        self.base_values = [None if old is None else new for old, new in zip(self.base_values, started, strict=True)]
+        self.base_values = [
+            None if old is None else new for old, new in zip(self.base_values, started, strict=True)
+        ]
         self.change = rule.bind(num_steps)
         self.muted_steps, self.min_value = rule.muted_steps(num_steps), rule.min_value()
         # The optimizer's own settings are the last group: their initial value has no multiplier.
@@ -265,30 +323,46 @@ class ParamScheduler:
         """Return the error for a value outside the hyperparameter's range."""
         when = f"{'epoch' if self.by_epoch else 'iteration'} {step + 1}"
         name = self.param_name
-        return ConfigError(f"`{name}` must be {legal_values(name)}, got {value:g} from {type(self).__name__} in {when}")
+        return ConfigError(
+            f"`{name}` must be {legal_values(name)}, got {value:g} from {type(self).__name__} in "
+            f"{when}"
+        )
 
     def _check_groups(self, is_resumed: bool) -> None:
         """Raise an error unless a group has the value, as a number."""
-        name, groups = self.param_name, self.chain.groups
-        if self.mirrors_betas and not any("momentum" in group or "betas" in group for group in groups):
-            raise ConfigError("a momentum schedule must have an optimizer with `momentum` or `betas`, got neither")
+        name = self.param_name
+        groups = self.chain.groups
+        if self.mirrors_betas and not any(
+            "momentum" in group or "betas" in group for group in groups
+        ):
+            raise ConfigError(
+                "a momentum schedule must have an optimizer with `momentum` or `betas`, got neither"
+            )
         has_value = [name in group or (self.mirrors_betas and "betas" in group) for group in groups]
         if not any(has_value) and self.names_value:
             raise UnknownNameError(
-                f"{type(self).__name__} must have an optimizer with a known `{name}`, got one without; write "
-                "optax.adamw(1e-2) as optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2)"
+                f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
+                "without; write "
+                "optax.adamw(1e-2) as optax.inject_hyperparams(optax.adamw)(1e-2) or "
+                "dict(type='AdamW', lr=1e-2)"
             )
         if not any(has_value):
-            names = {other for group in groups for other, value in group.items() if is_host_number(value)}
+            names = {
+                other for group in groups for other, value in group.items() if is_host_number(value)
+            }
             raise UnknownNameError(
-                f"`param_name` must be a value of a parameter group, got {name!r}{closest(name, names)}"
+                "`param_name` must be a value of a parameter group, got "
+                f"{name!r}{closest(name, names)}"
             )
         for index, group in enumerate(groups):
             if name in group and not is_host_number(group[name]):
-                raise ConfigError(f"`{name}` of a parameter group must be a number, got {group[name]!r}")
+                raise ConfigError(
+                    f"`{name}` of a parameter group must be a number, got {group[name]!r}"
+                )
             if is_resumed and has_value[index] and f"initial_{name}" not in group:
                 raise UnknownNameError(
-                    f"`last_step` must be -1 unless the groups have {f'initial_{name}'!r}, got group {index}"
+                    f"`last_step` must be -1 unless the groups have {f'initial_{name}'!r}, got "
+                    f"group {index}"
                 )
 
     def _log_values(self) -> None:
@@ -303,4 +377,8 @@ def flatten_schedulers(schedulers: Schedulers | None) -> Sequence[ParamScheduler
     """Return all schedulers of a run in one list, for one or several optimizers."""
     if schedulers is None:
         return []
-    return [s for group in schedulers.values() for s in group] if isinstance(schedulers, dict) else schedulers
+    return (
+        [s for group in schedulers.values() for s in group]
+        if isinstance(schedulers, dict)
+        else schedulers
+    )

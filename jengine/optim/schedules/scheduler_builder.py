@@ -5,17 +5,18 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from jengine import annotations
-from jengine.annotations import Count, checked, is_mapping
-from jengine.errors import ConfigError, config_path
+from jengine.config import annotations
+from jengine.config.annotations import Count, checked, is_mapping
+from jengine.config.errors import ConfigError, config_path
+from jengine.config.registry import PARAM_SCHEDULERS, as_config, check_arguments, is_built_in
 from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.chain import Groups, chain_of
 from jengine.optim.schedules.from_optax import OptaxRule
 from jengine.optim.schedules.rules import INF
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
-from jengine.registry import PARAM_SCHEDULERS, as_config, check_arguments, is_built_in
 
-_MAX_CHECKED = 100_000  # values that are computed before training; those of longer runs are checked when they are set
+# values that are computed before training; those of longer runs are checked when they are set
+_MAX_CHECKED = 100_000
 
 
 @checked
@@ -30,19 +31,22 @@ def build_param_schedulers(
 ) -> Schedulers:
     """Build the schedulers of a run, in the order of the config.
 
-    A scheduler without `end` lasts until the end of the run. `convert_to_iter_based=True` converts epochs to
-    iterations. A loop over iterations has no epochs, so a scheduler that counts epochs must be converted, unless it
-    follows validations.
+    A scheduler without `end` lasts until the end of the run. `convert_to_iter_based=True` converts
+    epochs to iterations. A loop over iterations has no epochs, so a scheduler that counts epochs
+    must be converted, unless it follows validations.
 
-    >>> from jengine.optim import SGD, OptimWrapper
+    >>> from jengine.optim.optimizers.sgd import SGD
+    >>> from jengine.optim.wrapper import OptimWrapper
     >>> cfg = dict(type="CosineAnnealingLR", by_epoch=True, convert_to_iter_based=True)
-    >>> build_param_schedulers(cfg, OptimWrapper(SGD(lr=0.1)), max_epochs=3, max_iters=None, epoch_length=10)[0].end
+    >>> build_param_schedulers(
+    ...     cfg, OptimWrapper(SGD(lr=0.1)), max_epochs=3, max_iters=None, epoch_length=10
+    ... )[0].end
     30
 
     Args:
-      cfg: None, a scheduler config, a function `step -> learning rate` such as an optax schedule, which counts
-        iterations, or a list of these; for several optimizers, a dict of such values by optimizer name. It may contain
-        built schedulers.
+      cfg: None, a scheduler config, a function `step -> learning rate` such as an optax schedule,
+        which counts iterations, or a list of these; for several optimizers, a dict of such values
+        by optimizer name. It may contain built schedulers.
       wrapper: the optimizer wrapper, or a mapping of wrappers by name.
       max_epochs: epochs of the run; None if unknown.
       max_iters: iterations of the run; None if unknown.
@@ -53,12 +57,17 @@ def build_param_schedulers(
       A list; for several optimizers a dict of lists. With `cfg` None they are empty.
 
     Raises:
-      ConfigError, KeyError, TypeError: an entry of the config is illegal; the message contains the path. ConfigError: a
-        value in the run is illegal, such as a negative learning rate.
+      ConfigError, KeyError, TypeError: an entry of the config is illegal; the message contains the
+        path. ConfigError: a value in the run is illegal, such as a negative learning rate.
     """
     built = _build(cfg, wrapper, _RunLength(max_epochs, max_iters, epoch_length, by_epoch_loop))
     with config_path("param_scheduler"):
-        _check_values(built, iters=max_iters, epochs=max_epochs if by_epoch_loop else None, epoch_length=epoch_length)
+        _check_values(
+            built,
+            iters=max_iters,
+            epochs=max_epochs if by_epoch_loop else None,
+            epoch_length=epoch_length,
+        )
     return built
 
 
@@ -72,12 +81,14 @@ def check_param_schedulers(
 ) -> Sequence[ParamScheduler]:
     """Build the schedulers as `build_param_schedulers` does, before the epoch length is known.
 
-    What depends on that length is checked by `build_param_schedulers` alone. The result cannot be stepped.
+    What depends on that length is checked by `build_param_schedulers` alone. The result cannot be
+    stepped.
     """
     built = flatten_schedulers(
         _build(cfg, wrapper, _RunLength(max_epochs, max_iters, None, by_epoch_loop, is_open=True))
     )
-    if all(scheduler.epoch_length is None for scheduler in built):  # the steps of the others are unknown
+    # the steps of the others are unknown
+    if all(scheduler.epoch_length is None for scheduler in built):
         with config_path("param_scheduler"):
             _check_values(list(built), iters=max_iters, epochs=max_epochs, epoch_length=None)
     return built
@@ -106,16 +117,19 @@ def _build(cfg: Any, wrapper: Any, run: _RunLength) -> Schedulers:
         if not is_mapping(wrapper):
             if is_by_name and cfg:
                 raise ConfigError(
-                    "`param_scheduler` must be a scheduler with a 'type' or a list of schedulers for a single "
+                    "`param_scheduler` must be a scheduler with a 'type' or a list of schedulers "
+                    "for a single "
                     f"optimizer, got a dict of {sorted(map(str, cfg))}"
                 )
             return _build_list(cfg, wrapper, run)
-        # One scheduler or list for several optimizers: each gets objects of its own, as they have states.
+        # One scheduler or list for several optimizers: each gets objects of its own, as they have
+        # states.
         if not is_by_name:
             return {name: _build_list(cfg, optimizer, run) for name, optimizer in wrapper.items()}
         if set(cfg) != set(wrapper.keys()):
             raise ConfigError(
-                f"`param_scheduler` must have the names of the optimizers, {sorted(wrapper.keys())}, got {sorted(cfg)}"
+                "`param_scheduler` must have the names of the optimizers, "
+                f"{sorted(wrapper.keys())}, got {sorted(cfg)}"
             )
         built = {}
         for name, optimizer in wrapper.items():
@@ -125,7 +139,8 @@ def _build(cfg: Any, wrapper: Any, run: _RunLength) -> Schedulers:
 
 
 def _build_list(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamScheduler]:
-    chain, built = chain_of(wrapper), []
+    chain = chain_of(wrapper)
+    built = []
     chain.begin()
     if cfg is not None and not isinstance(cfg, list | tuple):
         built = _build_one(cfg, wrapper, run)
@@ -144,12 +159,15 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
     if isinstance(cfg, ParamScheduler):
         # A list for several optimizers may hold built schedulers of all; each belongs to one.
         return [cfg] if cfg.optimizer is wrapper else []
-    if callable(cfg) and not isinstance(cfg, type):  # without an end, so that the run can be extended
+    # without an end, so that the run can be extended
+    if callable(cfg) and not isinstance(cfg, type):
         cfg = {"type": "OptaxLR", "schedule": cfg, "by_epoch": False, "end": INF}
-    given, cfg = cfg, as_config(cfg)
+    given = cfg
+    cfg = as_config(cfg)
     if not is_mapping(cfg):
         raise TypeError(
-            "a parameter scheduler must be a dict with a 'type', or a function from the iteration to the learning rate "
+            "a parameter scheduler must be a dict with a 'type', or a function from the iteration "
+            "to the learning rate "
             f"such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
         )
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
@@ -166,35 +184,49 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
         return _build_one(PARAM_SCHEDULERS.build_function(given), wrapper, run)
     del arguments["type"]
     init: Any = entry.__init__  # type: ignore[misc]  # the user's own class may have an `__init__` without a signature
-    by_default = init.__signature__.parameters["by_epoch"].default if hasattr(init, "__signature__") else True
+    by_default = (
+        init.__signature__.parameters["by_epoch"].default
+        if hasattr(init, "__signature__")
+        else True
+    )
     by_epoch = arguments.get("by_epoch", by_default)
     follows_validations = getattr(entry, "need_val_args", False)
     # An error and not a guess: both readings of the numbers are plausible.
     if by_epoch and not run.by_epoch_loop and not converted and not follows_validations:
         raise ConfigError(
-            f"`by_epoch` of {entry.__name__} must be False in a train loop that counts iterations, got True (the "
-            "default), with which its value would never change; write by_epoch=False if its numbers are iterations, or "
+            f"`by_epoch` of {entry.__name__} must be False in a train loop that counts "
+            "iterations, got True (the "
+            "default), with which its value would never change; write by_epoch=False if its "
+            "numbers are iterations, or "
             "convert_to_iter_based=True if they are epochs"
         )
     has_end = "end" in arguments
     if not has_end:
-        arguments["end"] = _default_end(entry, arguments, run, by_epoch, converted, follows_validations)
+        arguments["end"] = _default_end(
+            entry, arguments, run, by_epoch, converted, follows_validations
+        )
     scheduler = _construct(entry, wrapper, arguments, run, converted)
     scheduler.ends_with_run = not has_end and arguments["end"] != INF
     _check_total_steps(scheduler, run)
     return [scheduler]
 
 
-def _check_values(schedulers: Schedulers, *, iters: int | None, epochs: int | None, epoch_length: int | None) -> None:
+def _check_values(
+    schedulers: Schedulers, *, iters: int | None, epochs: int | None, epoch_length: int | None
+) -> None:
     """Compute the values of a run, so that an illegal one is an error before training.
 
-    Only the first values are checked if there are many, and none if one of the schedules is a user's class, whose step
-    may do anything. Unknown iterations leave the schedules over iterations unchecked.
+    Only the first values are checked if there are many, and none if one of the schedules is a
+    user's class, whose step may do anything. Unknown iterations leave the schedules over iterations
+    unchecked.
     """
     flat = flatten_schedulers(schedulers)
     if not flat or any(not is_built_in(type(s)) or s.last_step > 0 for s in flat):
         return
-    limit = min(_MAX_CHECKED // max(1, sum(len(s.scheduled) for s in flat)), *(s.settings.max_checked() for s in flat))
+    limit = min(
+        _MAX_CHECKED // max(1, sum(len(s.scheduled) for s in flat)),
+        *(s.settings.max_checked() for s in flat),
+    )
     iters = 0 if iters is None or all(s.by_epoch for s in flat) else min(iters, limit)
     epochs = min(epochs or 0, limit, *([iters // epoch_length] if iters and epoch_length else []))
     for chain in {id(s.chain): s.chain for s in flat}.values():
@@ -206,15 +238,21 @@ def _read_units(by_epoch: bool = True, convert_to_iter_based: bool = False) -> N
 
 
 def _construct(
-    entry: type[ParamScheduler], wrapper: Groups, arguments: dict[str, Any], run: _RunLength, converted: bool
+    entry: type[ParamScheduler],
+    wrapper: Groups,
+    arguments: dict[str, Any],
+    run: _RunLength,
+    converted: bool,
 ) -> ParamScheduler:
     if not converted:
         return PARAM_SCHEDULERS.build({"type": entry, **arguments}, optimizer=wrapper)
     if run.epoch_length is None and not run.is_open:
         raise ConfigError(
-            "`convert_to_iter_based` must be False unless the train dataloader has a known length, got True"
+            "`convert_to_iter_based` must be False unless the train dataloader has a known "
+            "length, got True"
         )
-    # `build_iter_from_epoch` takes `**kwargs`, so that a misspelled name would fail far from the config.
+    # `build_iter_from_epoch` takes `**kwargs`, so that a misspelled name would fail far from the
+    # config.
     check_arguments(entry, {"optimizer": wrapper, **arguments})
     return entry.build_iter_from_epoch(wrapper, epoch_length=run.epoch_length or 1, **arguments)
 
@@ -230,7 +268,8 @@ def _default_end(
     if follows_validations and not run.by_epoch_loop:
         if arguments.get("begin", 0) > 0:
             raise ConfigError(
-                f"`begin` of {entry.__name__} must be 0 in a train loop without epochs, got {arguments['begin']}"
+                f"`begin` of {entry.__name__} must be 0 in a train loop without epochs, got "
+                f"{arguments['begin']}"
             )
         return INF
     end = run.length(by_epoch, converted)
@@ -239,7 +278,8 @@ def _default_end(
     if end is None:
         unit = "epochs" if by_epoch else "iterations"
         raise ConfigError(
-            f"`end` of {entry.__name__} must be given in a run whose length in {unit} is unknown, got no end"
+            f"`end` of {entry.__name__} must be given in a run whose length in {unit} is unknown, "
+            "got no end"
         )
     return end
 
@@ -247,18 +287,25 @@ def _default_end(
 def _check_total_steps(scheduler: ParamScheduler, run: _RunLength) -> None:
     """Raise ConfigError if a one-cycle schedule ends before the run."""
     length = run.epochs if scheduler.by_epoch else run.iters
-    if not isinstance(scheduler.settings, OneCycleRule) or scheduler.settings.total_steps is None or length is None:
+    if (
+        not isinstance(scheduler.settings, OneCycleRule)
+        or scheduler.settings.total_steps is None
+        or length is None
+    ):
         return
     # Now, as the cycle would otherwise run out in the last epochs of a long run.
     num_steps = int(min(scheduler.end, length) - scheduler.begin)
     if scheduler.settings.total_steps < num_steps:
         raise ConfigError(
-            f"`total_steps` must be at least {num_steps}, the steps of the run, got {scheduler.settings.total_steps}"
+            f"`total_steps` must be at least {num_steps}, the steps of the run, got "
+            f"{scheduler.settings.total_steps}"
         )
 
 
 def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
-    """Raise ConfigError if an optax schedule, which sets a value, overlaps with another schedule for it."""
+    """Raise ConfigError if an optax schedule, which sets a value, overlaps with another schedule
+    for it.
+    """
 
     def active_range(scheduler: ParamScheduler) -> tuple[float, float]:
         """Return begin and end, in iterations if the epoch length is known."""
@@ -266,16 +313,22 @@ def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
         return scheduler.begin * length, scheduler.end * length
 
     for index, scheduler in enumerate(chain):
-        for other_index, other in enumerate(chain if isinstance(scheduler.settings, OptaxRule) else ()):
+        for other_index, other in enumerate(
+            chain if isinstance(scheduler.settings, OptaxRule) else ()
+        ):
             if other is scheduler or other.param_name != scheduler.param_name:
                 continue
             if run.epoch_length is None and other.by_epoch != scheduler.by_epoch:
                 continue  # the ranges cannot be compared
-            (begin, end), (other_begin, other_end) = active_range(scheduler), active_range(other)
+            (begin, end) = active_range(scheduler)
+            (other_begin, other_end) = active_range(other)
             if max(begin, other_begin) < min(end, other_end):
                 with config_path(index):
                     raise ConfigError(
-                        f"the optax schedule at [{index}] must not overlap with another schedule, because it sets "
-                        f"{scheduler.param_name!r} at each step, got {type(other).__name__} at [{other_index}] in the "
-                        "same range; give both a `begin` and an `end`, or use one optax.join_schedules"
+                        f"the optax schedule at [{index}] must not overlap with another schedule, "
+                        "because it sets "
+                        f"{scheduler.param_name!r} at each step, got {type(other).__name__} at "
+                        f"[{other_index}] in the "
+                        "same range; give both a `begin` and an `end`, or use one "
+                        "optax.join_schedules"
                     )

@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
-from jengine.annotations import checked
-from jengine.errors import ConfigError, config_path
+from jengine.config.annotations import checked
+from jengine.config.errors import ConfigError, config_path
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
 
 # the states of the schedulers of one optimizer, or of several by name
@@ -19,7 +19,10 @@ SchedulersState: TypeAlias = list[dict[str, Any]] | dict[str, list[dict[str, Any
 def schedulers_state_dict(schedulers: Schedulers) -> SchedulersState:
     """Return the scheduler states in the same structure, as JSON-serializable values."""
     if isinstance(schedulers, dict):
-        return {name: [scheduler.state_dict() for scheduler in chain] for name, chain in schedulers.items()}
+        return {
+            name: [scheduler.state_dict() for scheduler in chain]
+            for name, chain in schedulers.items()
+        }
     return [scheduler.state_dict() for scheduler in schedulers]
 
 
@@ -36,8 +39,9 @@ def load_schedulers_state_dict(
 
     Args:
       schedulers, state: see above.
-      settings: whose settings hold: those of `schedulers` ('config'), or those in `state` ('checkpoint'), as in
-        MMEngine. A schedule without `end`, here and in the checkpoint, ends with this run.
+      settings: whose settings hold: those of `schedulers` ('config'), or those in `state`
+        ('checkpoint'), as in MMEngine. A schedule without `end`, here and in the checkpoint, ends
+        with this run.
       iters, epochs: the position of a scheduler that counts what none in `state` has counted.
 
     Raises:
@@ -46,11 +50,13 @@ def load_schedulers_state_dict(
     chains = dict(schedulers) if isinstance(schedulers, dict) else {"": schedulers}
     saved_chains = dict(state) if isinstance(state, dict) else {"": state}
     for name in sorted(chains.keys() | saved_chains.keys()):
-        chain, states = chains.get(name, []), saved_chains.get(name, [])
+        chain = chains.get(name, [])
+        states = saved_chains.get(name, [])
         with config_path("param_scheduler", *([name] if name else [])):
             if settings == "checkpoint" and len(chain) != len(states):
                 raise ConfigError(
-                    f"`param_scheduler` must have the {len(states)} schedulers of the checkpoint, got {len(chain)}"
+                    f"`param_scheduler` must have the {len(states)} schedulers of the checkpoint, "
+                    f"got {len(chain)}"
                 )
             _load_chain(chain, states, settings == "checkpoint", {False: iters, True: epochs})
 
@@ -64,17 +70,23 @@ def seek_schedulers(schedulers: Schedulers | None, iters: int, epochs: int) -> N
 
 
 def _load_chain(
-    chain: Sequence[ParamScheduler], states: Sequence[dict[str, Any]], with_settings: bool, counts: dict[bool, int]
+    chain: Sequence[ParamScheduler],
+    states: Sequence[dict[str, Any]],
+    with_settings: bool,
+    counts: dict[bool, int],
 ) -> None:
     counts |= {saved["settings"]["by_epoch"]: saved["global_step"] for saved in states}
     for index, (scheduler, saved) in enumerate(itertools.zip_longest(chain, states[: len(chain)])):
         with config_path(index):
-            # In the config's settings it may be another scheduler, which counts or observes something else.
+            # In the config's settings it may be another scheduler, which counts or observes
+            # something else.
             is_same = saved and saved["settings"]["by_epoch"] == scheduler.by_epoch
             if with_settings or (is_same and ("plateau" in saved) == scheduler.need_val_args):
                 scheduler.restore(saved, with_settings=with_settings)
             else:
                 scheduler.seek(counts[scheduler.by_epoch])
     for scheduler in chain[:1]:
-        scheduler.chain.load_state_dict(event for saved in states for event in saved.get("events", ()))
+        scheduler.chain.load_state_dict(
+            event for saved in states for event in saved.get("events", ())
+        )
         scheduler.chain.refresh()

@@ -1,13 +1,15 @@
-"""The registered schedulers: every family for the learning rate, the momentum and any named value."""
+"""The registered schedulers: every family for the learning rate, the momentum and any named
+value.
+"""
 
 import inspect
 from typing import Annotated, Any
 
-from jengine.annotations import NonNegative, Positive, Range
+from jengine.config.annotations import NonNegative, Positive, Range
+from jengine.config.registry import PARAM_SCHEDULERS
 from jengine.optim.schedules import annealing, from_optax, rules
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
 from jengine.optim.schedules.scheduler import ParamScheduler
-from jengine.registry import PARAM_SCHEDULERS
 
 # Arguments that all schedulers have: name -> annotation and default.
 _COMMON: dict[str, tuple[Any, Any]] = {
@@ -38,8 +40,8 @@ def make_scheduler(
       skips_zero: whether groups whose initial value is 0 keep it.
 
     Returns:
-      A class whose arguments are the optimizer wrapper, `param_name` unless given here, the family settings, then
-      `begin`, `end`, `last_step`, `by_epoch` and `verbose`.
+      A class whose arguments are the optimizer wrapper, `param_name` unless given here, the family
+      settings, then `begin`, `end`, `last_step`, `by_epoch` and `verbose`.
     """
     signature = _signature(family, param_name is None, by_epoch)
 
@@ -50,7 +52,8 @@ def make_scheduler(
         settings = dict(bound.arguments)
         common = {key: settings.pop(key) for key in _COMMON}
         del settings["self"]
-        optimizer, scheduled_name = settings.pop("optimizer"), settings.pop("param_name", param_name)
+        optimizer = settings.pop("optimizer")
+        scheduled_name = settings.pop("param_name", param_name)
         base.__init__(self, optimizer, scheduled_name, family(**settings), **common)
 
     # For the registry, which checks arguments by signature, and for `help`.
@@ -69,20 +72,31 @@ def make_scheduler(
 
 
 def _signature(family: type[Any], with_name: bool, by_epoch: bool) -> inspect.Signature:
-    """Return the arguments of a scheduler class: optimizer, name, settings, then the common arguments."""
-    kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+    """Return the arguments of a scheduler class: optimizer, name, settings, then the common
+    arguments.
+    """
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    empty = inspect.Parameter.empty
     own = list(inspect.signature(family).parameters.values())
-    leading = {"self": (Any, empty), "optimizer": (Any, empty), **({"param_name": (str, empty)} if with_name else {})}
+    leading = {
+        "self": (Any, empty),
+        "optimizer": (Any, empty),
+        **({"param_name": (str, empty)} if with_name else {}),
+    }
 
     def parameters(arguments: dict[str, tuple[Any, Any]]) -> list[inspect.Parameter]:
-        return [inspect.Parameter(name, kind, annotation=a, default=d) for name, (a, d) in arguments.items()]
+        return [
+            inspect.Parameter(name, kind, annotation=a, default=d)
+            for name, (a, d) in arguments.items()
+        ]
 
     return inspect.Signature(
         [
             *parameters(leading),
             *(parameter for parameter in own if parameter.kind is kind),
             *parameters({**_COMMON, "by_epoch": (bool, by_epoch)}),
-            # Keyword-only parameters last, as Python requires; MMEngine's positional order is kept before them.
+            # Keyword-only parameters last, as Python requires; MMEngine's positional order is kept
+            # before them.
             *(parameter for parameter in own if parameter.kind is not kind),
         ]
     )
@@ -102,8 +116,12 @@ def make_variants(
 ConstantLR, ConstantMomentum, ConstantParamScheduler = make_variants("Constant", rules.ConstantRule)
 LinearLR, LinearMomentum, LinearParamScheduler = make_variants("Linear", rules.LinearRule)
 StepLR, StepMomentum, StepParamScheduler = make_variants("Step", rules.StepRule)
-MultiStepLR, MultiStepMomentum, MultiStepParamScheduler = make_variants("MultiStep", rules.MultiStepRule)
-ExponentialLR, ExponentialMomentum, ExponentialParamScheduler = make_variants("Exponential", rules.ExponentialRule)
+MultiStepLR, MultiStepMomentum, MultiStepParamScheduler = make_variants(
+    "MultiStep", rules.MultiStepRule
+)
+ExponentialLR, ExponentialMomentum, ExponentialParamScheduler = make_variants(
+    "Exponential", rules.ExponentialRule
+)
 PolyLR, PolyMomentum, PolyParamScheduler = make_variants("Poly", rules.PolyRule)
 CosineAnnealingLR, CosineAnnealingMomentum, CosineAnnealingParamScheduler = make_variants(
     "CosineAnnealing", annealing.CosineAnnealingRule
@@ -126,4 +144,8 @@ CosineAnnealingWeightDecay = make_scheduler(
 OptaxLR, OptaxMomentum, OptaxParamScheduler = make_variants("Optax", from_optax.OptaxRule)
 
 __all__ = ["make_scheduler", "make_variants"]
-__all__ += [name for name, value in list(globals().items()) if isinstance(value, type) and "family" in vars(value)]
+__all__ += [
+    name
+    for name, value in list(globals().items())
+    if isinstance(value, type) and "family" in vars(value)
+]

@@ -20,18 +20,21 @@ class AccumulateState(NamedTuple):
 
     accumulated_grads: Updates  # float32, like the parameters: the weighted sum
     num_accumulated: jax.Array  # int32[], iterations in accumulated_grads, which is invalid at 0
-    weight_sum: jax.Array  # float32[] (float64[] for such gradients), sum of the weights; equal ones are 1 / replicas
+    # float32[] (float64[] for such gradients), sum of the weights; equal ones are 1 / replicas
+    weight_sum: jax.Array
     inner_state: OptState
 
 
 def accumulate_gradients(
     inner: optax.GradientTransformation, every: int, axis_name: str | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Call `inner` with the mean gradient of `every` iterations; the others add gradients and return zero updates.
+    """Call `inner` with the mean gradient of `every` iterations; the others add gradients and
+    return zero updates.
 
-    Unlike in `optax.MultiSteps`, `inner` runs only in the last iteration (`lax.cond`, or a Python bool `is_last`),
-    gradients may have weights, and replicas exchange them once per window. It wraps `inner`, like
-    `optax.apply_if_finite`, because a part of a chain cannot keep the parts after it from running.
+    Unlike in `optax.MultiSteps`, `inner` runs only in the last iteration (`lax.cond`, or a Python
+    bool `is_last`), gradients may have weights, and replicas exchange them once per window. It
+    wraps `inner`, like `optax.apply_if_finite`, because a part of a chain cannot keep the parts
+    after it from running.
 
     >>> tx = accumulate_gradients(optax.sgd(1.0), every=2)
     >>> state = tx.init(jnp.zeros(1))
@@ -42,10 +45,10 @@ def accumulate_gradients(
 
     The update takes these extra arguments:
 
-    * is_last: whether this iteration ends the window; with a Python bool only that case is compiled. None: every
-      `every`-th iteration ends it.
-    * weight: float32[], the weight of these gradients in the mean over the window and over replicas; for a mean loss
-      over sentences, the number of words. None: all have the same weight.
+    * is_last: whether this iteration ends the window; with a Python bool only that case is
+      compiled. None: every `every`-th iteration ends it.
+    * weight: float32[], the weight of these gradients in the mean over the window and over
+      replicas; for a mean loss over sentences, the number of words. None: all have the same weight.
     * is_added: True if an earlier call with `is_last=False` has added these gradients.
 
     Args:
@@ -55,7 +58,9 @@ def accumulate_gradients(
     """
     inner = optax.with_extra_args_support(inner)
     if every == 1:
-        return optax.GradientTransformationExtraArgs(inner.init, functools.partial(_update_at_once, inner, axis_name))
+        return optax.GradientTransformationExtraArgs(
+            inner.init, functools.partial(_update_at_once, inner, axis_name)
+        )
 
     def init(params: Params) -> AccumulateState:
         return init_accumulation(params, inner.init(params))
@@ -75,17 +80,23 @@ def accumulate_gradients(
             total, count, weight_sum = _add_to_window(state, grads, _share(weight, axis_name))
 
         def accumulate() -> tuple[Updates, AccumulateState]:
-            return jax.tree.map(jnp.zeros_like, grads), AccumulateState(total, count, weight_sum, state.inner_state)
+            return jax.tree.map(jnp.zeros_like, grads), AccumulateState(
+                total, count, weight_sum, state.inner_state
+            )
 
         def accumulate_like_finish() -> tuple[Updates, AccumulateState]:
-            # Not zeros like the gradients: under `shard_map` those vary over replicas, and updates do not.
+            # Not zeros like the gradients: under `shard_map` those vary over replicas, and updates
+            # do not.
             return jax.tree.map(jnp.zeros_like, jax.eval_shape(finish)[0]), accumulate()[1]
 
         def finish() -> tuple[Updates, AccumulateState]:
-            # Counted on the device: a window may be shorter, at the end of a run or because a hook dropped iterations.
+            # Counted on the device: a window may be shorter, at the end of a run or because a hook
+            # dropped iterations.
             divisor = count if weight is None else _sum_over_replicas(weight_sum, axis_name)
             summed = _sum_over_replicas(total, axis_name)
-            updates, inner_state = _update_inner(inner, summed, divisor, state.inner_state, params, extra)
+            updates, inner_state = _update_inner(
+                inner, summed, divisor, state.inner_state, params, extra
+            )
             # the next window starts with 0 iterations; keeping the sums avoids writing zeros
             return updates, AccumulateState(total, jnp.zeros_like(count), weight_sum, inner_state)
 
@@ -108,8 +119,11 @@ def _update_at_once(
     is_added: bool = False,
     **extra: Any,
 ) -> tuple[Updates, OptState]:
-    """Call `inner` with the mean over replicas; in a window of one iteration there is nothing to accumulate."""
-    # Weighted before the sum: replicas may have different numbers of real examples, as in a padded last batch.
+    """Call `inner` with the mean over replicas; in a window of one iteration there is nothing to
+    accumulate.
+    """
+    # Weighted before the sum: replicas may have different numbers of real examples, as in a padded
+    # last batch.
     grads = _sum_over_replicas(_scale(grads, _share(weight, axis_name)), axis_name)
     divisor = None if weight is None else _sum_over_replicas(weight, axis_name)
     return _update_inner(inner, grads, divisor, state, params, extra)
@@ -160,13 +174,17 @@ def _sum_over_replicas(tree: Updates, axis_name: str | None) -> Updates:
 def _add(state: AccumulateState, grads: Updates) -> Updates:
     # `where` and not a product with 0: the old sums may contain NaN from a skipped update.
     is_first = state.num_accumulated == 0
-    return jax.tree.map(lambda a, g: jnp.where(is_first, 0, a) + g.astype(a.dtype), state.accumulated_grads, grads)
+    return jax.tree.map(
+        lambda a, g: jnp.where(is_first, 0, a) + g.astype(a.dtype), state.accumulated_grads, grads
+    )
 
 
 def _add_to_window(
     state: AccumulateState, grads: Updates, share: ArrayLike | None
 ) -> tuple[Updates, jax.Array, jax.Array]:
-    """Return the weighted sum with these gradients, the number of iterations in it, and the sum of the weights."""
+    """Return the weighted sum with these gradients, the number of iterations in it, and the sum
+    of the weights.
+    """
     total = _add(state, _scale(grads, share))
     added = jnp.asarray(1 if share is None else share, state.weight_sum.dtype)
     # As in `_add`, the first iteration of a window overwrites: nothing has to be reset at its end.
@@ -175,4 +193,6 @@ def _add_to_window(
 
 
 def _scale(grads: Updates, weight: ArrayLike | None) -> Updates:
-    return grads if weight is None else jax.tree.map(lambda g: g * jnp.asarray(weight, g.dtype), grads)
+    return (
+        grads if weight is None else jax.tree.map(lambda g: g * jnp.asarray(weight, g.dtype), grads)
+    )

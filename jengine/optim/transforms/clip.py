@@ -9,26 +9,32 @@ import jax.numpy as jnp
 import optax
 from optax import Params, Updates
 
-from jengine.annotations import Range, check_values, is_mapping
-from jengine.errors import ArgumentError, closest, config_path
+from jengine.config.annotations import Range, check_values, is_mapping
+from jengine.config.errors import ArgumentError, closest, config_path
 
 
 class ClipByNormState(NamedTuple):
     """The gradient norm, for the log."""
 
-    grad_norm: jax.Array  # float32[], or float64[] for gradients in float64: norm of the last gradients before clipping
+    # float32[], or float64[] for gradients in float64: norm of the last gradients before clipping
+    grad_norm: jax.Array
 
 
 def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTransformation:
     """Scale all gradients so that the global p-norm, where p is `norm_type`, is at most `max_norm`.
 
-    `optax.clip_by_global_norm` supports only the 2-norm and divides by the norm; PyTorch divides by the norm plus 1e-6.
+    `optax.clip_by_global_norm` supports only the 2-norm and divides by the norm; PyTorch divides by
+    the norm plus 1e-6.
     """
 
     def init(params: Params) -> ClipByNormState:
-        return ClipByNormState(jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(params))))
+        return ClipByNormState(
+            jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(params)))
+        )
 
-    def update(grads: Updates, state: ClipByNormState, params: Params | None = None) -> tuple[Updates, ClipByNormState]:
+    def update(
+        grads: Updates, state: ClipByNormState, params: Params | None = None
+    ) -> tuple[Updates, ClipByNormState]:
         norm = global_norm(grads, norm_type)
         # A norm of NaN or infinity makes all gradients NaN or 0, as in PyTorch.
         factor = jnp.minimum(max_norm / (norm + 1e-6), 1.0)
@@ -39,18 +45,23 @@ def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTrans
 
 
 def global_norm(grads: Updates, norm_type: float = 2.0) -> jax.Array:
-    """Return the p-norm over all elements, float32[], where p is `norm_type`, `math.inf` for the maximum.
+    """Return the p-norm over all elements, float32[], where p is `norm_type`, `math.inf` for the
+    maximum.
 
     >>> global_norm({"a": jnp.array([3.0]), "b": jnp.array([-4.0])}).item()
     5.0
     """
     # Squares of float16 gradients overflow above 256, and sums of bfloat16 round.
-    leaves = [jnp.asarray(leaf, jnp.promote_types(jnp.float32, leaf.dtype)) for leaf in jax.tree.leaves(grads)]
+    leaves = [
+        jnp.asarray(leaf, jnp.promote_types(jnp.float32, leaf.dtype))
+        for leaf in jax.tree.leaves(grads)
+    ]
     if not leaves:
         return jnp.zeros((), jnp.float32)
     if math.isinf(norm_type):
         return jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves]))
-    # A power with a variable exponent costs a log and an exp per element; so 2 and 1 have their own forms.
+    # A power with a variable exponent costs a log and an exp per element; so 2 and 1 have their own
+    # forms.
     if norm_type == 2:
         return jnp.sqrt(sum(jnp.sum(leaf * leaf) for leaf in leaves))
     if norm_type == 1:
@@ -74,20 +85,24 @@ class ClipByValue(NamedTuple):
     clip_value: Threshold
 
 
-_SETTINGS: dict[str, type[ClipByNorm] | type[ClipByValue]] = {"norm": ClipByNorm, "value": ClipByValue}
+_SETTINGS: dict[str, type[ClipByNorm] | type[ClipByValue]] = {
+    "norm": ClipByNorm,
+    "value": ClipByValue,
+}
 
 
 def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue | None:
     """Parse the `clip_grad` of an optimizer wrapper.
 
     Args:
-      cfg: `dict(max_norm=, norm_type=2)` or `dict(clip_value=)`, with or without `type='norm'` or `'value'`; None
-        for no clipping. It is not modified.
+      cfg: `dict(max_norm=, norm_type=2)` or `dict(clip_value=)`, with or without `type='norm'` or
+        `'value'`; None for no clipping. It is not modified.
 
     Raises:
-      ArgumentError: an empty dict, or only a type. TypeError: not a dict, or a value that is not a number.
-      ValueError: an unknown type or key, keys of both types, or an illegal value, such as a threshold of 0, which
-        would stop training.
+      ArgumentError: an empty dict, or only a type. TypeError: not a dict, or a value that is not a
+        number.
+      ValueError: an unknown type or key, keys of both types, or an illegal value, such as a
+        threshold of 0, which would stop training.
     """
     if cfg is None:
         return None
@@ -96,7 +111,9 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
     # `foreach` only chooses an implementation in PyTorch; `_delete_` is for the merging of configs.
     keys = {k: v for k, v in cfg.items() if k not in ("type", "_delete_", "foreach")}
     if not keys:
-        raise ArgumentError("`clip_grad` must have max_norm (and norm_type) or clip_value, or be None, got neither")
+        raise ArgumentError(
+            "`clip_grad` must have max_norm (and norm_type) or clip_value, or be None, got neither"
+        )
     kind = cfg.get("type") or ("value" if "clip_value" in keys else "norm")
     if kind not in _SETTINGS:
         raise ValueError(f"`clip_grad.type` must be 'norm' or 'value', got {kind!r}")
@@ -104,20 +121,25 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
         raise ValueError("`clip_grad` must have either max_norm or clip_value, got both")
     if (error_if_nonfinite := keys.pop("error_if_nonfinite", False)) is not False:
         raise ValueError(
-            f"`clip_grad.error_if_nonfinite` must be False, got {error_if_nonfinite!r}: a compiled step cannot raise; "
+            f"`clip_grad.error_if_nonfinite` must be False, got {error_if_nonfinite!r}: a "
+            "compiled step cannot raise; "
             "use CheckInvalidLossHook instead"
         )
     settings = _SETTINGS[kind]
     for key in keys:
         if key not in settings._fields:
-            raise ValueError(f"`clip_grad` of type {kind!r} has no {key!r}{closest(str(key), settings._fields)}")
+            raise ValueError(
+                f"`clip_grad` of type {kind!r} has no {key!r}{closest(str(key), settings._fields)}"
+            )
     numbers = {settings._fields[0]: None, **keys}
     with config_path("clip_grad"):
         check_values("", settings, numbers)
     return settings(**{name: float(value) for name, value in numbers.items()})
 
 
-def clipping_parts(clip_grad: ClipByNorm | ClipByValue | None) -> list[tuple[str, optax.GradientTransformation]]:
+def clipping_parts(
+    clip_grad: ClipByNorm | ClipByValue | None,
+) -> list[tuple[str, optax.GradientTransformation]]:
     """Return the named parts of a chain that clip as configured; no part without clipping."""
     if clip_grad is None:
         return []

@@ -30,6 +30,9 @@ def set_fields(opt_state: OptState, state_type: type, **fields: jax.Array) -> Op
 def _is_field_of(state_type: type) -> Callable[[KeyPath, object], bool]:
     def is_field(path: KeyPath, value: object) -> bool:
         # optax passes the name of the tuple in the path; a parameter's path ends in a dict key.
-        return isinstance(path[-1], optax.tree_utils.NamedTupleKey) and path[-1].tuple_name == state_type.__name__
+        return (
+            isinstance(path[-1], optax.tree_utils.NamedTupleKey)
+            and path[-1].tuple_name == state_type.__name__
+        )
 
     return is_field

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 from optax import OptState, Params, Updates
 
-# a number for all parameters, or a tree like the parameters (or a prefix of it) of numbers and broadcastable arrays, or
-# a function from the parameters to such a tree
+# a number for all parameters, or a tree like the parameters (or a prefix of it) of numbers and
+# broadcastable arrays, or a function from the parameters to such a tree
 PerParameter: TypeAlias = optax.Params | Callable[[optax.Params], optax.Params]
 
 
@@ -21,7 +21,8 @@ class GroupHyperparamsState(NamedTuple):
 
 
 def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTransformation:
-    """Add `weight_decay` times the parameters to the updates, with a separate weight decay for each parameter.
+    """Add `weight_decay` times the parameters to the updates, with a separate weight decay for each
+    parameter.
 
     Before `scale_by_adam` this is Adam's coupled (L2) decay, after it AdamW's decoupled decay.
 
@@ -33,14 +34,19 @@ def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTra
     ([0.5, 0.5], [0.0])
 
     Args:
-      weight_decay: a number for all parameters; a tree of numbers like the parameters (or a prefix of it), such as
-        `wrapper.weight_decays(params)`; or a function that returns such a tree for the parameters.
+      weight_decay: a number for all parameters; a tree of numbers like the parameters (or a prefix
+        of it), such as `wrapper.weight_decays(params)`; or a function that returns such a tree for
+        the parameters.
     """
 
     def update(updates: Updates, params: Params | None) -> Updates:
         if params is None:
-            raise ValueError("`params` must be given for weight decay, got None; call update(grads, state, params)")
-        # While tracing: a function of the parameters is called with tracers and may look at shapes and paths.
+            raise ValueError(
+                "`params` must be given for weight decay, got None; call update(grads, state, "
+                "params)"
+            )
+        # While tracing: a function of the parameters is called with tracers and may look at shapes
+        # and paths.
         decays = broadcast_to_params(weight_decay, params)
         return jax.tree.map(lambda u, wd, p: u + wd * p, updates, decays, params)
 
@@ -53,8 +59,8 @@ def scale_by_group_learning_rate(
     """Multiply the updates by minus each parameter's learning rate.
 
     Args:
-      learning_rate: like `weight_decay` of `add_decayed_weights_by_rule`; for example a learning rate times
-        `wrapper.learning_rate_multipliers(params)`.
+      learning_rate: like `weight_decay` of `add_decayed_weights_by_rule`; for example a learning
+        rate times `wrapper.learning_rate_multipliers(params)`.
       flip_sign: whether to multiply by minus the rate, for descent.
     """
     sign = -1 if flip_sign else 1
@@ -68,7 +74,10 @@ def scale_by_group_learning_rate(
 
 
 def broadcast_to_params(value: PerParameter, tree: Params) -> Params:
-    """Return numbers in a tree like `tree` from a number, a prefix tree, or a function from trees to numbers."""
-    if callable(value) and jax.tree_util.all_leaves([value]):  # a module of Equinox is a tree, and has a `__call__`
+    """Return numbers in a tree like `tree` from a number, a prefix tree, or a function from
+    trees to numbers.
+    """
+    # a module of Equinox is a tree, and has a `__call__`
+    if callable(value) and jax.tree_util.all_leaves([value]):
         value = value(tree)
     return jax.tree.broadcast(value, tree) if jax.tree.leaves(tree) else tree

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jengine.registry import PARAM_SCHEDULERS
+from jengine.config import PARAM_SCHEDULERS
 
 
 @pytest.fixture

@@ -5,8 +5,14 @@ import re
 
 import pytest
 
-from jengine.optim.schedules import INF, StepLR, build_param_schedulers, check_param_schedulers, flatten_schedulers
-from jengine.registry import PARAM_SCHEDULERS
+from jengine.config import PARAM_SCHEDULERS
+from jengine.optim.schedules import (
+    INF,
+    StepLR,
+    build_param_schedulers,
+    check_param_schedulers,
+    flatten_schedulers,
+)
 
 EPOCHS = {"max_epochs": 4, "max_iters": 40, "epoch_length": 10}
 ITERS = {"max_epochs": 1, "max_iters": 45, "epoch_length": 10, "by_epoch_loop": False}

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jengine.registry import PARAM_SCHEDULERS
+from jengine.config import PARAM_SCHEDULERS
 
 
 def value_at(make_wrapper, step, base=1.0, **cfg):

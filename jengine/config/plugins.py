@@ -1,0 +1,138 @@
+"""Extras: optional parts, each a folder that lists as data what it provides, and can be deleted.
+
+An extra is a folder with a module `plugin` next to the rooms of the core, or a module of an
+installed package with an entry point in the group `jengine.extras`. The module imports nothing
+heavy; its dict `provides` has sections, each with names and the modules that define them:
+
+    provides = {
+        "HOOKS": {"SwAVHook": "jengine.extras.selfsup.swav"},  # entries of a registry
+        "names": {"sinkhorn": "jengine.extras.selfsup.losses"},  # to import from the package
+        "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
+    }
+
+A name imports its own module when it is used. docs/house.md lists the sections.
+"""
+
+import functools
+import importlib
+import importlib.metadata
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from jengine.config.errors import ConfigError, UnknownNameError
+
+Provides: TypeAlias = Mapping[str, Mapping[str, str]]  # section -> name -> module
+
+# The folder of the extras, and the group of the entry points of other packages' extras.
+_GROUP = ".".join((__name__.partition(".")[0], "extras"))
+_FOLDER = pathlib.Path(__file__).parent.parent / "extras"
+
+
+@functools.cache
+def list_extras() -> Mapping[str, Provides]:
+    """Return what each extra provides, by its name, without those that lack an extra they require.
+
+    Raises:
+      ConfigError: two extras have one name.
+    """
+    found = _find_extras()
+    return {name: provides for name, provides in found.items() if not _missing(provides, found)}
+
+
+@functools.cache
+def provided(section: str) -> Mapping[str, str]:
+    """Return the modules that the extras provide in a section, by name.
+
+    >>> provided("HOOKS").get("NoSuchHook")
+
+    Raises:
+      ConfigError: two extras provide one name in this section.
+    """
+    modules: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    for extra, provides in list_extras().items():
+        for name, module in provides.get(section, {}).items():
+            if name in owners:
+                raise ConfigError(
+                    f"the extras must have different names in {section}, got {name!r} in "
+                    f"{owners[name]!r} and {extra!r}"
+                )
+            modules[name] = module
+            owners[name] = extra
+    return modules
+
+
+def load_provided(section: str, name: str) -> Any:
+    """Import and return the object that an extra provides under this name.
+
+    Raises:
+      UnknownNameError: no extra provides it.
+    """
+    if name not in provided(section):
+        raise UnknownNameError(f"no extra provides {name!r} in {section}{find_missing(name)}")
+    return getattr(importlib.import_module(provided(section)[name]), name)
+
+
+def load_each(section: str) -> Iterator[Any]:
+    """Import and yield all objects that extras provide in a section, in the order of their
+    names.
+    """
+    for name in sorted(provided(section)):
+        yield load_provided(section, name)
+
+
+def find_missing(name: str) -> str:
+    """Return where a name is that no installed extra provides, as the end of a sentence, or ""."""
+    found = _find_extras()
+    for extra, provides in found.items():
+        missing = _missing(provides, found)
+        if missing and any(name in names for names in provides.values()):
+            return f"; it is in the extra {extra!r}, which needs {missing!r}, not installed"
+    index = _FOLDER / "names.json"
+    shipped = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
+    for extra, names in shipped.items():
+        if name in names and extra not in found:
+            return f"; it is in the extra {extra!r}, which is not installed"
+    return ""
+
+
+def lazy_names(package: str, provides: Provides) -> tuple[Callable[[str], Any], Callable[[], Any]]:
+    """Return `__getattr__` and `__dir__` for the page of an extra, whose names are imported on use.
+
+    >>> __getattr__, __dir__ = lazy_names("shapes", {"names": {"sqrt": "math"}})
+    >>> __getattr__("sqrt")(4.0)
+    2.0
+    """
+    modules = {
+        name: module
+        for section, names in provides.items()
+        if section.isupper() or section == "names"
+        for name, module in names.items()
+    }
+
+    def get_name(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    return get_name, lambda: sorted(modules)
+
+
+@functools.cache
+def _find_extras() -> Mapping[str, Provides]:
+    modules: dict[str, str] = {}
+    for path in sorted(_FOLDER.glob("*/plugin.py")):
+        modules[path.parent.name] = f"{_GROUP}.{path.parent.name}.plugin"
+    for point in importlib.metadata.entry_points(group=_GROUP):
+        if modules.setdefault(point.name, point.value) != point.value:
+            raise ConfigError(
+                f"extras must have different names, got {point.name!r} from {point.value!r} and "
+                f"{modules[point.name]!r}"
+            )
+    return {name: importlib.import_module(module).provides for name, module in modules.items()}
+
+
+def _missing(provides: Provides, found: Mapping[str, Provides]) -> str | None:
+    return next((name for name in provides.get("requires", {}) if name not in found), None)

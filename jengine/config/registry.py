@@ -1,0 +1,524 @@
+"""Registries: the names in configs for classes and functions.
+
+A registry imports the package with the built-in entries at the first look-up. This keeps `import
+jengine` fast, and a config can use any registered name without importing a module.
+"""
+
+import difflib
+import functools
+import importlib
+import inspect
+import logging
+import re
+import typing
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, TypeVar, overload
+
+from jengine.config.annotations import (
+    alternatives,
+    check_values,
+    checked,
+    checks_itself,
+    is_mapping,
+    parameters_of,
+    takes_functions,
+)
+from jengine.config.errors import UnknownNameError, closest, config_path, list_unknown
+from jengine.config.plugins import find_missing, provided
+
+T = TypeVar("T", bound=Callable[..., Any])
+# `dict(type=NAME, ...)`, or NAME alone
+Config: TypeAlias = Mapping[str, Any] | str | Callable[..., Any]
+_LOGGER = logging.getLogger("jengine")
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
+
+
+class Registry:
+    """Names for classes and functions of one kind, such as hooks or datasets.
+
+    >>> shapes = Registry("shape")
+    >>> @shapes.register_module()
+    ... class Square:
+    ...     def __init__(self, side: float) -> None:
+    ...         self.side = side
+    >>> shapes.build(dict(type="Square", side=2)).side
+    2
+
+    Args:
+      name: the entries' kind for error messages, in the singular: 'hook'.
+      locations: package, or packages, that register the entries, imported at the first look-up.
+      section: the section of the extras that has further entries, see `plugins`.
+      used_in: where a config names the entries, for the error in another registry that lacks one.
+      checks_calls: whether calls of an entry check the arguments; else only `build` does.
+      parent: a registry that shares its entries with this one, in both directions.
+      scope: as in MMEngine, for a registry with a parent; names are found with any scope before
+        them, and without.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        locations: str | Sequence[str] = (),
+        section: str = "",
+        used_in: str = "",
+        checks_calls: bool = True,
+        parent: "Registry | None" = None,
+        scope: str | None = None,
+    ) -> None:
+        self.name = name
+        self.scope = scope
+        self.used_in = used_in
+        self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+        self._locations: list[str] = [] if parent is None else parent._locations
+        self._locations += [locations] if isinstance(locations, str) else locations
+        self._section: str = section if parent is None else parent._section
+        self._checks_calls: bool = checks_calls if parent is None else parent._checks_calls
+        self._entries: dict[str, Callable[..., Any]] = {} if parent is None else parent._entries
+        if parent is None:  # `find_registered` would find the entries twice
+            _REGISTRIES.add(self)
+
+    @overload
+    def register_module(
+        self, name: str | Sequence[str] | None = None, force: bool = False, module: None = None
+    ) -> Callable[[T], T]: ...
+
+    @overload
+    def register_module(
+        self, name: str | Sequence[str] | None = None, force: bool = False, *, module: T
+    ) -> T: ...
+
+    def register_module(
+        self, name: str | Sequence[str] | None = None, force: bool = False, module: Any = None
+    ) -> Any:
+        """Register a class or function, whose calls then check the arguments; as a decorator
+        without `module`.
+
+        A user's entry replaces a built-in one with the same name, with a line in the log.
+
+        Args:
+          name: the entry's name, or several; its `__name__` by default.
+          force: replace existing entries with the same name.
+          module: the class or function to register.
+
+        Returns:
+          `module`, or a decorator that registers the class or function and returns it.
+
+        Raises:
+          KeyError: a name is taken by an entry with the same origin and `force` is False.
+            TypeError: the decorator without parentheses, or `module` cannot be called.
+        """
+        if name is not None and not isinstance(name, str) and not isinstance(name, Sequence):
+            raise TypeError(
+                f"`name` must be a string or a list of strings, got {name!r}; write "
+                "@register_module() with parentheses"
+            )
+        if not isinstance(force, bool) or not (module is None or callable(module)):
+            raise TypeError(
+                f"`force` must be a bool and `module` a class or a function, got {force!r} and "
+                f"{module!r}"
+            )
+
+        def register(entry: T) -> T:
+            """Register `entry` and return it."""
+            # whose arguments `build` checks
+            if self._checks_calls and not isinstance(entry, functools.partial):
+                entry = checked(entry)
+            for key in [name] if isinstance(name, str) else name or [_name(entry)]:
+                self._add(key, entry, force)
+            return entry
+
+        return register if module is None else register(module)
+
+    def _add(self, key: str, entry: Callable[..., Any], force: bool) -> None:
+        existing = self._entries.get(key)
+        if existing is None or force:
+            self._entries[key] = entry
+            if existing is None and not is_built_in(entry) and key in self._provided():
+                own = f"{self._provided()[key]}.{key}"
+                _LOGGER.info("The %s %s replaces %s.", self.name, _full_name(entry), own)
+        elif is_built_in(existing) == is_built_in(entry):
+            raise UnknownNameError(
+                f"{self.name} {key!r} is already registered as {_full_name(existing)}; pass "
+                "force=True to replace it"
+            )
+        else:  # built-in entries may be imported after the user's
+            users, own = (existing, entry) if is_built_in(entry) else (entry, existing)
+            self._entries[key] = users
+            _LOGGER.info(
+                "The %s %s replaces jengine's %s.", self.name, _full_name(users), _full_name(own)
+            )
+
+    def get(self, key: str) -> Callable[..., Any]:
+        """Return the entry registered as `key`.
+
+        Args:
+          key: 'Name', 'scope.Name' (the scope is ignored), or a dotted import path. If its module
+            is next to a config file, it is an import path.
+
+        Raises:
+          KeyError: no such entry; the message suggests the closest name. Errors in an imported
+            module keep their type.
+        """
+        from jengine.config.modules import find_directory, find_unregistered
+        from jengine.extras.mmengine.foreign import is_restricted
+
+        if not isinstance(key, str):
+            raise TypeError(f"{self.name} must be looked up by a name, got {key!r}")
+        module, _, name = key.rpartition(".")
+        if module and find_directory(module) is not None and not is_restricted():
+            return self._import(key, name)
+        self._import_entries(key, name)
+        for registered in (key, name):
+            if registered in self._entries:
+                return self._entries[registered]
+        if module:
+            return self._import(key, name)
+        hint = _find_elsewhere(name) or find_missing(name) or closest(name, self._names())
+        if (path := find_unregistered(name)) is not None:
+            hint = (
+                f", which is not registered: write type={path!r}, or register the class with "
+                "`register_module()`"
+            )
+        raise UnknownNameError(
+            f"{self.name} must be a registered name or an import path, got {key!r}{hint}"
+        )
+
+    def build(self, cfg: Config, **extra: Any) -> Any:
+        """Build an object from a config.
+
+        Args:
+          cfg: `dict(type=NAME, **arguments)`, where NAME may also be the class itself, or NAME
+            alone. It is not modified.
+          **extra: further arguments for the constructor; those in `cfg` take precedence.
+
+        Raises:
+          KeyError: an unknown type. TypeError: `cfg` is not such a dict, or the arguments do not
+            match the constructor.
+          ArgumentError: an argument is out of range.
+        """
+        entry, arguments = self._parse(cfg, extra)
+        has_signature = check_names(entry, arguments, tuple(extra))
+        if has_signature and not checks_itself(entry):
+            check_values(_name(entry), entry, arguments)
+        return entry(**arguments)
+
+    def build_function(self, cfg: Any) -> Any:
+        """Return a function: an entry by name or from a config, or `cfg` itself if it is neither.
+
+        From a config with a class, or with all arguments that a function requires, the result of
+        the call is returned. Otherwise the function waits for the others, with those in the config
+        set.
+
+        >>> FUNCTIONS.build_function(dict(type="math.isclose", a=1.0))(b=1.0)
+        True
+
+        Raises:
+          KeyError, TypeError: as for `build`.
+        """
+        if not isinstance(cfg, str) and not is_mapping(cfg):
+            return cfg
+        from jengine.extras.mmengine.foreign import RefusedFunction
+
+        is_name = isinstance(cfg, str)
+        cfg = as_config(cfg)
+        if isinstance(kind := cfg.get("type"), str):
+            with config_path("type"):
+                cfg = {**cfg, "type": self._get_function(kind)}
+        entry, arguments = self._parse(cfg, {})
+        if isinstance(entry, type):
+            return self.build(cfg)
+        if is_name or isinstance(entry, RefusedFunction):
+            return entry
+        parameters = parameters_of(entry).items()
+        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        required = {
+            name for name, p in parameters if p.default is p.empty and p.kind not in variadic
+        }
+        check_arguments(entry, arguments, supplied=tuple(required - set(arguments)))
+        return (
+            entry(**arguments)
+            if required <= set(arguments)
+            else functools.partial(entry, **arguments)
+        )
+
+    def check(self, cfg: Config, **extra: Any) -> None:
+        """Check a config without building anything; arguments and errors as for `build`, with
+        stand-ins in `extra`.
+        """
+        entry, arguments = self._parse(cfg, {})
+        check_arguments(entry, arguments, supplied=tuple(extra))
+
+    def _get_function(self, key: str) -> Callable[..., Any]:
+        """Return the entry registered as `key`, or the class or function with this import path."""
+        from jengine.config.modules import find_known_function
+        from jengine.extras.mmengine.foreign import is_restricted
+
+        is_foreign_path = is_restricted() and "." in key and key.rpartition(".")[2] not in self
+        return find_known_function(key) if is_foreign_path else self.get(key)
+
+    def _import(self, path: str, name: str) -> Callable[..., Any]:
+        """Import the class or function at `path`, whose last part is `name`.
+
+        KeyError if there is none; errors in the module itself are raised with a note about the
+        user's line.
+        """
+        from jengine.config.modules import import_attribute
+
+        try:
+            return import_attribute(path)
+        except UnknownNameError as error:
+            # 'mmengine.Hok' for 'Hook'
+            similar = difflib.get_close_matches(name, self._names(), n=1, cutoff=0.75)
+            hint = (
+                f"; did you mean {similar[0]!r}?"
+                if similar and "did you mean" not in str(error)
+                else ""
+            )
+            raise UnknownNameError(
+                f"{self.name} must be a registered name or an import path, got {path!r}: "
+                f"{error}{hint}"
+            ) from None
+
+    def _parse(
+        self, cfg: Config, extra: Mapping[str, Any]
+    ) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """Return a config's class or function, and the arguments."""
+        if isinstance(cfg, tuple) and len(cfg) == 1:
+            raise TypeError(
+                f"{self._name_with_article} must be a dict, got a tuple of one; remove the comma "
+                "after `dict(...)`"
+            )
+        cfg = as_config(cfg)
+        if not is_mapping(cfg):
+            raise TypeError(
+                f"{self._name_with_article} must be a dict with a 'type', got "
+                f"{type(cfg).__name__}: {cfg!r}"
+            )
+        arguments = {**extra, **{k: v for k, v in cfg.items() if k not in ("_delete_", "_scope_")}}
+        entry = arguments.pop("type", None)
+        if entry is None:
+            raise TypeError(
+                f"{self._name_with_article} must have a 'type', got only the keys "
+                f"{sorted(map(str, arguments))}"
+            )
+        if isinstance(entry, str):
+            with config_path("type"):
+                entry = self.get(entry)
+        if not callable(entry):
+            raise TypeError(
+                f"the type of {self._name_with_article} must be a name or a class, got {entry!r}"
+            )
+        return entry, resolve_functions(entry, arguments)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._names()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._names()))
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __repr__(self) -> str:
+        return f"Registry({self.name!r}, {len(self)} entries)"
+
+    def _import_entries(self, *names: str) -> None:
+        """Import the package with the built-in entries, and the extras that provide `names`."""
+        while self._locations:
+            importlib.import_module(self._locations.pop())
+        for name in names:
+            if name not in self._entries and name in self._provided():
+                importlib.import_module(self._provided()[name])
+
+    def _provided(self) -> Mapping[str, str]:
+        """Return the modules of the entries that extras provide, by name."""
+        return provided(self._section) if self._section else {}
+
+    def _names(self) -> set[str]:
+        """Return the names of all entries; those of extras are not imported."""
+        self._import_entries()
+        return {*self._entries, *self._provided()}
+
+
+def as_config(value: object) -> Any:
+    """Return `dict(type=value)` for a type's bare name, and anything else unchanged."""
+    return {"type": value} if isinstance(value, str) else value
+
+
+def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments with functions in place of import paths, where `entry` takes functions.
+
+    A config file can name a function, `loss='my_losses.focal'`, also with arguments,
+    `collate_fn=dict(type='my_data.collate', pad_value=0)`.
+
+    >>> def train(schedule: Callable[[int], float]): ...
+    >>> resolve_functions(train, {"schedule": "math.sqrt"})
+    {'schedule': <built-in function sqrt>}
+
+    Raises:
+      KeyError: there is no such function.
+    """
+    result = dict(arguments)
+    named = {
+        name: value
+        for name, value in result.items()
+        if isinstance(value, str | list | tuple)
+        or (is_mapping(value) and not isinstance(value, type))
+    }
+    try:
+        parameters = parameters_of(entry) if named else {}
+    except (TypeError, ValueError):  # some built-ins have none
+        return result
+    for name, value in named.items():
+        if name in parameters:
+            with config_path(name):
+                kinds = list(alternatives(parameters[name].annotation))
+                result[name] = _resolve_function(value, kinds, takes_functions(parameters[name]))
+    return result
+
+
+def _resolve_function(value: Any, kinds: Sequence[Any], takes: bool) -> Any:
+    """Return the function that `value` names, if an argument with these types takes functions;
+    else `value`.
+    """
+    origins = [typing.get_origin(kind) or kind for kind in kinds]
+    if isinstance(value, str):
+        is_path = _IMPORT_PATH.fullmatch(value) is not None
+        if not takes or str in origins or (Literal in origins and not is_path):
+            return value
+        if Mapping in origins and not is_path:  # a registered name, as `dict(type=NAME)`
+            return as_config(value)
+        return FUNCTIONS._get_function(value)
+    for kind, origin in zip(kinds, origins, strict=True):
+        inner = [item for last in typing.get_args(kind)[-1:] for item in alternatives(last)]
+        is_taken = any(typing.get_origin(item) is Callable for item in inner)
+        if is_taken and origin is Sequence and isinstance(value, list | tuple):
+            return [_resolve_function(item, inner, True) for item in value]
+        if is_taken and origin is Mapping and is_mapping(value) and "type" not in value:
+            return {name: _resolve_function(item, inner, True) for name, item in value.items()}
+    if (
+        takes
+        and is_mapping(value)
+        and not isinstance(value, type)
+        and "type" in value
+        and Mapping not in origins
+    ):
+        return FUNCTIONS.build_function(value)
+    return value
+
+
+def check_arguments(
+    entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
+) -> None:
+    """Check `arguments` against the signature and the annotations of `entry` before calling it.
+
+    Args:
+      entry: a class or function.
+      arguments: by name.
+      supplied: arguments that the caller adds.
+
+    Raises:
+      TypeError: an unknown argument (the message suggests the closest), a missing one, or one with
+        another type.
+      ArgumentError: one is out of range.
+    """
+    if check_names(entry, arguments, supplied):
+        check_values(_name(entry), entry, arguments)
+
+
+def check_names(
+    entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
+) -> bool:
+    """Raise TypeError for unknown and missing arguments; return whether `entry` has a signature to
+    check.
+
+    Those in `supplied` are the caller's: they need not be in `arguments`, and no message suggests
+    them.
+    """
+    try:
+        parameters = parameters_of(entry)
+    except (TypeError, ValueError):  # some built-ins have none
+        return False
+    name = _name(entry)
+    named = {
+        k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    own = [key for key in named if key not in supplied]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        unknown = [str(key) for key in arguments if key not in named]
+        if len(unknown) > 1:
+            raise TypeError(f"{name} has no arguments {list_unknown(unknown, own)}")
+        if unknown:
+            raise TypeError(f"{name} has no argument {unknown[0]!r}{closest(unknown[0], own)}")
+    missing = [
+        k
+        for k, p in named.items()
+        if p.default is p.empty and k not in arguments and k not in supplied
+    ]
+    if missing:
+        raise TypeError(
+            f"{name} needs the argument{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}"
+        )
+    return True
+
+
+def _name(entry: Callable[..., Any]) -> str:
+    function = entry.func if isinstance(entry, functools.partial) else entry
+    return getattr(function, "__name__", repr(function))
+
+
+def is_built_in(entry: Callable[..., Any]) -> bool:
+    """Return whether jengine ships `entry`; optax's functions keep the name of their module."""
+    function = entry.func if isinstance(entry, functools.partial) else entry
+    module = function.__module__ or ""  # None for what `exec` defines
+    return module.partition(".")[0] in ("jengine", "optax")
+
+
+def find_registered(name: str, import_all: bool = False) -> list[Callable[..., Any]]:
+    """Return the entries called `name`, without a scope, in all registries.
+
+    With `import_all`, all built-in entries are imported if no entry has this name so far.
+    """
+    found = [registry._entries[name] for registry in _REGISTRIES if name in registry._entries]
+    if found or not import_all:
+        return found
+    for registry in list(_REGISTRIES):  # an imported module may have a registry of its own
+        registry._import_entries(name)
+    return find_registered(name)
+
+
+def _find_elsewhere(name: str) -> str:
+    """Return where a config can name an entry in another registry, for an error message; empty
+    if there is none.
+    """
+    found = [registry for registry in _REGISTRIES if registry.used_in and name in registry]
+    return f", which is a {found[0].name}; add it to {found[0].used_in}" if found else ""
+
+
+def _full_name(entry: Callable[..., Any]) -> str:
+    function: Any = entry.func if isinstance(entry, functools.partial) else entry
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+HOOKS = Registry("hook", "jengine.hooks", section="HOOKS")
+OPTIMIZERS = Registry("optimizer", "jengine.optim", section="OPTIMIZERS")
+OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim", section="OPTIM_WRAPPERS")
+OPTIM_WRAPPER_CONSTRUCTORS = Registry(
+    "optimizer wrapper constructor", "jengine.optim", section="OPTIM_WRAPPER_CONSTRUCTORS"
+)
+PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim", section="PARAM_SCHEDULERS")
+MODELS = Registry("model", "jengine.model", section="MODELS")
+DATASETS = Registry("dataset", "jengine.data", section="DATASETS")
+TRANSFORMS = Registry("transform", "jengine.data", section="TRANSFORMS")
+DATA_SAMPLERS = Registry("data sampler", "jengine.data", section="DATA_SAMPLERS")
+# Calls of functions are not checked: they take arrays.
+FUNCTIONS = Registry("function", "jengine.data", section="FUNCTIONS", checks_calls=False)
+LOOPS = Registry("loop", "jengine.runner", section="LOOPS")
+METRICS = Registry("metric", "jengine.evaluation", section="METRICS")
+EVALUATOR = Registry("evaluator", "jengine.evaluation", section="EVALUATOR")
+VISUALIZERS = Registry("visualizer", "jengine.logging", section="VISUALIZERS")
+VISBACKENDS = Registry("visualization backend", "jengine.logging", section="VISBACKENDS")
+LOG_PROCESSORS = Registry("log processor", "jengine.logging", section="LOG_PROCESSORS")
+STRATEGIES = Registry("strategy", "jengine.parallel", section="STRATEGIES")

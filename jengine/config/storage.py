@@ -1,0 +1,675 @@
+"""Paths on a local file system and URLs of object storage, `gs://bucket/run` and
+`s3://bucket/run`.
+"""
+
+import base64
+import contextlib
+import contextvars
+import errno
+import functools
+import hashlib
+import os
+import pathlib
+import posixpath
+import re
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from etils import epath
+
+from jengine.config.errors import ConfigError, MissingPackageError, require_extra
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_WEB = re.compile("https?://", re.IGNORECASE)
+_PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
+LARGE = 2**36  # bytes; a limit for weights and data that are read as a whole
+_MAX_BYTES = 2**30  # of other local files
+_CHUNK = 2**20  # bytes
+_only: contextvars.ContextVar[str | None] = contextvars.ContextVar(
+    "jengine_reading_only", default=None
+)
+_GONE = (404, 410)  # HTTP status of what is not there
+# fsspec, which removes objects too, takes some for patterns; the stores advise against the others
+_REFUSED = re.compile(r"[#*;?\[\]\x00-\x1f\x7f]")
+# bytes: a store has names of at most 1,024, and those of checkpoint files are longer
+_MAX_KEY = 800
+_T = TypeVar("_T")
+# What is there is no file, or there is none: nothing that another attempt could change
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ELOOP)
+_PAUSES = (0.1, 0.3, 1.0)  # seconds before a local read is tried again
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Return whether `path` is a URL of any scheme: `os.path.abspath` would make a directory 's3:'
+    from one.
+
+    >>> is_url("gs://bucket/run"), is_url("work_dirs/run")
+    (True, False)
+    """
+    return _SCHEME.match(os.fspath(path)) is not None
+
+
+def strip_query(path: str | os.PathLike[str]) -> str:
+    """Return a web address without query and fragment, and any other path or URL unchanged.
+
+    >>> strip_query("https://host/models/w.npz?download=true"), strip_query("s3://bucket/what?.npz")
+    ('https://host/models/w.npz', 's3://bucket/what?.npz')
+    """
+    text = os.fspath(path)
+    return re.split("[?#]", text, maxsplit=1)[0] if _WEB.match(text) else text
+
+
+def file_name(path: str | os.PathLike[str]) -> str:
+    """Return the last part of a path or a URL, without a query."""
+    return strip_query(path).rstrip("/").rpartition("/")[2]
+
+
+def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
+    """Return an absolute local path, or the path of a URL.
+
+    >>> storage_path("work_dir", "gs://bucket/run/").name
+    'run'
+    >>> storage_path("work_dir", "ftp://host/run")
+    Traceback (most recent call last):
+    jengine.config.errors.ConfigError: `work_dir` must be a local path or a URL of gs:// or s3://,
+    got 'ftp://host/run'; ...
+
+    Args:
+      name: the argument, for the message.
+      path: file or directory, which need not exist.
+
+    Raises:
+      ConfigError: a URL of another scheme, without a bucket, or with a name that some library takes
+        for a pattern.
+      MissingPackageError: the extra `cloud` is missing.
+    """
+    text = os.fspath(path)
+    if not (match := _SCHEME.match(text)):
+        return epath.Path(os.path.abspath(os.path.expanduser(text)))
+    if match[1] not in _PACKAGES:
+        schemes = " or ".join(f"{scheme}://" for scheme in _PACKAGES)
+        raise ConfigError(
+            f"`{name}` must be a local path or a URL of {schemes}, got {text!r}; mount other "
+            "storage as a directory"
+        )
+    bucket, _, key = text[match.end() :].partition("/")
+    if not bucket:
+        raise ConfigError(
+            f"`{name}` must have the name of a bucket, like '{match[0]}bucket/run', got {text!r}"
+        )
+    if found := _REFUSED.search(key):
+        raise ConfigError(
+            f"`{name}` must be a URL without {found[0]!r}, which libraries for buckets misread, "
+            f"got {text!r}"
+        )
+    if len(key.encode()) > _MAX_KEY:
+        raise ConfigError(
+            f"`{name}` must be a URL with at most {_MAX_KEY} bytes after the bucket, got {text!r}"
+        )
+    _prepare(match[1])
+    return epath.Path(f"{match[0]}{bucket}{posixpath.normpath(f'/{key}').rstrip('/')}")
+
+
+@contextlib.contextmanager
+def reading_only(directory: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Let code inside read files in `directory` alone, in this thread; None restricts nothing.
+
+    For configs from elsewhere: what they name must be neither read nor requested with the rights of
+    this user.
+    """
+    token = _only.set(None if directory is None else os.fspath(directory))
+    try:
+        yield
+    finally:
+        _only.reset(token)
+
+
+def allowed_directory() -> str | None:
+    """Return the directory of `reading_only`; None outside of it."""
+    return _only.get()
+
+
+def check_allowed(path: str | os.PathLike[str]) -> None:
+    """Raise ConfigError inside of `reading_only` if a path or URL is outside of that directory."""
+    directory = _only.get()
+    if directory is None:
+        return
+    text = os.fspath(path)
+    if is_url(text) or is_url(directory):
+        is_allowed = f"{text}/".startswith(directory.rstrip("/") + "/") and ".." not in text.split(
+            "/"
+        )
+    else:
+        is_allowed = pathlib.Path(os.path.realpath(text)).is_relative_to(
+            os.path.realpath(directory)
+        )
+    if not is_allowed:
+        raise ConfigError(
+            f"a config from elsewhere must name only files in {directory}, got {text!r}; if you "
+            "trust the file, pass "
+            "trust=True (on the command line --trust), with which it can run any code"
+        )
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Return whether there is a file or directory at a path; at a URL, whether it has files.
+
+    Raises:
+      StorageError: the store does not answer.
+    """
+    return bool(list_files(path)) if is_url(path) else os.path.exists(path)
+
+
+def plain_name(text: str) -> str:
+    """Return `text` as a name of one file or directory on a disk or in a bucket: other characters
+    become `_`.
+
+    >>> plain_name("bbox/mAP@[.5:.95]")
+    'bbox_mAP@_.5:.95_'
+    """
+    return _REFUSED.sub("_", text).replace("/", "_")
+
+
+def get_filesystem(path: str | os.PathLike[str]) -> Any:
+    """Return the fsspec file system of a URL, for what `etils.epath` cannot do: listings with
+    sizes, requests in bulk.
+
+    It keeps no listings, since other processes write too.
+
+    Raises:
+      ConfigError: fsspec does not know the scheme, or see `check_allowed`. MissingPackageError: the
+        package for it is missing.
+    """
+    check_allowed(path)
+    # fsspec's own cache has one per thread
+    return _make_filesystem(os.fspath(path).partition(":")[0], os.getpid())
+
+
+class StorageError(RuntimeError):
+    """Error of a disk or of object storage, after all retries. Unlike an OSError it never means
+    that a file is bad.
+    """
+
+
+class UnsafeFileError(ConfigError):
+    """Error of a file that is not read: a pipe, a device, or one that is too large. Reading it
+    again will not help.
+
+    Attributes:
+      strerror: the reason, as for an OSError.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], reason: str) -> None:
+        super().__init__(f"{os.fspath(path)}: {reason}")
+        self.strerror = reason
+
+
+class FileInfo(NamedTuple):
+    """What a listing says about a file."""
+
+    size: int  # bytes
+    # hexadecimal; None for a local file, or where the store does not know it
+    md5: str | None = None
+
+
+def _ask(path: str | os.PathLike[str], request: Callable[[], _T]) -> _T:
+    """Return what a request to a store returns; all of them may be repeated.
+
+    The clients repeat those that fail, but not those with an answer that makes no sense, or has
+    another checksum.
+    """
+    attempts = len(_PAUSES)
+    while True:
+        try:
+            return request()
+        except Exception as error:  # of aiohttp, Google or botocore
+            if (failure := _find_failure(path, error)) is None:
+                raise
+            attempts -= 1
+            if attempts == 0 or isinstance(error, OSError):
+                raise failure from error
+
+
+def retry_read(path: str | os.PathLike[str], read: Callable[[], _T]) -> _T:
+    """Return what `read` returns for a local path; try again if the disk fails.
+
+    A network file system may answer ESTALE or EIO for a file that is whole: unreadable is not
+    absent.
+
+    Raises:
+      StorageError: all attempts failed. OSError: there is no such file or directory.
+    """
+    pauses = iter(_PAUSES)
+    while True:
+        try:
+            return read()
+        except _ABSENT:
+            raise
+        except OSError as error:
+            if error.errno in _IMPOSSIBLE:
+                raise
+            pause = None if isinstance(error, PermissionError) else next(pauses, None)
+            if pause is None:
+                raise StorageError(
+                    f"{os.fspath(path)} cannot be read: {error.strerror or error}"
+                ) from error
+        time.sleep(pause)
+
+
+def _find_failure(path: str | os.PathLike[str], error: Exception) -> StorageError | None:
+    """Return the StorageError for an error of a request; None if the error itself says what is
+    wrong.
+    """
+    if isinstance(error, FileExistsError | ConfigError | MissingPackageError):
+        return None
+    cause: BaseException = error
+    if isinstance(error, FileNotFoundError):
+        # To fsspec a file is missing after every error of a web server, and the cause is the error
+        # itself.
+        if not _WEB.match(os.fspath(path)) or error.__cause__ is None:
+            return None
+        cause = error.__cause__
+    status = getattr(cause, "status", None)
+    if isinstance(error, FileNotFoundError) and status in _GONE:
+        return None
+    reason = type(cause).__name__ if status == 0 else str(cause) or type(cause).__name__
+    if status:  # 0 for too many redirects
+        reason = f"HTTP status {status} ({getattr(cause, 'message', '')})"
+    return StorageError(f"{os.fspath(path)}: {reason}")
+
+
+def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
+    """Return the bytes of a file, with one request if it is a URL.
+
+    A local file may be from anyone: a pipe, a device or a link to one is refused, since reading it
+    may never end.
+
+    Args:
+      path: the file.
+      limit: the largest size of a local file, in bytes.
+
+    Raises:
+      FileNotFoundError: it does not exist. OSError: it is no file. UnsafeFileError: it is not a
+        regular file, or larger than `limit`. StorageError: it cannot be read, or the request
+        failed.
+    """
+    if not is_url(path):
+        check_allowed(path)
+        return retry_read(path, lambda: _read_local(path, limit))
+    content: bytes = _ask(path, lambda: get_filesystem(path).cat_file(os.fspath(path)))
+    return content
+
+
+def read_text(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> str:
+    """Return a file as UTF-8 text, with every line end as a newline; for the errors see
+    `read_bytes`.
+    """
+    return read_bytes(path, limit).decode().replace("\r\n", "\n").replace("\r", "\n")
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise UnsafeFileError if a local path is a pipe or a device, or a link to one; ConfigError,
+    see `check_allowed`.
+
+    For files that a library opens: opening a pipe blocks, and reading a device may never end.
+    """
+    check_allowed(path)
+    if os.path.exists(path):
+        _check_mode(path, os.stat(path).st_mode)
+
+
+def _check_mode(path: str | os.PathLike[str], mode: int) -> None:
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise UnsafeFileError(path, "it must be a regular file, not a pipe or a device")
+
+
+def _read_local(path: str | os.PathLike[str], limit: int) -> bytes:
+    content = bytearray()
+    # A pipe without a writer would block. The open file is checked, since another may take its name
+    # meanwhile.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        _check_mode(path, status.st_mode)
+        size = status.st_size
+        while size <= limit and (chunk := file.read(_CHUNK)):  # files in /proc have the size 0
+            content += chunk
+            size = max(size, len(content))
+    if size > limit:
+        raise UnsafeFileError(path, f"it must have at most {limit:,} bytes, got {size:,}")
+    return bytes(content)
+
+
+def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
+    """Return the bytes of those files that exist by path; URLs are read many at a time.
+
+    Raises:
+      StorageError: a file cannot be read.
+    """
+    names = [os.fspath(path) for path in paths]
+    contents: dict[str, bytes] = {}
+    if not names or not is_url(names[0]):
+        for name in names:
+            with contextlib.suppress(OSError, UnsafeFileError):
+                contents[name] = read_bytes(name, limit=LARGE)
+        return contents
+    scheme = names[0].partition("//")[0] + "//"
+
+    def fetch() -> dict[str, bytes]:
+        found = get_filesystem(names[0]).cat(names, on_error="return")
+        found = {names[0]: found} if isinstance(found, bytes) else found
+        for name, content in found.items():
+            if isinstance(content, bytes):
+                contents[scheme + name.removeprefix(scheme)] = content
+            elif not isinstance(content, FileNotFoundError):
+                raise content
+        return contents
+
+    return _ask(names[0], fetch)
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Replace a file at once: with one request if it is a URL, else also flushed to disk with
+    its directory.
+    """
+    if is_url(path):
+        _ask(path, lambda: get_filesystem(path).pipe_file(os.fspath(path), content))
+        return
+    path = pathlib.Path(path)
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_bytes(content)
+    sync(temporary)  # before the rename, or a power failure could leave an empty file
+    temporary.replace(path)
+    sync(path.parent)  # the rename itself
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Flush a file or a directory to disk, on file systems that support it; objects need no such
+    thing.
+    """
+    if is_url(path):
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError:
+        if not os.path.isdir(path):  # some network file systems cannot sync directories
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
+    """Return all files below a directory by relative path; for a URL with one request for 1,000 of
+    them.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as directory:
+    ...     write_bytes(f"{directory}/log.txt", b"one line")
+    ...     list_files(directory)
+    {'log.txt': FileInfo(size=8, md5=None)}
+    """
+    if not is_url(directory):
+
+        def find() -> dict[str, FileInfo]:
+            files = (path for path in sorted(pathlib.Path(directory).rglob("*")) if path.is_file())
+            return {
+                str(path.relative_to(directory)): FileInfo(path.stat().st_size) for path in files
+            }
+
+        return retry_read(directory, find)
+    from fsspec.core import strip_protocol
+
+    found = _ask(
+        directory, lambda: get_filesystem(directory).find(os.fspath(directory), detail=True)
+    )
+    # As the file system names it: `bucket/run`, for `memory://` `/run`, for `https://` all of it
+    prefix = str(strip_protocol(os.fspath(directory))).rstrip("/") + "/"
+    for name in found:
+        # A listing is data: files are copied to these names below a local directory.
+        if name.startswith(prefix) and not is_inside(name.removeprefix(prefix)):
+            raise StorageError(
+                f"{os.fspath(directory)} must have no file with '..' in the name, got {name!r}"
+            )
+    return {
+        name.removeprefix(prefix): FileInfo(info["size"], _read_md5(info))
+        for name, info in sorted(found.items())
+        if name.startswith(prefix) and info["type"] == "file" and not name.endswith("/")
+    }
+
+
+def is_inside(name: str) -> bool:
+    """Return whether a relative name from a listing stays below the directory.
+
+    >>> is_inside("vis_data/scalars.json"), is_inside("../.bashrc"), is_inside("/etc/passwd")
+    (True, False, False)
+    """
+    return not name.startswith("/") and ".." not in name.split("/")
+
+
+def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
+    """Return the names in a directory, each with whether it is a directory; {} if there is none.
+
+    Raises:
+      StorageError: it cannot be read.
+    """
+    if not is_url(directory):
+
+        def scan() -> dict[str, bool]:
+            with os.scandir(directory) as entries:
+                return {
+                    entry.name: entry.is_dir()
+                    for entry in sorted(entries, key=lambda entry: entry.name)
+                }
+
+        try:
+            return retry_read(directory, scan)
+        except (OSError, ValueError):  # also a name that is too long, or not a name at all
+            return {}
+    try:
+        found = _ask(
+            directory, lambda: get_filesystem(directory).ls(os.fspath(directory), detail=True)
+        )
+    except FileNotFoundError:
+        return {}
+    # an object with the directory's own name is no entry
+    prefix = os.fspath(directory).partition("://")[2] + "/"
+    kinds: dict[str, bool] = {
+        info["name"].rstrip("/"): info["type"] == "directory" for info in found
+    }
+    return {
+        name.removeprefix(prefix): kind for name, kind in kinds.items() if name.startswith(prefix)
+    }
+
+
+def make_pointer(directory: pathlib.PurePath, path: pathlib.PurePath) -> str:
+    """Return the text of a pointer in `directory` to `path`, which a copy of both resolves to the
+    copy.
+
+    It is relative, unless there is no relative path: to another bucket, or between a bucket and a
+    disk.
+
+    >>> make_pointer(epath.Path("/runs/a"), epath.Path("/runs/a/iter_4"))
+    'iter_4'
+    """
+    if path.parent == directory:
+        return path.name
+    if not is_url(path) and not is_url(directory):  # a directory behind a link has another parent
+        return os.path.relpath(
+            os.path.join(os.path.realpath(path.parent), path.name), os.path.realpath(directory)
+        )
+    source = os.fspath(directory).split("/", 3)
+    target = os.fspath(path).split("/", 3)
+    if source[:3] != target[:3] or not is_url(path):
+        return str(path)
+    return posixpath.relpath(f"/{target[3]}", f"/{''.join(source[3:])}")
+
+
+def resolve_pointer(directory: pathlib.PurePath, text: str) -> epath.Path:
+    """Return the path that `make_pointer` made into `text`; it need not exist.
+
+    Absolute paths, which older versions and MMEngine wrote, mean what has this name in `directory`,
+    if there is such.
+
+    >>> resolve_pointer(epath.Path("/runs/a"), "iter_4").as_posix()
+    '/runs/a/iter_4'
+    """
+    if is_url(text) or os.path.isabs(text):
+        path = storage_path("pointer", text)
+        is_same_kind = is_url(text) == is_url(directory)
+        return (
+            directory / path.name
+            if is_same_kind and list_directory(directory / path.name)
+            else path
+        )
+    if is_url(directory) or not text.startswith(".."):
+        return storage_path("pointer", f"{directory}/{text}")
+    return storage_path("pointer", os.path.join(os.path.realpath(directory), text))
+
+
+def download_file(
+    url: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    info: Mapping[str, Any] | None = None,
+) -> None:
+    """Copy an object to a local file, and compare size and checksum with those in `info`.
+
+    `info` is from `file_info`, which is asked for without it; {} has nothing to compare.
+
+    Raises:
+      FileNotFoundError: there is no such object. StorageError: the request failed, or the file
+        differs from `info`.
+    """
+    info = file_info(url) if info is None else info
+    _ask(url, lambda: get_filesystem(url).get_file(os.fspath(url), os.fspath(target)))
+    # another file is decompressed on the way
+    if info.get("contentEncoding", "identity") == "identity":
+        _check_copy(os.fspath(url), pathlib.Path(target), info)
+
+
+def _check_copy(url: str, copy: pathlib.Path, info: Mapping[str, Any]) -> None:
+    size = copy.stat().st_size
+    if info.get("size") not in (None, size):  # a proxy may end an answer early, and end it properly
+        raise StorageError(
+            f"{url}: the file must have {info['size']:,} bytes, got {size:,}; try again"
+        )
+    # In base64. The ETag of S3 is another checksum if the bucket is encrypted.
+    expected = info.get("Content-MD5") or info.get("md5Hash")
+    if expected is None:
+        return
+    with copy.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
+    if (found := base64.b64encode(digest).decode()) != expected:
+        raise StorageError(f"{url}: the file must have the MD5 {expected}, got {found}; try again")
+
+
+def file_info(url: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return what a store says about a file, with the names of the file system.
+
+    Raises:
+      FileNotFoundError: there is no such file. StorageError: the request failed; the message has
+        the HTTP status.
+    """
+    info: dict[str, Any] = _ask(url, lambda: get_filesystem(url).info(os.fspath(url)))
+    return info
+
+
+def upload_file(path: str | os.PathLike[str], url: str | os.PathLike[str]) -> None:
+    """Copy a local file to an object, a large one in parts."""
+    _ask(url, lambda: get_filesystem(url).put_file(os.fspath(path), os.fspath(url)))
+
+
+def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Copy an object within a store, which does it without sending the bytes here."""
+    _ask(source, lambda: get_filesystem(source).cp_file(os.fspath(source), os.fspath(target)))
+
+
+def remove_files(paths: Iterable[str | os.PathLike[str]]) -> None:
+    """Remove the files of one store, many with each request; those that do not exist are fine."""
+    names = [os.fspath(path) for path in paths]
+    if not names:
+        return
+    if not is_url(names[0]):
+        for name in names:
+            pathlib.Path(name).unlink(missing_ok=True)
+        return
+    with contextlib.suppress(FileNotFoundError):
+        _ask(names[0], lambda: get_filesystem(names[0]).rm(names))
+
+
+def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
+    """Return the absolute path; raise ConfigError if the argument `name` is a URL.
+
+    >>> check_local_path("work_dir", "s3://bucket/run")
+    Traceback (most recent call last):
+    jengine.config.errors.ConfigError: `work_dir` must be a path on a local or mounted file system,
+    got 's3://bucket/run'; ...
+    """
+    text = os.fspath(path)
+    if match := _SCHEME.match(text):
+        scheme = match[1].lower()
+        tool = {"gs": "Cloud Storage FUSE", "s3": "Mountpoint for Amazon S3"}.get(
+            scheme, "a FUSE driver"
+        )
+        raise ConfigError(
+            f"`{name}` must be a path on a local or mounted file system, got {text!r}; mount the "
+            "storage of "
+            f"{scheme}:// as a directory ({tool}), or copy to and from it"
+        )
+    return os.path.abspath(text)
+
+
+@functools.cache
+def _make_filesystem(scheme: str, process: int) -> Any:
+    import fsspec
+
+    if scheme in _PACKAGES:
+        _prepare(scheme)
+    elif scheme in ("http", "https"):
+        fsspec.config.conf.setdefault(scheme, {}).setdefault(
+            "client_kwargs", {"timeout": _make_timeout()}
+        )
+    try:
+        return fsspec.filesystem(scheme)
+    except ValueError as error:
+        raise ConfigError(
+            f"a URL must have a scheme that fsspec knows, such as gs:// or s3://, got {scheme}://"
+        ) from error
+    except ImportError as error:
+        raise MissingPackageError(f"{scheme}:// paths require another package: {error}") from error
+
+
+def _make_timeout() -> Any:
+    """Return the limits of a request: by default each one ends after five minutes, whether it
+    hangs or is large.
+    """
+    with require_extra("cloud", "URLs require aiohttp"):
+        import aiohttp
+    return aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+
+
+def _prepare(scheme: str) -> None:
+    package = _PACKAGES[scheme]
+    with require_extra("cloud", f"{scheme}:// paths require {package}"):
+        __import__(package)
+    import fsspec
+
+    # Both packages keep listings forever by default, also those that `etils.epath` opens for Orbax
+    settings: dict[str, Any] = {"use_listings_cache": False}
+    if scheme == "gs":
+        settings["session_kwargs"] = {"timeout": _make_timeout()}
+    for protocol in {"gs": ("gs", "gcs"), "s3": ("s3", "s3a")}[scheme]:
+        for name, value in settings.items():
+            fsspec.config.conf.setdefault(protocol, {}).setdefault(name, value)
+
+
+def _read_md5(info: Mapping[str, Any]) -> str | None:
+    """Return the MD5 in an entry of a listing; an S3 object that was uploaded in parts, or
+    encrypted, has none.
+    """
+    if "md5Hash" in info:
+        return base64.b64decode(info["md5Hash"]).hex()
+    etag = str(info.get("ETag", "")).strip('"')
+    return etag if re.fullmatch("[0-9a-f]{32}", etag) else None

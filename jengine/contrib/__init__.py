@@ -1,1 +1,0 @@
-"""Support hooks, metrics and configs of code bases around MMEngine: iMIX, MMSelfSup and MMSegmentation."""

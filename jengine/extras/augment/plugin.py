@@ -1,0 +1,32 @@
+"""What this extra provides, by name and module: nothing is imported before it is used."""
+
+provides = {
+    "DATASETS": {
+        "BaseDataset": "jengine.extras.augment.base_dataset",
+        "ClassBalancedDataset": "jengine.extras.augment.dataset_wrappers",
+        "ConcatDataset": "jengine.extras.augment.dataset_wrappers",
+        "ImageFolder": "jengine.extras.augment.image_files",
+        "MixedDataset": "jengine.extras.augment.dataset_wrappers",
+        "RepeatDataset": "jengine.extras.augment.dataset_wrappers",
+    },
+    "HOOKS": {
+        "BatchAugmentHook": "jengine.extras.augment.batch_augment",
+        "MeanTeacherHook": "jengine.extras.augment.mean_teacher",
+        "PipelineSwitchHook": "jengine.extras.augment.switch_recipe",
+        "SwitchRecipeHook": "jengine.extras.augment.switch_recipe",
+    },
+    "TRANSFORMS": {
+        "BatchNormalize": "jengine.extras.augment.image_steps",
+        "CutMix": "jengine.extras.augment.augments",
+        "LoadImage": "jengine.extras.augment.image_files",
+        "MixUp": "jengine.extras.augment.augments",
+        "Normalize": "jengine.extras.augment.image_steps",
+        "Pad": "jengine.extras.augment.image_steps",
+        "RandomErasing": "jengine.extras.augment.augments",
+        "SoftLabels": "jengine.extras.augment.augments",
+    },
+    "names": {
+        "force_full_init": "jengine.extras.augment.base_dataset",
+        "read_image": "jengine.extras.augment.image_files",
+    },
+}

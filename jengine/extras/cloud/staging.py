@@ -1,0 +1,175 @@
+"""Local paths of arrays for Orbax, which cannot verify what it reads, nor reach each store and each
+path.
+
+From a bucket, a restore downloads the files of the arrays and compares them with the manifest's
+hashes before Orbax reads them; only several processes read `gs://` directly, each what its devices
+hold. Orbax writes files and `gs://`: for `s3://`, a save writes to a temporary directory and
+uploads the files. So the local disk needs room for a checkpoint, and one process must hold the
+whole state: Orbax merges the files of several in one directory.
+"""
+
+import concurrent.futures
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePath
+from typing import Any
+
+import jax
+
+from jengine.checkpoint.manifest import confirm, find_damage, read_manifest
+from jengine.config.errors import ConfigError
+from jengine.config.storage import (
+    FileInfo,
+    StorageError,
+    download_file,
+    is_url,
+    list_files,
+    upload_file,
+)
+
+# Orbax puts paths into patterns of globs, and TensorStore takes a backslash for a slash
+_SPECIAL = re.compile(r"[*?\[\]\\]")
+_ATTEMPTS = 3  # of a download
+_TRANSFERS = 16  # at a time
+# the last one: a restore opens it several times
+_copy: tuple[Any, tempfile.TemporaryDirectory[str]] | None = None
+
+
+def is_staged(directory: str | os.PathLike[str]) -> bool:
+    """Return whether Orbax needs a local copy.
+
+    >>> is_staged("s3://bucket/run/iter_1/state"), is_staged("gs://bucket/run/iter_1/state")
+    (True, False)
+    """
+    return is_url(directory) and not os.fspath(directory).startswith("gs://")
+
+
+def check_processes(name: str, directory: str | os.PathLike[str]) -> None:
+    """Raise ConfigError if several processes cannot save to `directory`."""
+    if is_staged(directory) and jax.process_count() > 1:
+        raise ConfigError(
+            f"`{name}` must be a local path or a URL of gs:// with {jax.process_count()} "
+            "processes, got "
+            f"{os.fspath(directory)!r}: Orbax has no driver for this store, and cannot merge "
+            "files of several hosts"
+        )
+
+
+def upload_after(
+    write: Callable[[PurePath], Callable[[], None]],
+    directory: PurePath,
+    prepare: Callable[[], None] = lambda: None,
+) -> Callable[[], None]:
+    """Start `write` with a local directory; return a function that finishes it, calls `prepare`
+    and uploads.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="jengine-save-")
+    local = PurePath(folder.name, directory.name)
+    # The write has begun when this returns, so that the arrays may be donated; sending is left to
+    # the background.
+    finish_write = write(local)
+
+    def finish() -> None:
+        # Removed in any case: a failed upload must not fill the disk with copies.
+        with folder:
+            finish_write()
+            prepare()
+            names = list(list_files(local))
+            with concurrent.futures.ThreadPoolExecutor(_TRANSFERS) as pool:
+                list(pool.map(lambda name: upload_file(local / name, directory / name), names))
+            if problem := confirm(lambda: _compare_upload(local, directory, names)):
+                raise StorageError(f"{directory} was not uploaded as it was written: {problem}")
+
+    return finish
+
+
+def _compare_upload(local: PurePath, directory: PurePath, names: Iterable[str]) -> str | None:
+    found = list_files(directory)
+    stored = {name: found.get(name, FileInfo(-1)) for name in names}
+    problems = (
+        find_damage(local / name, name, info.size, info.md5 and f"md5:{info.md5}")
+        for name, info in stored.items()
+    )
+    return next(filter(None, problems), None)
+
+
+def find_local(directory: PurePath, *, arrays: bool = False) -> PurePath:
+    """Return a path at which Orbax can read `directory`: a link with a plain name, or a local copy.
+
+    A copy lasts until that of another directory is made.
+
+    Args:
+      directory: the directory of the arrays.
+      arrays: whether arrays will be read, and not only their structure.
+
+    Raises:
+      StorageError: a download fails, or its bytes are not those of the manifest, at each attempt.
+    """
+    global _copy
+    if not is_url(directory):
+        return make_plain(directory)
+    if not is_staged(directory) and (jax.process_count() > 1 or not arrays):
+        return directory
+    files = list_files(directory)
+    key = (os.fspath(directory), files)
+    if _copy is None or _copy[0] != key:
+        folder = tempfile.TemporaryDirectory(prefix="jengine-restore-")
+        manifest = read_manifest(directory.parent)  # Orbax's own checkpoints have none
+        sealed = {} if manifest is None else manifest.files
+
+        def fetch(name: str) -> None:
+            listed = (files[name].size, files[name].md5 and f"md5:{files[name].md5}")
+            _download(
+                directory / name,
+                Path(folder.name, name),
+                *sealed.get(f"{directory.name}/{name}", listed),
+            )
+
+        with concurrent.futures.ThreadPoolExecutor(_TRANSFERS) as pool:
+            list(pool.map(fetch, files))  # which raises errors
+        _copy = (key, folder)  # which removes the previous one
+    return PurePath(_copy[1].name)
+
+
+def remove_copy() -> None:
+    """Remove the local copy that `find_local` made last."""
+    global _copy
+    _copy = None
+
+
+def _download(url: PurePath, target: Path, size: int, digest: str | None) -> None:
+    os.makedirs(target.parent, exist_ok=True)
+    problem = None
+    for _ in range(_ATTEMPTS):
+        download_file(url, target, {})  # compared below with what the manifest says
+        if (problem := find_damage(target, target.name, size, digest)) is None:
+            return
+    raise StorageError(f"{url} has other bytes at each download: {problem}")
+
+
+def make_plain(directory: PurePath) -> PurePath:
+    """Return another path of a local directory if Orbax could not read or write at its own: one
+    through a link.
+
+    >>> from jengine.config.storage import storage_path
+    >>> make_plain(storage_path("path", "/runs/a")).as_posix()
+    '/runs/a'
+    """
+    if is_url(directory) or not _SPECIAL.search(str(directory)):
+        return directory
+    is_there = os.path.exists(directory)  # one that will be written is not
+    target = str(directory if is_there else directory.parent)
+    link = Path(_make_link_directory().name, hashlib.sha256(os.fsencode(target)).hexdigest()[:16])
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(target)
+    return link if is_there else link / directory.name
+
+
+@functools.cache
+def _make_link_directory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="jengine-links-")  # until the process ends

@@ -1,0 +1,106 @@
+"""The commands that look at a run before it starts or while it trains, and options of `train`."""
+
+import argparse
+from typing import Any
+
+from jengine.cli.parser import Commands
+
+_ROOM = "jengine.extras.diagnose"
+_TRAIN = f"{_ROOM}.debug"
+
+
+class _Overfit(argparse.Action):
+    """Option `--overfit N`, which changes what `train` runs."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
+    ) -> None:
+        namespace.overfit = values
+        namespace.run = f"{_TRAIN}:train_overfit"
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `schedule`, `lr-find`, `model`, `data`, `replay` and `profile`, and options of
+    `train`.
+    """
+    short = commands["train"].add_mutually_exclusive_group()
+    debug = (
+        "try everything in three steps: memory, hooks, a validation, a save and a restore; leaves "
+        "no files"
+    )
+    short.add_argument(
+        "--debug", action="store_const", dest="run", const=f"{_TRAIN}:train_debug", help=debug
+    )
+    overfit = "train on the first N batches alone, in WORK_DIR_overfit, and print the final loss"
+    short.add_argument("--overfit", type=int, metavar="N", action=_Overfit, help=overfit)
+    schedule = commands.add(
+        "schedule",
+        "jengine.extras.diagnose.schedule:run",
+        "draw the schedules over the whole run",
+        commands.config,
+    )
+    schedule.add_argument(
+        "--png", metavar="FILE", help="save a PNG file instead of drawing in the terminal"
+    )
+    length = "iterations per epoch (by default, from the training data)"
+    schedule.add_argument("--epoch-length", type=int, metavar="N", help=length)
+    rates = commands.add(
+        "lr-find",
+        "jengine.extras.diagnose.lr_find:run",
+        "draw the loss over growing learning rates, and suggest one",
+        commands.config,
+    )
+    rates.add_argument(
+        "--min", type=float, default=1e-7, metavar="LR", help="the first rate (default: 1e-7)"
+    )
+    rates.add_argument(
+        "--max", type=float, default=10.0, metavar="LR", help="the last rate (default: 10)"
+    )
+    rates.add_argument(
+        "--steps", type=int, default=100, metavar="N", help="number of iterations (default: 100)"
+    )
+    rates.add_argument("--png", metavar="FILE", help="also save a PNG file")
+    commands.add(
+        "model",
+        "jengine.extras.diagnose.model:run",
+        "print the layers with shapes, parameters and FLOPs",
+        commands.config,
+    )
+    data = commands.add(
+        "data",
+        "jengine.extras.diagnose.data:run",
+        "draw batches and print their shapes, ranges, speed and source",
+        commands.config,
+    )
+    data.add_argument(
+        "--batches",
+        type=int,
+        default=10,
+        metavar="N",
+        help="number of batches to draw (default: 10)",
+    )
+    loader = "the dataloader: train, val or test, of several val.NAME (default: train)"
+    data.add_argument("--loader", metavar="LOADER", default="train", help=loader)
+    sheet = "write a contact sheet of images as a PNG file (default: CONFIG_LOADER.png)"
+    data.add_argument("--sheet", nargs="?", const="", metavar="FILE", help=sheet)
+    replay = commands.add(
+        "replay",
+        "jengine.extras.diagnose.replay_command:run",
+        "repeat a dropped step to find its first bad value",
+        commands.config,
+    )
+    replay.add_argument(
+        "dump", metavar="DUMP", help="the file named in the error of the numerics guard"
+    )
+
+    profile = commands.add(
+        "profile",
+        f"{_ROOM}.profile_command:run",
+        "profile some iterations of a run that trains",
+        commands.traceback,
+        runs_code=False,
+    )
+    profile.add_argument("work_dir", metavar="WORK_DIR", help="the run's directory")
+    profile.add_argument(
+        "--steps", type=int, default=5, metavar="N", help="iterations to profile (default: 5)"
+    )

@@ -1,0 +1,191 @@
+"""The layer in which a network failed, for errors whose message has only two shapes."""
+
+import inspect
+import itertools
+import re
+import sys
+import traceback
+import types
+from typing import Any, NamedTuple
+
+from jengine.config.errors import ConfigError
+from jengine.model.model import Model
+from jengine.model.selection import describe_array, describe_tree
+
+_LIBRARIES = ("flax", "equinox", "haiku")
+_SPACE = {1: "length", 2: "height, width", 3: "depth, height, width"}
+_ENGINE = (*_LIBRARIES, "jax", "jaxlib", "jengine", "optax", "chex", "numpy")
+
+
+class _Found(NamedTuple):
+    layer: Any  # the innermost one
+    name: str  # its path and class
+    inputs: dict[str, Any]  # the arrays with which it was called, by argument
+    network: Any  # the outermost one
+
+
+def explain_failing_layer(error: Exception, example: str = "") -> Exception:
+    """Return the error with a note on the layer or the function that failed, or a clear error about
+    its input.
+
+    Args:
+      error: from a trace of the model or the loss.
+      example: the entries of the batch with dtypes and shapes, for their names: 'x f32[16,5], y
+        i32[16]'.
+    """
+    found = _find_layer(error)
+    if found is None:
+        if (call := _describe_call(error)) is not None:
+            error.add_note(call)
+        return error
+    adapter = _find_adapter(error)
+    setting = f"`{adapter}.module`" if adapter else "the network"
+    if (message := _describe_wrong_input(error, found, setting, example)) is None:
+        listed = f": {describe_tree(found.inputs, 'call')}" if found.inputs else ""
+        error.add_note(f"in the layer {found.name}{listed}")
+        return error
+    # A new error instead of a note, as the library's own text speaks of a kernel that the user has
+    # never seen; its traceback stays.
+    clear = ConfigError(message)
+    if own := _own_frames(error):
+        frame, line = own[-1]
+        clear.add_note(f"called in {frame.f_code.co_name} at {frame.f_code.co_filename}:{line}")
+    return clear.with_traceback(error.__traceback__)
+
+
+def _describe_wrong_input(
+    error: Exception, found: _Found, setting: str, example: str
+) -> str | None:
+    """Return the message about an input with too few axes or another number of features; None if
+    both are right.
+
+    `setting` is the argument with the network.
+    """
+    layer = found.layer
+    array = next(iter(found.inputs.values()), None)
+    # it has another layout
+    if array is None or not array.shape or type(layer).__module__.startswith("equinox."):
+        return None
+    shown = describe_array(array)
+    # of Linen, whose layers are made for the first inputs
+    if type(error).__name__ == "ScopeParamShapeError":
+        reason = str(error).partition(". (http")[0]
+        return (
+            f"{setting} must get samples of the same shapes from all dataloaders, got {shown} for "
+            "the layer "
+            f"{found.name}, which was made for others: {reason}"
+        )
+    kernel = getattr(layer, "kernel_size", ())
+    features = getattr(layer, "in_features", None)
+    space = _SPACE.get(len(kernel)) if isinstance(kernel, tuple | list) else None
+    size = array.shape[-1]
+    if space and array.ndim < len(kernel) + 1:
+        is_nnx = features is not None
+        other = (
+            f"type='flax.nnx.Linear', in_features={size}"
+            if is_nnx
+            else "type='flax.linen.Dense', features=N"
+        )
+        expected = f"takes [batch, {space}, channels]"
+        inside = "give it these axes where it is called"
+        outside = (
+            "for vectors write another network, such as "
+            f"module=dict({other}{', out_features=N' * is_nnx}) with N "
+            f"outputs; else give samples of the shape [{space}, channels] in the dataset"
+        )
+    elif isinstance(features, int) and size != features:
+        expected = f"has in_features={features}"
+        inside = f"write in_features={size} for this layer"
+        outside = (
+            f"{inside}, or give samples whose last axis has the size {features} in the dataset"
+        )
+    else:
+        return None
+    got = f"got {type(found.network).__name__}, whose layer {found.name} {expected}"
+    names = re.findall(rf"(\S+) {re.escape(shown)}(?:,|$)", example)
+    if len(names) != 1:  # another layer returned it
+        return (
+            f"{setting} must have layers that fit together, {got}, with the input {shown}; {inside}"
+        )
+    return f"{setting} must be a network for {names[0]!r}, {shown}, {got}; {outside}"
+
+
+def _find_layer(error: BaseException) -> _Found | None:
+    """Return the innermost layer in a traceback, and the network that it is part of."""
+    calls = []
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        bases = (
+            (base.__name__, base.__module__.partition(".")[0])
+            for base in type(frame.f_locals.get("self")).__mro__
+        )
+        if frame.f_code.co_name == "__call__" and any(
+            n == "Module" and lib in _LIBRARIES for n, lib in bases
+        ):
+            calls.append(frame)
+    if not calls:
+        return None
+    # The innermost one: outer modules only pass the input on.
+    layer = calls[-1].f_locals["self"]
+    network = calls[0].f_locals["self"]
+    names = calls[-1].f_code.co_varnames[1 : calls[-1].f_code.co_argcount]
+    values = {name: calls[-1].f_locals.get(name) for name in names}
+    inputs = {name: value for name, value in values.items() if hasattr(value, "shape")}
+    path = ".".join(_find_path(layer, network))
+    kind = type(layer).__name__
+    return _Found(layer, f"{path} ({kind})" if path else kind, inputs, network)
+
+
+def _find_path(layer: Any, network: Any) -> tuple[str, ...]:
+    if isinstance(path := getattr(layer, "path", None), tuple):  # of Linen
+        return path
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None or not isinstance(network, nnx.Module):
+        return ()
+    return next(
+        (tuple(map(str, path)) for path, module in nnx.iter_modules(network) if module is layer), ()
+    )
+
+
+def _find_adapter(error: BaseException) -> str | None:
+    """Return the class of the model whose argument `module` is the network: 'LinenModel'."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        model = frame.f_locals.get("self")
+        is_call = frame.f_code.co_name in ("init", "loss", "predict") and isinstance(model, Model)
+        if is_call and "module" in inspect.signature(type(model)).parameters:
+            return type(model).__name__
+    return None
+
+
+def _describe_call(error: BaseException) -> str | None:
+    """Return the arrays with which the innermost function of the user was called; None without
+    one.
+    """
+    if not (own := _own_frames(error)):
+        return None
+    frame, _ = own[-1]
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    arguments = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
+    listed = [
+        f"{name} {describe_array(value)}"
+        if hasattr(value, "shape")
+        else f"{name} ({describe_tree(value, 'dict').removeprefix('the dict has ')})"
+        for name, value in arguments.items()
+        if hasattr(value, "shape") or isinstance(value, dict)
+    ]
+    return f"{code.co_name} was called with {', '.join(listed)}" if listed else None
+
+
+def _own_frames(error: BaseException) -> list[tuple[types.FrameType, int]]:
+    """Return the calls of the user's functions with their lines, without those of the script
+    that starts the run.
+    """
+    inner = itertools.dropwhile(
+        lambda call: not _is_library(call[0]), traceback.walk_tb(error.__traceback__)
+    )
+    return [(frame, line) for frame, line in inner if not _is_library(frame)]
+
+
+def _is_library(frame: types.FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "").partition(".")[0]
+    return name in _ENGINE or name in sys.stdlib_module_names

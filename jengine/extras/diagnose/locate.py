@@ -1,0 +1,82 @@
+"""The path in a config of the argument that an error names by its class: `CrossEntropy.label` is
+`model.loss.label`.
+"""
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from jengine.config.containers import is_mapping, iter_nodes
+
+_ARGUMENT = re.compile(r"`(\w+)\.([\w.]+)`")
+
+
+def locate_argument(cfg: Any, argument: str) -> str | None:
+    """Return the config path of an argument; None unless exactly one section has the class.
+
+    >>> locate_argument(
+    ...     dict(model=dict(loss=dict(type="CrossEntropy", label="y"))), "CrossEntropy.label"
+    ... )
+    'model.loss.label'
+
+    An argument that the section leaves out has the path of the section.
+    """
+    owner, _, name = argument.partition(".")
+    found = [
+        (path, section)
+        for path, section in _sections(cfg)
+        if _class_name(section.get("type")) == owner
+    ]
+    if len(found) != 1 or not found[0][0]:
+        return None
+    path, section = found[0]
+    return f"{path}.{name}" if name.partition(".")[0] in section else path
+
+
+def locate_sizes(cfg: Any, sizes: Collection[int]) -> dict[str, int]:
+    """Return the numbers in the section `model` of a config that are one of `sizes`, by path.
+
+    >>> locate_sizes(dict(model=dict(module=dict(type="flax.linen.Dense", features=512))), (3, 512))
+    {'model.module.features': 512}
+    """
+    sections = _sections(cfg["model"], "model") if is_mapping(cfg) and "model" in cfg else ()
+    found = [
+        (f"{path}.{key}", value) for path, section in sections for key, value in section.items()
+    ]
+    return {
+        path: value for path, value in found if type(value) is int and value > 1 and value in sizes
+    }
+
+
+def add_place(error: Exception, cfg: Any) -> None:
+    """Add the path in the config to an error that begins with the argument of a class, unless it
+    has a path.
+    """
+    # The argument that names labels out of range is right: the message has the places of the
+    # remedies.
+    match = None if isinstance(error, FloatingPointError) else _ARGUMENT.match(str(error))
+    path = locate_argument(cfg, f"{match[1]}.{match[2]}") if match else None
+    # The error may pass here twice, from the section and from the whole config.
+    if path and not any(
+        note.startswith("in the config at ") for note in getattr(error, "__notes__", ())
+    ):
+        error.add_note(f"in the config at `{path}`")
+
+
+@contextlib.contextmanager
+def locate_errors(cfg: Any) -> Iterator[None]:
+    """Add the path in the config to an error of the body; see `add_place`."""
+    try:
+        yield
+    except Exception as error:
+        add_place(error, cfg)
+        raise
+
+
+def _sections(cfg: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    return ((place, node) for place, node in iter_nodes(cfg, path) if is_mapping(node))
+
+
+def _class_name(kind: object) -> str:
+    return str(getattr(kind, "__name__", kind)).rpartition(".")[2]

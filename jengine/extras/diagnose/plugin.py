@@ -1,0 +1,23 @@
+"""What this extra provides, by name and module: nothing is imported before it is used."""
+
+provides = {
+    "HOOKS": {
+        "EmptyCacheHook": "jengine.extras.diagnose.memory",
+        "HistogramHook": "jengine.extras.diagnose.histogram",
+        "MemoryProfilerHook": "jengine.extras.diagnose.memory",
+        "NumericsGuardHook": "jengine.extras.diagnose.numerics_guard",
+        "ProfilerHook": "jengine.extras.diagnose.profiler",
+    },
+    "commands": {
+        "schedule": "jengine.extras.diagnose.commands",
+        "lr-find": "jengine.extras.diagnose.commands",
+        "model": "jengine.extras.diagnose.commands",
+        "data": "jengine.extras.diagnose.commands",
+        "replay": "jengine.extras.diagnose.commands",
+        "profile": "jengine.extras.diagnose.commands",
+    },
+    "names": {
+        "Findings": "jengine.extras.diagnose.replay",
+        "replay_step": "jengine.extras.diagnose.replay",
+    },
+}

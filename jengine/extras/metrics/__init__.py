@@ -1,0 +1,6 @@
+"""Metrics beyond accuracy: classification, ranking, regression and language."""
+
+from jengine.config.plugins import lazy_names
+from jengine.extras.metrics.plugin import provides
+
+__getattr__, __dir__ = lazy_names(__name__, provides)

@@ -1,0 +1,140 @@
+"""Adafactor with the formulas of torch.optim.Adafactor."""
+
+from typing import Annotated, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax import Params, Updates
+
+from jengine.config.annotations import NonNegative, Range
+from jengine.optim.optimizers import common
+from jengine.optim.optimizers.common import Parts, Scalar
+from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer
+from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
+
+
+@define_optimizer("lr", "beta2_decay", "d", "weight_decay", whole_tensor=True)
+def TorchAdafactor(
+    lr: NonNegative = 1e-2,
+    beta2_decay: Annotated[float, Range(le=0)] = -0.8,
+    eps: tuple[NonNegative | None, NonNegative] = (None, 1e-3),
+    d: Annotated[float, Range(ge=1)] = 1.0,
+    weight_decay: NonNegative = 0.0,
+    maximize: bool = False,
+) -> Parts:
+    """Build Adafactor (Shazeer and Stern, arXiv:1804.04235), factored over the last two axes of
+    each tensor.
+
+    Args:
+      lr: maximum relative step size.
+      beta2_decay: exponent of the step in the second moment's decay.
+      eps: lower bounds for the second moment's square root (None: the float32 precision) and for
+        the parameter scale; constants, which cannot be scheduled.
+      d: maximum root mean square of an update.
+      weight_decay: decoupled decay.
+      maximize: maximize the loss.
+    """
+    eps1, eps2 = eps
+    # PyTorch takes the epsilon of the parameter, but states and gradients are float32 here,
+    # whatever the parameter is.
+    eps1 = float(jnp.finfo(jnp.float32).eps) if eps1 is None else eps1
+    scale = [
+        ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, eps1)),
+        ("clip_by_block_rms", optax.clip_by_block_rms(d)),
+        ("scale_by_param_block_rms", optax.scale_by_param_block_rms(eps2)),
+        # Last, as a factor: the rate that `chain_with_decay` multiplies with decays the weights
+        # too, and that decay is not capped.
+        ("cap_learning_rate", cap_learning_rate(lr)),
+    ]
+    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)
+
+
+Adafactor = rename_optimizer("Adafactor", TorchAdafactor)
+
+
+class FactoredRmsState(NamedTuple):
+    """Factored second moments."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+    # float32[..., n, 1], mean squares along the last axis; the whole second moment of a vector or
+    # scalar
+    rows: Updates
+    # float32[..., 1, m], mean squares along the last but one; float32[] for a vector or scalar
+    columns: Updates
+
+
+def scale_by_factored_rms(beta2_decay: Scalar, eps: Scalar) -> optax.GradientTransformation:
+    """Divide gradients by the root of a second moment that is factored over the last two axes of
+    each tensor.
+
+    `optax.scale_by_factored_rms` factors over the two largest axes, and only if both have at least
+    128 elements.
+    """
+
+    def init(params: Params) -> FactoredRmsState:
+        zeros = common.zeros_like(params)
+        # Broadcastable against the gradient: the outer product below is then one elementwise
+        # product, in stacked layers too.
+        rows = jax.tree.map(lambda z: z[..., :1] if z.ndim > 1 else z, zeros)
+        columns = jax.tree.map(
+            lambda z: z[..., :1, :] if z.ndim > 1 else jnp.zeros((), z.dtype), zeros
+        )
+        return FactoredRmsState(common.zero_count(), rows, columns)
+
+    def update(
+        grads: Updates, state: FactoredRmsState, params: Params | None = None
+    ) -> tuple[Updates, FactoredRmsState]:
+        count = state.count + 1
+
+        def leaf(g: jax.Array, row: jax.Array, column: jax.Array) -> tuple[jax.Array, ...]:
+            # At the first update the weight is 1, which replaces the zeros: no bias has to be
+            # corrected.
+            weight = count.astype(row.dtype) ** beta2_decay
+            square = g * g
+            if g.ndim > 1:
+                row = row + weight * (jnp.mean(square, -1, keepdims=True) - row)
+                column = column + weight * (jnp.mean(square, -2, keepdims=True) - column)
+                # The rank-1 estimate of Adafactor: row and column means over the overall mean,
+                # which both contain.
+                moment = row * column / jnp.maximum(jnp.mean(row, -2, keepdims=True), eps)
+            else:
+                row = row + weight * (square - row)
+                moment = row
+            # A lower bound instead of a sum, as in PyTorch: eps has no effect on moments that are
+            # large enough.
+            return g * jax.lax.rsqrt(jnp.maximum(moment, eps**2)), row, column
+
+        updates, rows, columns = common.map_unzipped(leaf, grads, state.rows, state.columns)
+        return updates, FactoredRmsState(count, rows, columns)
+
+    return optax.GradientTransformation(init, update)
+
+
+class CapLearningRateState(NamedTuple):
+    """State of `cap_learning_rate`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32[], updates done
+
+
+def cap_learning_rate(learning_rate: PerParameter) -> optax.GradientTransformation:
+    """Scale updates so that the learning rate, applied later in the chain, acts like at most `1
+    / sqrt(count)`.
+    """
+
+    def update(
+        updates: Updates, state: CapLearningRateState, params: Params | None = None
+    ) -> tuple[Updates, CapLearningRateState]:
+        count = state.count + 1
+
+        def leaf(u: jax.Array, lr: Scalar) -> jax.Array:
+            # The rate follows in the chain: this makes of it min(lr, 1 / sqrt(count)).
+            return u * jnp.minimum(1, jax.lax.rsqrt(count.astype(u.dtype)) / lr)
+
+        return jax.tree.map(
+            leaf, updates, broadcast_to_params(learning_rate, updates)
+        ), CapLearningRateState(count)
+
+    return optax.GradientTransformation(
+        lambda params: CapLearningRateState(common.zero_count()), update
+    )

@@ -1,0 +1,14 @@
+"""What this extra provides, by name and module: nothing is imported before it is used."""
+
+provides = {
+    "commands": {
+        "plan": "jengine.extras.plan.commands",
+    },
+    "names": {
+        "Collective": "jengine.extras.plan.collectives",
+        "Operation": "jengine.extras.plan.hlo",
+        "Program": "jengine.extras.plan.hlo",
+        "find_collectives": "jengine.extras.plan.collectives",
+        "traffic": "jengine.extras.plan.collectives",
+    },
+}

@@ -1,0 +1,85 @@
+"""The commands `jengine report` and `jengine table`."""
+
+from jengine.cli.parser import Commands
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `report` and `table`."""
+    _add_report(commands)
+    _add_table(commands)
+
+
+def _add_report(commands: Commands) -> None:
+    report = commands.add(
+        "report",
+        "jengine.extras.report.report:run",
+        "write or serve a page about one or several runs",
+        commands.traceback,
+        runs_code=False,
+    )
+    work_dirs = (
+        "a work dir, for its newest run; one of its directories WORK_DIR/TIMESTAMP; or a "
+        "directory of work dirs"
+    )
+    report.add_argument("work_dirs", nargs="+", metavar="WORK_DIR", help=work_dirs)
+    report.add_argument(
+        "--out",
+        default="report.html",
+        metavar="FILE",
+        help="the page to write (default: report.html)",
+    )
+    report.add_argument(
+        "--images",
+        type=int,
+        metavar="N",
+        help="steps to show of each image (default: 8; 1 of over 8 runs)",
+    )
+    report.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve the page and follow the runs instead of writing it",
+    )
+    report.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="address to serve on (default: 127.0.0.1)",
+    )
+    report.add_argument(
+        "--port",
+        type=int,
+        default=8080,
+        metavar="PORT",
+        help="port to serve on; 0 for any free one",
+    )
+
+
+def _add_table(commands: Commands) -> None:
+    text = "print runs with the hyperparameters that differ and their metrics"
+    table = commands.add(
+        "table",
+        "jengine.extras.report.run_table:print_table",
+        text,
+        commands.traceback,
+        runs_code=False,
+    )
+    work_dirs = (
+        "a work dir, for its newest run; one of its directories WORK_DIR/TIMESTAMP; or a sweep's "
+        "directory"
+    )
+    table.add_argument("work_dirs", nargs="+", metavar="WORK_DIR", help=work_dirs)
+    table.add_argument(
+        "--group", action="store_true", help="one row for the seeds of equal runs: mean ± deviation"
+    )
+    table.add_argument(
+        "--sort",
+        metavar="COLUMN",
+        help="sort by a column, named as in the table (default: best first)",
+    )
+    table.add_argument("--reverse", action="store_true", help="reverse the order of the rows")
+    styles = table.add_mutually_exclusive_group()
+    for style in ("csv", "markdown", "latex"):
+        styles.add_argument(
+            f"--{style}", dest="style", action="store_const", const=style, help=f"print {style}"
+        )
+    table.set_defaults(style="text")

@@ -1,0 +1,23 @@
+"""What this extra provides, by name and module: nothing is imported before it is used."""
+
+provides = {
+    "HOOKS": {
+        "PrepareTTAHook": "jengine.extras.serving.prepare_tta",
+    },
+    "MODELS": {
+        "BaseTTAModel": "jengine.extras.serving.tta",
+    },
+    "commands": {
+        "predict": "jengine.extras.serving.commands",
+    },
+    "jengine": {
+        "load_model": "jengine.extras.serving.loaded_model",
+    },
+    "names": {
+        "BaseInferencer": "jengine.extras.serving.inferencer",
+        "LoadedModel": "jengine.extras.serving.loaded_model",
+        "build_runner_with_tta": "jengine.extras.serving.tta_runner",
+        "export_model": "jengine.extras.serving.jax_export",
+        "load_model": "jengine.extras.serving.loaded_model",
+    },
+}

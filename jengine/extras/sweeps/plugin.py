@@ -1,0 +1,13 @@
+"""What this extra provides, by name and module: nothing is imported before it is used."""
+
+provides = {
+    "commands": {
+        "sweep": "jengine.extras.sweeps.commands",
+    },
+    "jengine": {
+        "sweep": "jengine.extras.sweeps.run",
+    },
+    "names": {
+        "sweep": "jengine.extras.sweeps.run",
+    },
+}

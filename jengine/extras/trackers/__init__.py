@@ -1,0 +1,6 @@
+"""Backends for experiment trackers: Weights & Biases, MLflow, Aim, ClearML and Comet."""
+
+from jengine.config.plugins import lazy_names
+from jengine.extras.trackers.plugin import provides
+
+__getattr__, __dir__ = lazy_names(__name__, provides)

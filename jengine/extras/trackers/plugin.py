@@ -1,0 +1,11 @@
+"""What this extra provides, by name and module: nothing is imported before it is used."""
+
+provides = {
+    "VISBACKENDS": {
+        "AimVisBackend": "jengine.extras.trackers.aim",
+        "ClearMLVisBackend": "jengine.extras.trackers.clearml",
+        "CometVisBackend": "jengine.extras.trackers.comet",
+        "MLflowVisBackend": "jengine.extras.trackers.mlflow",
+        "WandbVisBackend": "jengine.extras.trackers.wandb",
+    },
+}

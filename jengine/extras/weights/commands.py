@@ -1,0 +1,70 @@
+"""The command `jengine ckpt export`."""
+
+from jengine.cli.parser import CHECKPOINT, Commands
+
+
+def add_commands(commands: Commands) -> None:
+    """Add `ckpt export`."""
+    text = (
+        "export the parameters for PyTorch, as a safetensors file, or the predictions as a "
+        "jax.export artifact"
+    )
+    export = commands.add(
+        "ckpt export",
+        "jengine.extras.weights.export_command:run",
+        text,
+        commands.traceback,
+        runs_code=False,
+    )
+    export.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    export.add_argument(
+        "file", nargs="?", metavar="FILE", help="the file to write, such as model.safetensors"
+    )
+    params = export.add_mutually_exclusive_group()
+    params.add_argument(
+        "--ema",
+        action="store_true",
+        help="export the averaged parameters; an error if there are none",
+    )
+    params.add_argument(
+        "--raw", action="store_true", help="export the trained parameters, not their average"
+    )
+    text = (
+        "write a directory as on the Hugging Face Hub: config.json and safetensors files (a "
+        "TransformerLM only)"
+    )
+    export.add_argument("--to", choices=["safetensors"], help=text)
+    text = (
+        "with --to: the directory with the config.json (default: the one that the run's load_from "
+        "names)"
+    )
+    export.add_argument("--like", metavar="DIR", help=text)
+    export.add_argument(
+        "--batch-stats",
+        action="store_true",
+        help="export the running statistics of batch norms too",
+    )
+
+    group = export.add_argument_group("an artifact that predicts without the model's code")
+    group.add_argument(
+        "--jax-export",
+        metavar="FILE",
+        help="write a serialized jax.export artifact instead of FILE",
+    )
+    inputs = (
+        "an entry of a batch, without the batch axis, such as image=float32[8,8,1] (default: the "
+        "entries of the "
+        "config's data)"
+    )
+    group.add_argument("--input", action="append", metavar="NAME=DTYPE[SHAPE]", help=inputs)
+    group.add_argument(
+        "--batch-size", type=int, metavar="N", help="the only batch size (default: any)"
+    )
+    group.add_argument(
+        "--trust",
+        action="store_true",
+        help="let the checkpoint's config run any code that it names",
+    )
+    group.add_argument(
+        "--platforms", metavar="LIST", help="devices on which it can run (default: cpu,cuda,tpu)"
+    )

@@ -1,0 +1,66 @@
+"""`jengine ckpt export`: parameters for other libraries, or predictions as an artifact."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jengine.checkpoint.layout import find_checkpoint, read_meta
+from jengine.cli.commands import format_bytes
+from jengine.config.annotations import is_mapping
+from jengine.config.dump import parse_config
+from jengine.config.errors import ConfigError
+from jengine.extras.weights.export import export_params
+from jengine.extras.weights.export_hub import export_hub
+from jengine.extras.weights.huggingface import read_config
+
+
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+    """Export parameters, or predictions as a jax.export artifact."""
+    if (args.file is None) == (args.jax_export is None):
+        raise ConfigError("`jengine ckpt export` must have either FILE or --jax-export FILE")
+    if args.jax_export is not None:
+        from jengine.extras.serving import export_command as jax_export
+
+        jax_export.run(args)
+        return
+    for name in ("input", "batch_size", "platforms", "trust"):
+        if getattr(args, name) not in (None, False):
+            raise ConfigError(f"`--{name.replace('_', '-')}` must be given with --jax-export")
+    path = find_checkpoint(args.checkpoint)
+    # items with averages -> paths of the trained values
+    exchanged = read_meta(path).get("exchanged", {})
+    if args.ema and "params" not in exchanged:
+        raise ValueError(
+            f"checkpoint {path} has no averaged parameters: the run had no EMAHook; leave out --ema"
+        )
+    item = exchanged.get("params", "params") if args.raw else "params"
+    statistics = exchanged.get("model_state", "model_state") if args.raw else "model_state"
+    if args.like is not None and args.to is None:
+        raise ConfigError("`--like` must be given with --to safetensors")
+    if args.to is not None and args.batch_stats:
+        raise ConfigError("`--batch-stats` must be left out with --to: a TransformerLM has none")
+    tensors: Mapping[str, Any]
+    if args.to is not None:
+        tensors = export_hub(path, args.file, args.like or _find_origin(path), item=item)
+    else:
+        tensors = export_params(
+            path, args.file, item=item, batch_stats=statistics if args.batch_stats else False
+        )
+    kind = "averaged parameters" if "params" in exchanged and not args.raw else "parameters"
+    size = format_bytes(sum(x.size * x.dtype.itemsize for x in tensors.values()), digits=1)
+    print(f"{kind} of {path}: {len(tensors)} tensors, {size}, written to {args.file}")
+
+
+def _find_origin(path: str) -> str:
+    """Return the directory of the weights that a checkpoint's run has started from."""
+    text = read_meta(path)["meta"].get("cfg")
+    load_from: Any = parse_config(text).get("load_from") if text else None
+    # A run that was fine-tuned from a Hub directory knows it: the same architecture has the same
+    # config.json.
+    origin = load_from.get("path") if is_mapping(load_from) else load_from
+    if not isinstance(origin, str) or not read_config(origin):
+        raise ConfigError(
+            f"`--like` must be a directory with the config.json to write: the run of {path} has "
+            "not started from one"
+        )
+    return origin

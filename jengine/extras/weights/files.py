@@ -1,0 +1,257 @@
+"""Readers for safetensors, .npz, .eqx and msgpack files; only that of msgpack loads the whole
+file.
+"""
+
+import importlib.util
+import math
+import os
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import DTypeLike
+
+from jengine.config.errors import MissingPackageError
+from jengine.config.json_codec import decode_object
+from jengine.config.storage import LARGE, read_bytes
+
+SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": jnp.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U64": np.uint64,
+    "U32": np.uint32,
+    "U16": np.uint16,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+# NumPy writes version 3 only for structured dtypes, which no weights have
+_VERSIONS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+_BFLOAT16 = np.dtype("V2")  # what NumPy stores for an array of ml_dtypes' bfloat16
+
+
+def check_safetensors_installed() -> None:
+    """Raise ImportError if the package safetensors is missing."""
+    if importlib.util.find_spec("safetensors") is None:
+        raise MissingPackageError(
+            "safetensors files require safetensors: pip install 'jengine[safetensors]'"
+        )
+
+
+def list_safetensors(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shape and dtype of each tensor in a safetensors file by name.
+
+    Raises:
+      ValueError: not a safetensors file, or a dtype that NumPy does not have. ImportError:
+        safetensors is missing.
+    """
+    structs = {}
+    with _open_safetensors(path) as file:
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            tensor = file.get_slice(name)
+            if (dtype := tensor.get_dtype()) not in SAFETENSORS_DTYPES:
+                raise ValueError(
+                    f"`{name}` must have one of the dtypes {', '.join(SAFETENSORS_DTYPES)}, got "
+                    f"{dtype}"
+                )
+            structs[name] = jax.ShapeDtypeStruct(
+                tuple(tensor.get_shape()), SAFETENSORS_DTYPES[dtype]
+            )
+    return structs
+
+
+def read_safetensors(
+    path: str | os.PathLike[str], names: Iterable[str]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield tensors from a safetensors file by name, one at a time."""
+    with _open_safetensors(path) as file:
+        for name in names:
+            yield name, file.get_tensor(name)
+
+
+def parse_index(path: Path) -> dict[str, list[str]]:
+    """Return the tensor names in each shard that a `model.safetensors.index.json` lists, by file
+    name.
+
+    Raises:
+      ValueError: the file is not such an index.
+    """
+    try:
+        weight_map = decode_object(read_bytes(path))["weight_map"]
+        shards: dict[str, list[str]] = {}
+        for name, file in weight_map.items():
+            shards.setdefault(str(file), []).append(name)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is not an index of safetensors files: it has no `weight_map`"
+        ) from error
+    return shards
+
+
+def read_index(path: Path) -> dict[str, list[str]]:
+    """Return what `parse_index` returns; raise ValueError also if a shard is missing or not next
+    to the index.
+    """
+    shards = parse_index(path)
+    for file in shards:
+        # a name is data: never a path
+        if os.path.basename(file) != file or not (path.parent / file).is_file():
+            raise ValueError(f"{path} must list files next to it, got {file!r}, which is not there")
+    return shards
+
+
+def list_npz(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shape and dtype of each array in an .npz file by name, from the headers.
+
+    Raises:
+      ValueError: not an .npz file.
+    """
+    try:
+        structs = {}
+        with zipfile.ZipFile(path) as archive:  # `np.load` would read each array to tell its shape
+            for member in archive.infolist():
+                with archive.open(member) as file:
+                    structs[member.filename.removesuffix(".npy")] = _read_header(
+                        file, member.file_size
+                    )
+        return structs
+    except OSError:
+        raise
+    except Exception as error:  # of zipfile, zlib or NumPy
+        raise ValueError(f"{path} is not a complete .npz file of arrays: {error}") from error
+
+
+def read_npz(path: Path, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield arrays from an .npz file by name, one at a time; pickled objects are refused."""
+    with np.load(path, allow_pickle=False) as file:
+        for name in names:
+            try:
+                array = _as_bfloat16(file[name])
+            except Exception as error:  # of zipfile, zlib or NumPy
+                raise ValueError(f"{path} is damaged at {name!r}: {error}") from error
+            yield name, array
+
+
+def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, tuple[str, jax.ShapeDtypeStruct]]:
+    """Return the offset, for `read_eqx`, and the shape of each array in a file of
+    `equinox.tree_serialise_leaves`.
+
+    The file has neither names nor a structure: one array after another, in NumPy's format.
+
+    Args:
+      path: the file.
+      leaves: those of the pytree that was saved, by name, in the same order. Python's numbers in
+        the file that are not among them (a module's settings) are skipped, others that are not
+        stored (functions) are left out.
+
+    Raises:
+      ValueError: the file has other arrays than `leaves`, or another format.
+    """
+    entries = list(_iterate_arrays(path))
+    stored = [struct.shape for _, struct in entries]
+    found = dict[str, tuple[str, jax.ShapeDtypeStruct]]()
+    i = 0
+    for name, leaf in leaves.items():
+        # equinox skips them too
+        if not hasattr(leaf, "shape") and not isinstance(leaf, bool | int | float | complex):
+            continue
+        shape = tuple(np.shape(leaf))
+        while i < len(stored) and stored[i] != shape and stored[i] == ():
+            i += 1
+        if i == len(stored) or stored[i] != shape:
+            got = f"one of {stored[i]}" if i < len(stored) else "the end of the file"
+            raise ValueError(
+                f"{path} must have the leaves of the pytree in their order, array {i + 1} should "
+                f"be `{name}` with the "
+                f"shape {shape}, got {got}; pass the pytree that was saved as `structure`"
+            )
+        found[name] = entries[i]
+        i += 1
+    if rest := [shape for shape in stored[i:] if shape != ()]:
+        raise ValueError(
+            f"{path} must have the leaves of the pytree, got {len(rest)} more arrays, the first "
+            "with the shape "
+            f"{rest[0]}; pass the pytree that was saved as `structure`"
+        )
+    return found
+
+
+def _iterate_arrays(path: Path) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
+    size = os.stat(path).st_size
+    with path.open("rb") as file:
+        while (offset := file.tell()) < size:
+            try:
+                struct = _read_header(file, size)
+            except Exception as error:  # of NumPy
+                raise ValueError(
+                    f"{path} is not a complete .eqx file of arrays: {error}"
+                ) from error
+            file.seek(struct.size * struct.dtype.itemsize, os.SEEK_CUR)
+            yield str(offset), struct
+
+
+def read_eqx(path: Path, offsets: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield arrays from an .eqx file by offset, which stands for a name, one at a time."""
+    with path.open("rb") as file:
+        for offset in offsets:
+            file.seek(int(offset))
+            yield offset, _as_bfloat16(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def _read_header(file: IO[bytes], end: int) -> jax.ShapeDtypeStruct:
+    """Return the shape and dtype of an array that begins here; raise ValueError if it does not
+    fit before `end`.
+    """
+    version = np.lib.format.read_magic(file)
+    if version not in _VERSIONS:
+        raise ValueError(f"an array must be in version 1 or 2 of NumPy's format, got {version}")
+    shape, _, dtype = _VERSIONS[version](file)
+    if dtype.hasobject:
+        raise ValueError("an array must have no Python objects, whose pickles may run any code")
+    # NumPy would allocate what the header says before it reads the bytes.
+    if min(shape, default=0) < 0 or file.tell() + math.prod(shape) * dtype.itemsize > end:
+        raise ValueError(
+            f"an array with the shape {shape} must have {dtype} values for it, but the file ends "
+            "before"
+        )
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16 if dtype == _BFLOAT16 else dtype)
+
+
+def _as_bfloat16(array: np.ndarray) -> np.ndarray:
+    return array.view(jnp.bfloat16) if array.dtype == _BFLOAT16 else array
+
+
+def read_msgpack(path: Path) -> Any:
+    """Return the pytree in a file of `flax.serialization.to_bytes`.
+
+    Raises:
+      ValueError: another format.
+    """
+    from flax.serialization import msgpack_restore
+
+    try:
+        return msgpack_restore(read_bytes(path, limit=LARGE))
+    except Exception as error:  # of msgpack, or of Flax's types in it
+        raise ValueError(f"{path} is not a complete msgpack file of Flax: {error}") from error
+
+
+def _open_safetensors(path: str | os.PathLike[str]) -> Any:
+    check_safetensors_installed()
+    import safetensors
+
+    try:
+        return safetensors.safe_open(path, framework="np")
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from error

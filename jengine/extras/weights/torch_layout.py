@@ -1,0 +1,126 @@
+"""PyTorch names and axis orders for Flax parameters.
+
+| Flax | PyTorch |
+|---|---|
+| Dense `kernel` (in, out) | Linear `weight` (out, in) |
+| Conv `kernel` (*window, in / groups, out) | Conv `weight` (out, in / groups, *window) |
+| attention `query`, `key`, `value`: `kernel` (in, heads, size), `bias` (heads, size) | Linear (heads * size, in) |
+| attention `out`: `kernel` (heads, size, out) | Linear `weight` (out, heads * size) |
+| norm `scale`, Embed `embedding` | `weight`, unchanged |
+| batch norm `mean`, `var` in the model state | `running_mean`, `running_var` |
+
+Everything else keeps name and layout. Neither a checkpoint nor a pytree stores module types, so the
+kernel type is inferred from the rank and the neighbors.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jengine.config.paths import torch_alias
+
+STATISTICS = {"mean": "running_mean", "var": "running_var"}
+
+
+class TorchLayout(NamedTuple):
+    """Name and axis order of a tensor in PyTorch."""
+
+    name: str
+    merged: tuple[int, ...]  # the shape in Flax, with attention heads merged with their size
+    axes: tuple[int, ...]  # the axes of `merged` in PyTorch's order
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in PyTorch."""
+        return tuple(self.merged[axis] for axis in self.axes)
+
+    @property
+    def is_permuted(self) -> bool:
+        """Whether the axes are in another order in PyTorch."""
+        return self.axes != tuple(range(len(self.axes)))
+
+    def to_torch(self, array: np.ndarray) -> np.ndarray:
+        """Convert a Flax parameter to PyTorch's layout, contiguous."""
+        # the file stores raw memory
+        return np.asarray(array.reshape(self.merged).transpose(self.axes), order="C")
+
+    def to_flax(self, tensor: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Convert a PyTorch tensor to Flax's layout, with the `shape` of the parameter."""
+        # `argsort` inverts a permutation
+        return np.asarray(tensor.transpose(np.argsort(self.axes)).reshape(shape), order="C")
+
+
+def param_layouts(params: Mapping[str, Any]) -> dict[str, TorchLayout]:
+    """Return the layout of each parameter; `params` has arrays or ShapeDtypeStructs by dotted path.
+
+    >>> layout = param_layouts({"fc.kernel": np.zeros((3, 10))})["fc.kernel"]
+    >>> layout.name, layout.shape
+    ('fc.weight', (10, 3))
+    """
+    shapes = {path: np.shape(leaf) for path, leaf in params.items()}
+    attentions = {_split_path(path)[0] for path in shapes if _is_attention_query(path, shapes)}
+    return {path: _param_layout(path, shape, attentions) for path, shape in shapes.items()}
+
+
+def statistic_layouts(statistics: Mapping[str, Any]) -> dict[str, TorchLayout]:
+    """Return the layout of each running statistic, given by dotted path in the model state."""
+    layouts = {}
+    for path, leaf in statistics.items():
+        module, _, kind = torch_alias(path.removeprefix("batch_stats.")).rpartition(".")
+        shape = np.shape(leaf)
+        name = ".".join(filter(None, (module, STATISTICS[kind])))
+        # Statistics are vectors: only their names differ, running_mean for mean.
+        layouts[path] = TorchLayout(name, shape, tuple(range(len(shape))))
+    return layouts
+
+
+def check_unique(layouts: Iterable[tuple[str, TorchLayout]]) -> None:
+    """Raise ValueError if two pairs of path and layout have the same name."""
+    paths: dict[str, str] = {}
+    for path, layout in layouts:
+        if (other := paths.setdefault(layout.name, path)) is not path:
+            raise ValueError(
+                f"{other!r} and {path!r} are both named {layout.name!r} in PyTorch; rename one of "
+                "them"
+            )
+
+
+def is_statistic(path: str) -> bool:
+    """Return whether `path` in a model state is a batch-norm statistic."""
+    return path.rpartition(".")[2] in STATISTICS
+
+
+def _param_layout(path: str, shape: tuple[int, ...], attentions: set[str]) -> TorchLayout:
+    name = torch_alias(path)
+    rank = len(shape)
+    parent, module, leaf = _split_path(path)
+    if parent in attentions:
+        if module in ("query", "key", "value") and (leaf, rank) == ("bias", 2):
+            return TorchLayout(name, (shape[0] * shape[1],), (0,))
+        if module in ("query", "key", "value") and (leaf, rank) == ("kernel", 3):
+            return TorchLayout(name, (shape[0], shape[1] * shape[2]), (1, 0))
+        if module == "out" and (leaf, rank) == ("kernel", 3):
+            return TorchLayout(name, (shape[0] * shape[1], shape[2]), (1, 0))
+    if leaf == "kernel" and rank >= 2:
+        # the window is empty for a Dense
+        return TorchLayout(name, shape, (rank - 1, rank - 2, *range(rank - 2)))
+    return TorchLayout(name, shape, tuple(range(rank)))
+
+
+def _is_attention_query(path: str, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether `path` is an attention's query kernel, with key, value and output kernels
+    next to it.
+    """
+    if _split_path(path)[1:] != ("query", "kernel") or len(shapes[path]) != 3:
+        return False
+    parent = path.removesuffix("query.kernel")
+    key, value, out = (shapes.get(f"{parent}{name}.kernel", ()) for name in ("key", "value", "out"))
+    # Names alone may be a coincidence: heads and sizes must agree
+    return len(key) == len(value) == len(out) == 3 and out[:2] == shapes[path][1:]
+
+
+def _split_path(path: str) -> tuple[str, str, str]:
+    """Return the path of the parent module, the module name, and the parameter name."""
+    *parent, module, leaf = ("", *path.split("."))
+    return ".".join(parent), module, leaf

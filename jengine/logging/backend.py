@@ -1,0 +1,202 @@
+"""Interface of visualization backends."""
+
+import abc
+import importlib
+import os
+import pathlib
+import types
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jengine.config.errors import ConfigError, require_extra
+from jengine.config.storage import is_url
+from jengine.logging.convert import Histogram
+
+_PROGRESS = ("epoch", "iter")  # of training, which has curves of its own
+
+
+class BaseVisBackend(abc.ABC):
+    """One destination for the output of the visualizer, such as files or a server.
+
+    A backend should open files and connections at the first write, and accept writes again after
+    `close`.
+
+    Args:
+      save_dir: the directory for files; created when needed.
+
+    Raises:
+      ConfigError: `save_dir` is a URL.
+    """
+
+    def __init__(self, save_dir: str | os.PathLike[str]) -> None:
+        if is_url(save_dir):
+            raise ConfigError(
+                f"`save_dir` must be a local directory, got {os.fspath(save_dir)!r}; leave it "
+                "out: with a URL as "
+                "work_dir of the run, the files are sent there"
+            )
+        self.save_dir = pathlib.Path(save_dir)
+
+    @abc.abstractmethod
+    def add_config(self, config: str) -> None:
+        """Write the config, given as the text of a Python file."""
+
+    @abc.abstractmethod
+    def add_graph(self, graph: str) -> None:
+        """Write the model description as text."""
+
+    @abc.abstractmethod
+    def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
+        """Write `image`, uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA)."""
+
+    @abc.abstractmethod
+    def add_scalars(
+        self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
+    ) -> None:
+        """Write several values of one step.
+
+        Args:
+          scalar_dict: host numbers by name.
+          step: the x-axis value in plots.
+          file_path: a file below `save_dir` that file backends append the values to as well.
+        """
+
+    def name_scalars(self, scalar_dict: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return values under the names in this backend; the visualizer calls it with the loop as
+        the value `mode`.
+
+        By default validation names start with `val/` and test names with `test/`, so that they
+        never share a curve with training. Without a `mode` the names are unchanged.
+        """
+        values = {name: value for name, value in scalar_dict.items() if name != "mode"}
+        mode = scalar_dict.get("mode", "train")
+        if mode == "train":
+            return values
+        values = {
+            name.removeprefix(f"{mode}/"): value
+            for name, value in values.items()
+            if name not in _PROGRESS
+        }
+        return {f"{mode}/{name}": value for name, value in values.items()}
+
+    def add_scalar(self, name: str, value: ArrayLike, step: int = 0) -> None:
+        """Write one value of one step."""
+        self.add_scalars({name: value}, step)
+
+    def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
+        """Write a histogram; by default the mean, standard deviation, minimum and maximum as
+        scalars.
+        """
+        low = histogram.edges[0]
+        high = histogram.edges[-1]
+        summary = dict(mean=histogram.mean, std=histogram.std, min=float(low), max=float(high))
+        self.add_scalars({f"{name}/{key}": value for key, value in summary.items()}, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the write position for a checkpoint, as a JSON-serializable dict."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:  # noqa: B027 - most keep no state
+        """Discard everything written after the checkpoint that a run resumes from.
+
+        Args:
+          state_dict: the result of `state_dict` when the checkpoint was written.
+          step: number of iterations completed at the checkpoint.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most file backends have nothing to close
+        """Flush and close open files and connections. Can be called twice."""
+
+
+class RunVisBackend(BaseVisBackend):
+    """Backend that writes to a run, such as one on a server, which the first value opens.
+
+    The config and the graph wait for it: a checkpoint that is loaded before may have the run to
+    continue.
+
+    Attributes:
+      extra: the extra of jengine that installs the client.
+      package: the module of the client to import.
+      text_names: the names of the config and the graph in the run.
+    """
+
+    extra: ClassVar[str]
+    package: ClassVar[str]
+    text_names: ClassVar[tuple[str, str]] = ("config", "graph")
+
+    def __init__(self, save_dir: str | os.PathLike[str]) -> None:
+        super().__init__(save_dir)
+        self._experiment: Any = None  # None while no run is open
+        self._pending_texts: dict[str, str] = {}
+        # of the run on the server, which stays the same when it is opened again
+        self._run_id: str | None = None
+
+    @property
+    def experiment(self) -> Any:
+        """The open run; the first use opens it, with an error that names the extra if the
+        package is missing.
+        """
+        if self._experiment is None:
+            self._experiment = self._open_run()
+            self._write_texts()
+        return self._experiment
+
+    def _import_package(self) -> types.ModuleType:
+        """Import and return the client package, or raise an error that names the extra."""
+        name = self.package.partition(".")[0].replace("_", "-")
+        with require_extra(self.extra, f"{type(self).__name__} requires {name}"):
+            return importlib.import_module(self.package)
+
+    @abc.abstractmethod
+    def _open_run(self) -> Any:
+        """Start a run, or continue that in the checkpoint, and return the client's object for
+        it.
+        """
+
+    @abc.abstractmethod
+    def _write_text(self, name: str, text: str) -> None:
+        """Write a text to the open run."""
+
+    @abc.abstractmethod
+    def _end_run(self) -> None:
+        """End the open run."""
+
+    def add_config(self, config: str) -> None:
+        """Write the config as text, together with the first value: only then the run to resume
+        is known.
+        """
+        self._add_text(self.text_names[0], config)
+
+    def add_graph(self, graph: str) -> None:
+        """Write the model description as text, together with the first value."""
+        self._add_text(self.text_names[1], graph)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the run id."""
+        return {} if self._run_id is None else {"run_id": self._run_id}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
+        """Continue the run in the checkpoint, unless a run is open."""
+        if "run_id" in state_dict and self._experiment is None:
+            self._run_id = state_dict["run_id"]
+
+    def close(self) -> None:
+        """End the run; the next write continues it."""
+        if self._pending_texts or self._experiment is not None:
+            _ = self.experiment  # opened for the texts
+            self._end_run()
+            self._experiment = None
+
+    def _add_text(self, name: str, text: str) -> None:
+        self._import_package()  # report a missing package now instead of at the end of the run
+        self._pending_texts[name] = text
+        if self._experiment is not None:
+            self._write_texts()
+
+    def _write_texts(self) -> None:
+        for name, text in self._pending_texts.items():
+            self._write_text(name, text)
+        self._pending_texts = {}

@@ -1,0 +1,232 @@
+"""Launchers: connection to the other processes in a run, before any device is used."""
+
+import dataclasses
+import importlib.util
+import logging
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from jengine.config.errors import ConfigError, closest, require_extra
+from jengine.parallel.processes import get_processes
+
+_PATIENCE = 10.0  # seconds
+LAUNCHERS = ("none", "auto", "slurm", "mpi", "kubernetes", "tpu")
+
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
+# Open MPI; MPICH, Intel MPI and others with PMI: number of processes, index of this one, index on
+# the host.
+_MPI = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+)
+_METHODS = {"slurm": "slurm", "kubernetes": "k8s"}
+_REQUIRED = {
+    "slurm": (_SLURM, "start with srun, one task per process"),
+    "kubernetes": (("KUBERNETES_SERVICE_HOST",), "start inside a pod"),
+}
+logger = logging.getLogger("jengine")
+
+
+@dataclasses.dataclass(frozen=True)
+class LaunchSettings:
+    """How this process finds the others. JAX detects what is None by `method`."""
+
+    coordinator: str | None = None  # `host:port` for process 0
+    num_processes: int | None = None
+    process_id: int | None = None  # from 0
+    # the host's devices that this process uses; None for all
+    local_device_ids: Sequence[int] | None = None
+    # JAX's name; 'deactivate' if nothing should be detected, None to try every method
+    method: str | None = None
+
+
+def launch(
+    launcher: str | None = None,
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    timeout: float = 300.0,
+    heartbeat_timeout: int = 30,
+) -> None:
+    """Connect this process to the others with `jax.distributed.initialize`, unless it is the only
+    one.
+
+    Call it first: it is too late once JAX has used a device.
+
+    Args:
+      launcher: what started the processes, one of `LAUNCHERS`. 'none' is a single process, unless
+        the next three arguments are given; 'auto' and 'tpu' leave the detection to JAX. None for
+        `detect_launcher`, or for 'none' if one of the next three arguments is given.
+      coordinator: `host:port` for process 0, if the launcher does not provide it.
+      num_processes: number of processes, if the launcher does not provide it.
+      process_id: this process's index, from 0, if the launcher does not provide it.
+      timeout: seconds to wait for the others to connect.
+      heartbeat_timeout: seconds without a heartbeat after which JAX counts a process as gone, and
+        ends the others.
+
+    Raises:
+      ConfigError: an unknown launcher, incomplete settings, or an environment that does not belong
+        to the launcher.
+      RuntimeError: a device has been used, or the processes are already connected.
+    """
+    if launcher is None:
+        is_given = (coordinator, num_processes, process_id) != (None, None, None)
+        launcher = "none" if is_given else detect_launcher(os.environ)
+    settings = find_settings(launcher, os.environ, coordinator, num_processes, process_id)
+    if settings is None:
+        return
+    waiting = threading.Timer(_PATIENCE, _report_waiting, [settings, timeout])
+    waiting.daemon = True  # an error must not wait for the timer
+    waiting.start()
+    try:
+        jax.distributed.initialize(
+            coordinator_address=settings.coordinator,
+            num_processes=settings.num_processes,
+            process_id=settings.process_id,
+            local_device_ids=settings.local_device_ids,
+            cluster_detection_method=settings.method,
+            initialization_timeout=int(timeout),
+            heartbeat_timeout_seconds=heartbeat_timeout,
+            shutdown_timeout_seconds=int(timeout),
+        )
+    except ValueError as error:
+        if "should be defined" not in str(error) and "must be defined" not in str(error):
+            raise
+        raise ConfigError(
+            f"--launcher {launcher}: JAX cannot detect the other processes from the environment; "
+            "give --coordinator HOST:PORT, --num-processes N and --process-id I"
+        ) from error
+    finally:
+        waiting.cancel()
+    get_processes()  # watch for failures of the others from now on
+
+
+def _report_waiting(settings: LaunchSettings, timeout: float) -> None:
+    """Log for whom this process waits, since JAX's error after the timeout has no names."""
+    own = "This process" if settings.process_id is None else f"Process {settings.process_id}"
+    at = f" of {settings.num_processes} at {settings.coordinator}" if settings.coordinator else ""
+    logger.warning(
+        f"{own} has waited {_PATIENCE:g} s for the other processes{at}, and waits up to "
+        f"{timeout:g} s: all must be "
+        "started with the same coordinator and number of processes, each with an index of its own"
+    )
+
+
+def detect_launcher(environ: Mapping[str, str]) -> str:
+    """Return the launcher that has started this process with others; 'none' if it is alone.
+
+    Only what the environment says is used. A TPU VM without Kubernetes says nothing: pass 'tpu'
+    there.
+
+    >>> detect_launcher({"PMI_SIZE": "8", "PMI_RANK": "2"})
+    'mpi'
+    """
+    if all(name in environ for name in _SLURM) and int(environ["SLURM_NTASKS"]) > 1:
+        return "slurm"
+    if any(
+        size in environ and rank in environ and int(environ[size]) > 1 for size, rank, *_ in _MPI
+    ):
+        return "mpi"
+    if (
+        "," in environ.get("TPU_WORKER_HOSTNAMES", "")
+        or int(environ.get("MEGASCALE_NUM_SLICES", "1")) > 1
+    ):
+        return "tpu"
+    # a pod of an indexed job
+    if "KUBERNETES_SERVICE_HOST" in environ and "JOB_COMPLETION_INDEX" in environ:
+        if importlib.util.find_spec("kubernetes") is not None:
+            return "kubernetes"
+        logger.warning(
+            "This pod belongs to an indexed job, and trains alone: to connect the pods, install "
+            "kubernetes (pip "
+            "install 'jengine[kubernetes]'). --launcher none trains alone without this warning."
+        )
+    return "none"
+
+
+def find_settings(
+    launcher: str,
+    environ: Mapping[str, str],
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+) -> LaunchSettings | None:
+    """Return how to find the other processes; None without others. Arguments override the
+    launcher's values.
+
+    Arguments and errors as for `launch`; `environ` has the environment variables.
+
+    >>> find_settings("none", {}, "host:1234", num_processes=2, process_id=0).num_processes
+    2
+    """
+    if launcher not in LAUNCHERS:
+        raise ConfigError(
+            f"--launcher must be one of {LAUNCHERS}, got {launcher!r}{closest(launcher, LAUNCHERS)}"
+        )
+    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    _check_arguments(coordinator, num_processes, process_id)
+    if launcher == "none":
+        missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
+        if len(missing) == len(given):
+            return None
+        if missing:
+            raise ConfigError(
+                f"--launcher none: several processes also require {', '.join(missing)}"
+            )
+        return LaunchSettings(coordinator, num_processes, process_id, method="deactivate")
+    required, advice = _REQUIRED.get(launcher, ((), ""))
+    if missing := [name for name in required if name not in environ]:
+        raise ConfigError(
+            f"--launcher {launcher}: the environment must have {', '.join(missing)}; {advice}"
+        )
+    if launcher == "mpi":
+        return _mpi_settings(environ, given)
+    if launcher == "kubernetes":
+        with require_extra("kubernetes", "the launcher requires kubernetes"):
+            import kubernetes  # noqa: F401
+    return LaunchSettings(coordinator, num_processes, process_id, method=_METHODS.get(launcher))
+
+
+def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> LaunchSettings:
+    variables = next((names for names in _MPI if names[0] in environ and names[1] in environ), None)
+    if variables is None:
+        raise ConfigError(
+            f"--launcher mpi: the environment must have {_MPI[0][0]} or {_MPI[1][0]}; start with "
+            "mpirun or mpiexec"
+        )
+    count, index, local_index = variables
+    if given["coordinator"] is None and "OMPI_MCA_orte_hnp_uri" not in environ:
+        raise ConfigError(
+            "--launcher mpi: this MPI does not provide the host of process 0; give --coordinator "
+            "HOST:PORT with a "
+            "port that is free on that host"
+        )
+    return LaunchSettings(
+        coordinator=given["coordinator"],
+        num_processes=int(environ[count])
+        if given["num_processes"] is None
+        else given["num_processes"],
+        process_id=int(environ[index]) if given["process_id"] is None else given["process_id"],
+        local_device_ids=[int(environ[local_index])] if local_index in environ else None,
+        # JAX reads the host from the environment
+        method="ompi" if given["coordinator"] is None else "deactivate",
+    )
+
+
+def _check_arguments(
+    coordinator: str | None, num_processes: int | None, process_id: int | None
+) -> None:
+    if coordinator is not None and not re.fullmatch(r".+:[0-9]+", coordinator):
+        raise ConfigError(f"--coordinator must be HOST:PORT of process 0, got {coordinator!r}")
+    if num_processes is not None and num_processes < 1:
+        raise ConfigError(f"--num-processes must be at least 1, got {num_processes}")
+    if process_id is not None and (
+        process_id < 0 or (num_processes is not None and process_id >= num_processes)
+    ):
+        legal = "0 or more" if num_processes is None else f"0 to {num_processes - 1}"
+        raise ConfigError(f"--process-id must be {legal}, got {process_id}")

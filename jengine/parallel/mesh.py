@@ -1,0 +1,371 @@
+"""Device mesh over one slice or several, and the batch rows that belong to a process."""
+
+import collections
+import dataclasses
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jengine.config.errors import ConfigError, closest
+
+logger = logging.getLogger("jengine")
+
+AXES = ("data", "fsdp", "expert", "context", "tensor")
+# only in meshes that name them; elsewhere rules may name them, as of size 1
+OPTIONAL_AXES = ("expert", "context")
+BATCH_AXES = ("data", "fsdp", "expert")  # the default of `batch_axes`
+# the total size of each axis, and `slices`: see `build_mesh`
+MeshSizes = Mapping[str, int | Mapping[str, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataShard:
+    """Rows in each global batch that a process supplies: those that its devices hold.
+
+    Processes whose devices hold the same rows, for instance along `tensor`, read the same examples.
+    """
+
+    index: int = 0
+    count: int = 1
+    readers: tuple[int, ...] = (0,)  # the processes that read this shard, in order
+
+    def for_axis(self, batch_axis: int | None) -> "DataShard":
+        """Return the part of batches with this example axis; without one (None) each process
+        reads all of it.
+        """
+        return self if batch_axis is not None else dataclasses.replace(self, index=0, count=1)
+
+
+def build_mesh(
+    mesh: Mesh | MeshSizes | None = None,
+    devices: int | Sequence[Any] | None = None,
+    batch_axes: Sequence[str] | None = None,
+) -> Mesh:
+    """Return the mesh for a strategy.
+
+    Args:
+      mesh: a Mesh, which is used as it is; or the device count along each axis, where one may be -1
+        for all remaining devices; `slices` may have the slice count along some axes, such as
+        `dict(data=2)`, see `arrange_devices`. None for the mesh set with `jax.set_mesh`, or all
+        devices along one axis.
+      devices: the devices, or how many; None for all. They replace those in a Mesh, one by one.
+      batch_axes: the axes over which the batch is sharded, with any names. With None, a new mesh
+        has the axes `data`, `fsdp` and `tensor`; `data` is -1 by default and the others 1. It may
+        have `expert` too, which divides the batch and `MixtureOfExperts`, and `context`, which
+        divides an example's tokens in `attend`.
+
+    Raises:
+      ConfigError: an unknown axis, sizes whose product is not the device count, slices that do not
+        fit, or a Mesh whose axes are Manual.
+
+    >>> dict(build_mesh({"fsdp": 1}, devices=1).shape)
+    {'data': 1, 'fsdp': 1, 'tensor': 1}
+    """
+    if mesh is None and devices is None and not context_mesh().empty:
+        mesh = context_mesh()
+    if isinstance(mesh, Mesh):
+        return _replace_devices(mesh, devices)
+    selected = jax.devices() if devices is None or isinstance(devices, int) else list(devices)
+    if isinstance(devices, int):
+        if not 1 <= devices <= len(selected):
+            raise ConfigError(f"devices must be at most {len(selected)}, got {devices}")
+        selected = selected[:devices]
+    sizes: dict[str, Any] = dict(mesh or {})
+    slices = sizes.pop("slices", None)
+    if batch_axes is None or not sizes:
+        first, *others = batch_axes or [
+            name for name in AXES if name in sizes or name not in OPTIONAL_AXES
+        ]
+        # The given sizes come last, so they replace the defaults but keep the order of the axes.
+        sizes = {first: -1, **dict.fromkeys(others, 1), **sizes}
+    else:
+        choose_batch_axes(tuple(sizes), batch_axes)
+    sizes = _complete_sizes(sizes, len(selected), any_names=batch_axes is not None)
+    arranged = arrange_devices(sizes, slices, selected)
+    # Explicit axes, the default of `jax.make_mesh`, would be part of the types of all arrays in the
+    # model.
+    return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+
+
+def _replace_devices(mesh: Mesh, devices: int | Sequence[Any] | None) -> Mesh:
+    if manual := axes_of_type(mesh, AxisType.Manual):
+        raise ConfigError(
+            "mesh: the type of an axis must be Explicit or Auto, got Manual for "
+            f"{', '.join(manual)}"
+        )
+    count = mesh.size if devices is None else devices if isinstance(devices, int) else len(devices)
+    if count != mesh.size:
+        raise ConfigError(
+            f"devices must be left out or be those of the mesh, {mesh.size}, got {count}"
+        )
+    if devices is None or isinstance(devices, int):
+        return mesh
+    # The axis types are part of the user's mesh: rules and models may depend on them.
+    return Mesh(
+        np.array(devices, object).reshape(mesh.devices.shape), mesh.axis_names, mesh.axis_types
+    )
+
+
+def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> dict[str, int]:
+    """Return the sizes with the device count instead of -1."""
+    for name, size in sizes.items():
+        if not any_names and name not in AXES:
+            raise ConfigError(
+                f"mesh: an axis must be one of {AXES}, unless `batch_axes` names those that "
+                "divide the batch, got "
+                f"{name!r}{closest(str(name), AXES)}"
+            )
+        # `True` is an int of Python, and would be an axis of size 1.
+        if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
+            raise ConfigError(f"mesh: {name} must be a number of devices or -1, got {size!r}")
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    open_axes = [name for name, size in sizes.items() if size == -1]
+    if len(open_axes) > 1:
+        raise ConfigError(f"mesh: only one axis may be -1, got {' and '.join(open_axes)}")
+    if (count % fixed if open_axes else fixed != count) or fixed > count:
+        fewer = f", or use {fixed} of them: `parallel.devices={fixed}`" if fixed < count else ""
+        flag = f"XLA_FLAGS=--xla_force_host_platform_device_count={fixed}"
+        more = (
+            f"; for a trial on a CPU, {flag} makes {fixed} devices of it" if fixed > count else ""
+        )
+        raise ConfigError(
+            f"`parallel.mesh`: the product of the sizes must {'divide' if open_axes else 'be'} "
+            "the number of devices, "
+            f"{count}, got {fixed} for {dict(sizes)}; write -1 for an axis that takes all devices, "
+            f"`parallel.mesh=dict(data=-1)`{fewer}{more}"
+        )
+    return {name: count // fixed if size == -1 else size for name, size in sizes.items()}
+
+
+# --- Order of the devices: over one slice, or several with a slower network between them ---
+
+
+def arrange_devices(
+    sizes: Mapping[str, int], slices: Mapping[str, int] | None, devices: Sequence[jax.Device]
+) -> np.ndarray:
+    """Return a device array in mesh shape, in which neighbours are close.
+
+    Physical axes in a TPU slice are split where necessary, for instance 4 x 4 x 4 chips for an 8 x
+    8 mesh.
+
+    Args:
+      sizes: total device count along each axis.
+      slices: slice count along some axes, which divides the axis size. None divides the slices over
+        the first axes that allow it. Only TPUs have slices; elsewhere each process counts as one.
+      devices: as many as the product of the sizes.
+
+    Raises:
+      ConfigError: slices that do not fit the axes or the devices.
+    """
+    by_process = (
+        slices is not None
+        and devices[0].platform != "tpu"
+        and len(_group(devices, "slice_index")) == 1
+    )
+    groups = _group(devices, "process_index" if by_process else "slice_index")
+    numbers = (
+        _choose_slices(sizes, len(groups))
+        if slices is None
+        else _check_slices(slices, sizes, groups, by_process)
+    )
+    # `mesh_utils` takes two factors of each axis: the part within a slice and the part between
+    # slices.
+    within = [size // numbers.get(name, 1) for name, size in sizes.items()]
+    try:
+        if len(groups) == 1:
+            return mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
+        if len(set(groups.values())) > 1:
+            raise ConfigError(
+                f"devices must be as many of each slice, got {dict(groups)}; change `devices`"
+            )
+        logger.info("Slices along the axes of the mesh: %s", numbers)
+        between = [numbers.get(name, 1) for name in sizes]
+        return mesh_utils.create_hybrid_device_mesh(
+            within, between, devices, process_is_granule=by_process, allow_split_physical_axes=True
+        )
+    except AssertionError as error:  # of `mesh_utils`, for chips with a hole between them
+        raise ConfigError(
+            "devices must be all chips of a slice, or a part of it without holes, got "
+            f"{len(devices)}"
+        ) from error
+
+
+def _group(devices: Sequence[jax.Device], name: str) -> collections.Counter[int]:
+    """Return the device count by slice or process; devices in a single slice may have no index."""
+    return collections.Counter(getattr(device, name, 0) for device in devices)
+
+
+def _choose_slices(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """Divide slices over the first mesh axes that allow it, `data` above all, which exchanges
+    least.
+    """
+    numbers = {}
+    for name, size in sizes.items():
+        # As many slices as divide the axis; what is left goes to the next one.
+        if (number := math.gcd(size, count)) > 1:
+            numbers[name] = number
+            count //= number
+    return numbers
+
+
+def _check_slices(
+    slices: object, sizes: Mapping[str, int], groups: Mapping[int, int], by_process: bool
+) -> Mapping[str, int]:
+    """Return the given slice count along each axis, if they fit the axes and the devices."""
+    if not isinstance(slices, Mapping):
+        raise ConfigError(
+            "mesh.slices must be a number of slices along each axis, as in dict(data=2), got "
+            f"{slices!r}"
+        )
+    for name, number in slices.items():
+        if name not in sizes:
+            hint = closest(str(name), tuple(sizes))
+            raise ConfigError(
+                f"mesh.slices: an axis must be one of {tuple(sizes)}, got {name!r}{hint}"
+            )
+        # `True` is an int of Python.
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, int)
+            or number < 1
+            or sizes[name] % number
+        ):
+            raise ConfigError(
+                f"mesh.slices.{name} must be a number of slices that divides the size of the "
+                f"axis, {sizes[name]}, "
+                f"got {number!r}"
+            )
+    if math.prod(slices.values()) != len(groups):
+        kind = (
+            "processes, which count as slices on these devices"
+            if by_process
+            else "slices of the devices"
+        )
+        raise ConfigError(
+            f"mesh.slices: the product of the numbers must be the number of {kind}, "
+            f"{len(groups)}, got {dict(slices)}"
+        )
+    return slices
+
+
+# --- Questions about a mesh ---
+
+
+def context_mesh() -> Mesh:
+    """Return the mesh set with `jax.set_mesh`, which is empty without one."""
+    mesh = jax.sharding.get_mesh()
+    assert isinstance(mesh, Mesh)
+    return mesh
+
+
+def check_context(devices: Sequence[jax.Device]) -> None:
+    """Raise ConfigError unless these are the `jax.set_mesh` devices, on which JAX runs programs
+    in that context.
+    """
+    # JAX takes the devices of a jitted call from its context, and fails if the arguments are
+    # elsewhere.
+    context = context_mesh()
+    if not context.empty and set(context.devices.flat) != set(devices):
+        raise ConfigError(
+            f"the devices must be the {context.size} devices of "
+            f"jax.set_mesh({dict(context.shape)}), got "
+            f"{len(devices)} of "
+            f"{', '.join(sorted({str(device.platform) for device in devices}))}; leave `mesh` and "
+            "`devices` out to use that mesh, or run without jax.set_mesh"
+        )
+
+
+def choose_batch_axes(
+    names: Sequence[str], batch_axes: Sequence[str] | None = None
+) -> tuple[str, ...]:
+    """Return the axes over which the batch is sharded: those given, or those in `names` of
+    BATCH_AXES.
+
+    Raises:
+      ConfigError: axes that the mesh does not have, or no axis.
+    """
+    names = tuple(names)
+    if batch_axes is None:
+        # fsdp divides the batch too: sharded parameters with a whole batch on each device would
+        # multiply the work.
+        if found := tuple(name for name in BATCH_AXES if name in names):
+            return found
+        raise ConfigError(
+            "the mesh must have the axis 'data' or 'fsdp', or `batch_axes` must name the axes "
+            "that divide the batch, "
+            f"got the axes {names}; for instance batch_axes=({names[0]!r},)"
+        )
+    for name in batch_axes:
+        if name not in names:
+            raise ConfigError(
+                f"batch_axes must be axes of the mesh {names}, got "
+                f"{name!r}{closest(str(name), names)}"
+            )
+    if not batch_axes or len(set(batch_axes)) < len(batch_axes):
+        raise ConfigError(
+            "batch_axes must name one or several different axes of the mesh, got "
+            f"{tuple(batch_axes)}"
+        )
+    return tuple(batch_axes)
+
+
+def describe_mesh(mesh: Mesh) -> str:
+    """Return the axis sizes as text, and which axes are explicit."""
+    explicit = ", ".join(axes_of_type(mesh, AxisType.Explicit))
+    return f"{dict(mesh.shape)} with explicit {explicit}" if explicit else str(dict(mesh.shape))
+
+
+def axes_of_type(mesh: Mesh, kind: AxisType) -> list[str]:
+    """Return the axes with this type."""
+    return [
+        str(name)
+        for name, found in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if found == kind
+    ]
+
+
+def find_data_shard(
+    mesh: Mesh,
+    process: int,
+    batch_axes: Sequence[str] | None = None,
+    process_of: Mapping[Any, int] | None = None,
+) -> DataShard:
+    """Return the rows that a process must supply; `process_of` has the process index by device, by
+    default JAX's.
+
+    Raises:
+      ConfigError: the process has no device in the mesh, or the rows of two processes overlap in
+        part.
+    """
+    axes = choose_batch_axes(mesh.axis_names, batch_axes)
+    parts = math.prod(mesh.shape[name] for name in axes)
+    sharding = NamedSharding(mesh, PartitionSpec(axes))
+    parts_by_process: dict[int, set[int]] = collections.defaultdict(set)
+    device: Any
+    # A vector with one element per part tells which part each device holds.
+    for device, (index,) in sharding.devices_indices_map((parts,)).items():
+        owner = device.process_index if process_of is None else process_of[device]
+        parts_by_process[owner].add(index.start or 0)
+    if process not in parts_by_process:
+        raise ConfigError(
+            f"the mesh must have devices of every process, got none of process {process}"
+        )
+    # Sorted, so that every process numbers the shards alike without talking to the others.
+    shards = sorted({tuple(sorted(held)) for held in parts_by_process.values()})
+    # Each part belongs to one shard: then a process can read its own rows without knowing those of
+    # the others.
+    if len(shards[0]) * len(shards) != parts or len(set().union(*shards)) != parts:
+        raise ConfigError(
+            f"the mesh {dict(mesh.shape)} must give any two processes the same parts of a batch "
+            "or none in common, got "
+            f"{shards}; change the sizes of the axes, or the order of the devices"
+        )
+    own = tuple(sorted(parts_by_process[process]))
+    readers = sorted(other for other, held in parts_by_process.items() if held == set(own))
+    return DataShard(shards.index(own), len(shards), tuple(readers))

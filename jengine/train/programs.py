@@ -1,0 +1,419 @@
+"""Compiled training programs: update, accumulation, and chunks of both."""
+
+import contextlib
+import dataclasses
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.config.errors import ConfigError
+from jengine.data.collate import stack_batches
+from jengine.data.host_entries import select_arrays
+from jengine.data.masking import on_whole_batches, whole_batches
+from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
+from jengine.hooks.hook import Hook
+from jengine.logging.phase_timer import PhaseTimer
+from jengine.logging.slow_call import report_if_slow
+from jengine.model.labels import find_wrong_labels
+from jengine.model.model import Model, ModelWrapper
+from jengine.optim.param_groups.freeze import PREFIX
+from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.parallel.placement import Rules
+from jengine.parallel.replica_axis import map_per_replica
+from jengine.parallel.strategy import DispatchLimiter, Strategy
+from jengine.train.flops import Flops, count_flops
+from jengine.train.hyperparams import HyperparamsRaveler, HyperparamsVector
+from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
+from jengine.train.phases import PhaseConfig
+from jengine.train.recompilation import RecompilationGuard, compilation_counter
+from jengine.train.scanned_step import ChunkMetrics, build_scanned_step
+from jengine.train.state import TrainState
+from jengine.train.step import WEIGHT, TrainStep, build_train_step, with_flat_metrics
+from jengine.train.traced_model import is_number, optimizer_names
+
+PyTree = Any
+
+logger = logging.getLogger("jengine")
+_NO_REPORT = contextlib.nullcontext()
+_SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
+
+
+class TrainPrograms:
+    """Training steps, each compiled at the first call.
+
+    Args:
+      model, optim_wrapper, hooks, phases, micro_batches: see `build_train_step`.
+      strategy, limiter: compile the steps, and limit how many are in flight.
+      timer: attributes call time to 'step' and 'compile'.
+      on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
+      on_traced: called when the first step is traced, before it is compiled.
+      batch_rules: see `Strategy.put_batch`.
+      hyperparams: those that hooks set, to which numbers are added that hooks assign to attributes
+        of the model.
+      refuse_changes: raise ConfigError, instead of a warning, if a program is not that of the
+        checkpoint.
+
+    Attributes:
+      update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
+      accumulate: the step that only accumulates gradients.
+      chunk: several steps, see `build_scanned_step`.
+      hashes: hashes of the traced programs, by program, batch structure, devices and versions; a
+        resumed run starts with those in the checkpoint.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        optim_wrapper: OptimWrapper | OptimWrapperDict,
+        hooks: Sequence[Hook],
+        strategy: Strategy,
+        limiter: DispatchLimiter,
+        timer: PhaseTimer,
+        phases: Sequence[PhaseConfig] | None = None,
+        on_recompile: str | None = None,
+        on_traced: Callable[[], None] = lambda: None,
+        batch_rules: Rules | None = None,
+        micro_batches: int = 1,
+        hyperparams: MutableMapping[str, Any] | None = None,
+        refuse_changes: bool = False,
+    ) -> None:
+        def guard(step: Callable[..., Any]) -> RecompilationGuard:
+            return RecompilationGuard(
+                step, ("state", "batch", "hyperparams"), on_recompile=on_recompile
+            )
+
+        def compile_step(step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
+            step = on_whole_batches(step, batch_rules is not None)
+            return strategy.compile_train_step(step, chunked, batch_rules)
+
+        def build_step(*, update: bool) -> TrainStep:
+            return build_train_step(
+                model,
+                optim_wrapper,
+                hooks,
+                update=update,
+                phases=phases,
+                constrain=strategy.constrain,
+                gather_tables=strategy.gather_tables,
+                micro_batches=micro_batches,
+                weighs=True,
+            )
+
+        update = build_step(update=True)  # the host knows which one it needs
+        accumulate = build_step(update=False)
+        steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
+        scanned = build_scanned_step(*steps)
+        self.update, self.accumulate = guard(update), guard(accumulate)
+        self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
+        self._model = model
+        self._optim_wrapper = optim_wrapper
+        self.hashes: dict[str, str] = {}
+        self._refuse_changes = refuse_changes
+        self._compiled: dict[RecompilationGuard, Any] = {
+            self.update: compile_step(with_flat_metrics(self.update)),
+            self.accumulate: compile_step(with_flat_metrics(self.accumulate)),
+            self.chunk: compile_step(self.chunk, chunked=True),
+        }
+        self._strategy = strategy
+        self._batch_rules = batch_rules
+        self._limiter = limiter
+        self._timer = timer
+        self._on_traced = on_traced
+        self._raveler = HyperparamsRaveler()
+        # On an accelerator, a call with a host array takes four times as long as one with an array
+        # on the device.
+        self._takes_host_arrays = strategy.platform == "cpu"
+        self._sent: tuple[HyperparamsVector | None, Any] = (None, None)
+        self._steps = steps
+        self._hyperparams: MutableMapping[str, Any] = {} if hyperparams is None else hyperparams
+        self._optimizer_names = optimizer_names(optim_wrapper)
+        self._reported: set[str] = set()  # hyperparameters that nothing reads
+        self._intervals = update.intervals  # of phases that act every n-th iteration
+        self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
+        self._failed = False  # whether a dispatch raised
+        self._environment = (
+            f"{type(strategy).__name__} {strategy.mesh_description or {}} {strategy.platform} "
+            f"jax-{jax.__version__}"
+        )
+        self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []
+
+    def expect_shapes(self) -> None:
+        """Expect batches of another shape, for which the programs compile once."""
+        for guard in (self.update, self.accumulate, self.chunk):
+            guard.expect_change()
+
+    def run_step(
+        self,
+        state: TrainState,
+        batch: PyTree,
+        hyperparams: Mapping[str, Any],
+        is_update: bool,
+        iteration: int = 0,
+    ) -> tuple[TrainState, dict[str, jax.Array], jax.Array | None]:
+        """Dispatch one step, which updates or only accumulates gradients.
+
+        The state is donated. `iteration` is the value of `state.step`, which the host must not wait
+        for.
+
+        Returns:
+          The pending state, the metrics, and the iteration's weight in a mean, f32[]; None if all
+          are equal.
+        """
+        step = self.update if is_update else self.accumulate
+        inputs = self._put_hyperparams(self._raveler.ravel(hyperparams))
+        new_state, metrics = self._call(step, state, select_arrays(batch), inputs)
+        named = dict(zip(metrics.names, metrics.values, strict=True))
+        self._limiter.add(named["loss"])
+        for name, every in self._intervals.items():
+            if (iteration + 1) % every:
+                named.pop(name, None)
+        return new_state, named, named.pop(WEIGHT, None)
+
+    def run_chunk(
+        self,
+        state: TrainState,
+        batches: Sequence[PyTree],
+        hyperparams: Sequence[Mapping[str, Any]],
+        is_update: Sequence[bool],
+        iteration: int = 0,
+    ) -> tuple[TrainState, ChunkMetrics, jax.Array | None]:
+        """Dispatch K steps in one call: `run_step` for K host batches with equal structures, shapes
+        and dtypes.
+
+        `iteration` is the index of the first. The weights are f32[K].
+        """
+        updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
+        inputs = self._put_hyperparams(self._raveler.stack(hyperparams)), updates
+        if not self._takes_host_arrays:
+            inputs = inputs[0], self._strategy.put_replicated(updates)
+        new_state, metrics = self._call(self.chunk, state, self._put_chunk(batches), inputs)
+        self._limiter.add(metrics.values["loss"])
+        reports = dict.fromkeys(metrics.update_only, updates)
+        for name, every in self._intervals.items():
+            reports[name] = (iteration + 1 + np.arange(len(updates))) % every == 0
+        values = {name: value for name, value in metrics.values.items() if name != WEIGHT}
+        return new_state, ChunkMetrics(values, updates, reports), metrics.values.get(WEIGHT)
+
+    def are_by_example(self, names: Iterable[str]) -> dict[str, bool]:
+        """Return for each metric of a step whether it is the model's, a mean over the examples."""
+        return {name: any(name in step.by_example for step in self._steps) for name in names}
+
+    def _put_hyperparams(self, hyperparams: HyperparamsVector) -> HyperparamsVector:
+        """Return the vector on the devices; it is sent again only if a value has changed since
+        the last call.
+        """
+        if self._takes_host_arrays:
+            return hyperparams
+        if hyperparams is not self._sent[0]:
+            vector = self._strategy.put_replicated(hyperparams.vector)
+            self._sent = hyperparams, dataclasses.replace(hyperparams, vector=vector)
+        return self._sent[1]
+
+    def _put_chunk(self, batches: Sequence[PyTree]) -> PyTree:
+        # as in all batches of a chunk, which have one form
+        if select_arrays(batches[0]) is not batches[0]:
+            batches = list(map(select_arrays, batches))
+        return self._strategy.put_batch(
+            stack_batches(batches), chunked=True, rules=self._batch_rules
+        )
+
+    def _call(
+        self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree
+    ) -> Any:
+        """Call a program; the timer runs for 'step' from now on."""
+        self._timer.enter("step")  # until the loop enters the next phase
+        compiled = compilation_counter.count
+        self._limiter.wait()  # bounds the run-ahead
+        if step.shapes is None:
+            if hasattr(program := self._compiled[step], "trace"):  # a pmap cannot be traced
+                program.trace(state, batch, inputs)  # the call below uses this trace
+            self._on_traced()
+        self._last = step
+        try:
+            report = report_first_compile(step) if step.shapes is None else _NO_REPORT
+            # On a CPU the step takes host arrays: a user's guard is about all other transfers.
+            with report, jax.transfer_guard_host_to_device("allow"):
+                new_state, metrics = self._compiled[step](state, batch, inputs)
+        except jax.errors.JaxRuntimeError:
+            self._failed = True
+            step.record_shapes(state, batch, inputs)  # for the estimate in the note
+            raise
+        if compilation_counter.count != compiled:
+            self._timer.relabel("compile")  # the time since `enter`
+            step.check_shardings(state, batch, inputs)
+            self._not_hashed.append((step, step.shapes or ()))
+            if self.hashes:  # the run continues another, whose programs may differ
+                self.hash_jaxprs()
+        return new_state, metrics
+
+    def is_slow_in_scan(
+        self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]
+    ) -> bool:
+        """Return whether the step has convolutions, which XLA compiles to slow code within a
+        loop on a CPU.
+        """
+        program = self._compiled[self.chunk]
+        if self._strategy.platform != "cpu" or not hasattr(program, "trace"):
+            return False
+        inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
+        return _SLOW_IN_SCAN in str(program.trace(state, self._put_chunk(batches), inputs).jaxpr)
+
+    def find_wrong_labels(
+        self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any]
+    ) -> str | None:
+        """Return what is wrong with the labels in a batch of NumPy arrays, whose loss is NaN;
+        None if nothing is.
+        """
+        # A loss alone has no collectives, so the first replica is enough
+        state = (
+            state
+            if self._strategy.replicas is None
+            else map_per_replica(lambda leaf: leaf[0], state)
+        )
+        losses = [self._model.loss]
+        if isinstance(self._optim_wrapper, OptimWrapperDict):
+            losses = [
+                functools.partial(self._model.phase_loss, name) for name in self._optim_wrapper
+            ]
+
+        def compute_losses(batch: PyTree) -> None:
+            def run(params: PyTree, model_state: PyTree) -> None:
+                for loss in losses:
+                    loss(params, model_state, batch, rng=jax.random.key(0), hyperparams=hyperparams)
+
+            # The batch is no argument of `eval_shape`: the labels must keep their values
+            jax.eval_shape(run, state.params, state.model_state)
+
+        with whole_batches(self._batch_rules is not None):
+            return find_wrong_labels(compute_losses, batch)
+
+    def follow_model(self, *, end: bool = False) -> None:
+        """Let numbers that hooks assign to attributes of the model be hyperparameters, until the
+        end of training.
+        """
+        model: Any = self._model
+        while isinstance(model, Model):
+            vars(model)["_follower"] = None if end else weakref.ref(self)
+            model = model.model if isinstance(model, ModelWrapper) else None
+
+    def assign(self, name: str, value: Any) -> None:
+        """Make a number that a hook has assigned to an attribute of the model an input of the
+        steps.
+
+        Once the step is traced, only attributes that it has read: others would compile it again for
+        nothing.
+        """
+        if name.startswith("_") or name in self._optimizer_names or not is_number(value):
+            return
+        is_traced = any(step.shapes is not None for step in self._compiled)
+        if (
+            name in self._hyperparams
+            or not is_traced
+            or any(step.model.has_read(name) for step in self._steps)
+        ):
+            self._hyperparams[name] = value
+
+    def check_reads(self) -> None:
+        """Check that attributes that the compiled steps have read are unchanged, and report unread
+        hyperparameters.
+
+        Raises:
+          RuntimeError: an attribute of a hook, of the model or of its loss has changed.
+        """
+        read: set[str] = set()
+        for step in self._steps:
+            step.hooks.check_unchanged()
+            step.model.check_unchanged(self._hyperparams)
+            read |= step.hooks.hyperparams_read | step.model.hyperparams_read
+        if all(step.shapes is None for step in self._compiled):
+            return
+        for name in self._hyperparams.keys() - self._optimizer_names - read - self._reported:
+            if not name.startswith(PREFIX):  # which the optimizer reads
+                self._reported.add(name)
+                logger.warning(
+                    f"{name!r}, which a hook sets in runner.hyperparams or as an attribute of the "
+                    "model, has no effect "
+                    f"in the step, which does not read it: read hyperparams[{name!r}] in the "
+                    f"loss, or `self.{name}` in "
+                    "a method of the model"
+                )
+
+    def flops(self) -> Flops:
+        """Return per-iteration FLOPs over all devices, see `count_flops`; {} before the first
+        iteration.
+        """
+        for step, program in self._compiled.items():
+            if step.shapes is not None and hasattr(program, "trace"):
+                flops = count_flops(program.trace(*step.shapes).jaxpr)
+                # `is_update` has one entry per step
+                steps = len(step.shapes[2][1]) if step is self.chunk else 1
+                return {kind: count / steps for kind, count in flops.items()}
+        return {}
+
+    def hash_jaxprs(self) -> dict[str, str]:
+        """Return `hashes` with those of all programs compiled so far; log a warning for one that
+        has changed.
+        """
+        names = {self.update: "update", self.accumulate: "accumulate", self.chunk: "chunk"}
+        while self._not_hashed:
+            step, shapes = self._not_hashed.pop(0)
+            if not hasattr(self._compiled[step], "trace"):
+                continue
+            key = f"{names[step]} {hash_shapes(shapes[1])} {self._environment}"
+            # JAX has kept the trace from the compilation, so only the program text is new
+            new = hash_jaxpr(self._compiled[step].trace(*shapes).jaxpr)
+            if self.hashes.get(key, new) != new:
+                message = (
+                    f"The computation of the training step ({names[step]}) has changed since the "
+                    "checkpoint: "
+                    "the model, the loss, the optimizer or a hook computes something else"
+                )
+                if self._refuse_changes:
+                    raise ConfigError(f"{message}, which resume='exact' refuses")
+                logger.warning(f"{message}. That of this run is used.")
+            self.hashes[key] = new
+        return dict(self.hashes)
+
+    def trace(
+        self,
+        state: TrainState,
+        batch: PyTree,
+        hyperparams: Mapping[str, Any],
+        batches: PyTree = None,
+    ) -> dict[str, jax.stages.Traced]:
+        """Trace the programs that a run calls, by name, without compiling them.
+
+        State and batch may be `jax.ShapeDtypeStruct`s with shardings; `batches`, real[K, B, ...],
+        is for chunks.
+        """
+        vector = self._raveler.ravel(hyperparams)
+        programs = {"update": self._compiled[self.update].trace(state, batch, vector)}
+        if self._optim_wrapper.accumulates:
+            programs["accumulate"] = self._compiled[self.accumulate].trace(state, batch, vector)
+        if batches is not None:
+            num_steps = len(jax.tree.leaves(batches)[0])
+            inputs = self._raveler.stack([hyperparams] * num_steps), np.ones(num_steps, bool)
+            programs["chunk"] = self._compiled[self.chunk].trace(state, batches, inputs)
+        return programs
+
+    def explain_out_of_memory(self, error: BaseException, noticed: bool, cfg: Any) -> None:
+        """Add a note to an error if the device ran out of memory; the host may have `noticed`
+        that at a later wait.
+        """
+        if self._last is not None and (noticed or self._failed):
+            kind = {self.update: "update", self.accumulate: "accumulation", self.chunk: "chunk"}[
+                self._last
+            ]
+            last = f"{self._last.name} ({kind})", self._compiled[self._last], self._last.shapes
+            explain_out_of_memory(error, *last, noticed, cfg)
+
+
+def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
+    """Report that a step compiles, if the call inside is the first and takes long."""
+    return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NO_REPORT

@@ -1,0 +1,288 @@
+import functools
+import subprocess
+import sys
+import types
+from typing import Annotated
+
+import pytest
+
+import jengine.config.registry
+from jengine.config import HOOKS, Registry
+from jengine.config.annotations import Range, check_values, parameters_of
+from jengine.config.errors import (
+    ArgumentError,
+    UnknownNameError,
+    closest,
+    config_path,
+    current_config_path,
+)
+
+
+@pytest.fixture
+def tools():
+    registry = Registry("tool", "math")  # any module that registers nothing
+    registry.register_module()(Hammer)
+    return registry
+
+
+class Hammer:
+    def __init__(self, weight, handle="wood"):
+        self.weight = weight
+        self.handle = handle
+
+
+def test_a_name_can_be_registered_again_only_with_force(tools):
+    with pytest.raises(KeyError, match="'Hammer' is already registered"):
+        tools.register_module()(Hammer)
+    replacement = type("Hammer", (), {})
+    assert tools.register_module(force=True)(replacement) is replacement
+    assert tools.get("Hammer") is replacement
+
+
+def test_scoped_names_and_import_paths_resolve(tools):
+    assert tools.get("mmengine.Hammer") is Hammer
+    assert tools.get("collections.OrderedDict").__name__ == "OrderedDict"
+
+
+def test_a_registry_shares_its_entries_with_its_parent(tmp_path, monkeypatch):
+    tools = Registry("tool")
+    (tmp_path / "more_tools.py").write_text(
+        "from jengine.config.registry import find_registry_of_the_test as registry\n"
+        "@registry.register_module()\nclass Saw:\n    def __init__(self, teeth):\n        self.teeth = teeth\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    saws = Registry("saw", parent=tools, scope="sawmill", locations=["more_tools"])
+    monkeypatch.setattr("jengine.config.registry.find_registry_of_the_test", saws, raising=False)
+    tools.register_module(module=Hammer)
+    assert saws.build(dict(type="forge.Hammer", _scope_="forge", weight=2)).weight == 2
+    assert tools.build(dict(type="sawmill.Saw", teeth=24)).teeth == 24
+    assert list(tools) == list(saws) == ["Hammer", "Saw"]
+    with pytest.raises(KeyError, match="saw 'Hammer' is already registered"):
+        saws.register_module()(Hammer)
+
+
+def test_an_unknown_name_suggests_the_closest(tools):
+    with pytest.raises(KeyError) as error:
+        tools.get("Hamer")
+    assert str(error.value) == "tool must be a registered name or an import path, got 'Hamer'; did you mean 'Hammer'?"
+
+
+def test_an_unknown_hook_lists_the_registry():
+    with pytest.raises(KeyError, match="expected one of: .*CheckpointHook.*, DistSamplerSeedHook, "):
+        HOOKS.get("Zzz")
+
+
+def test_build_does_not_modify_the_config(tools):
+    cfg = dict(type="Hammer", weight=2)
+    assert tools.build(cfg).weight == 2
+    assert cfg == dict(type="Hammer", weight=2)
+
+
+def test_the_config_takes_precedence_over_extra_arguments(tools):
+    hammer = tools.build(dict(type=Hammer, weight=2), weight=5, handle="steel")
+    assert (hammer.weight, hammer.handle) == (2, "steel")
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        (dict(type="Hammer", weight=1, handel="oak"), "Hammer has no argument 'handel'; did you mean 'handle'?"),
+        (dict(type="Hammer"), "Hammer needs the argument 'weight'"),
+        (dict(weight=1), "must have a 'type', got only the keys ['weight']"),
+        ((dict(type="Hammer", weight=1),), "a tool must be a dict, got a tuple of one; remove the comma"),
+        ("Hammer", "Hammer needs the argument 'weight'"),
+        (3, "must be a dict with a 'type', got int"),
+    ],
+)
+def test_illegal_configs_raise(tools, cfg, message):
+    with pytest.raises(TypeError) as error:
+        tools.build(cfg)
+    assert message in str(error.value)
+
+
+def test_errors_have_a_note_with_the_config_path():
+    with pytest.raises(ValueError, match="boom") as error, config_path("custom_hooks", 0):  # noqa: PT012
+        assert current_config_path() == "custom_hooks[0]"
+        with config_path("interval"):
+            raise ValueError("boom")
+    assert error.value.__notes__ == ["in the config at `custom_hooks[0].interval`"]
+    assert current_config_path() == ""
+
+
+def test_unknown_name_error_prints_its_message():
+    assert str(UnknownNameError("plain text")) == "plain text"
+
+
+def test_closest_falls_back_to_all_names():
+    assert closest("qqqq", ["b", "a"]) == "; expected one of: a, b"
+    assert closest("sgd", ["SGD", "Adam"]) == "; did you mean 'SGD'?"
+    assert closest("Adamw", ["Adam", "AdamW", "SGD"]) == "; did you mean 'AdamW'?"
+
+
+def test_contrib_packages_are_imported_only_if_a_name_is_not_found(tmp_path, monkeypatch):
+    for name in ("builtin_hooks", "contrib_hooks"):
+        prefix = name.split("_")[0].title()
+        (tmp_path / f"{name}.py").write_text(
+            f"from tests_registry_with_contrib import HOOKS\n\n@HOOKS.register_module()\nclass {prefix}Hook:\n    pass\n"
+        )
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = Registry("hook", "builtin_hooks", contrib=["contrib_hooks"])
+    monkeypatch.setitem(sys.modules, "tests_registry_with_contrib", types.SimpleNamespace(HOOKS=registry))
+    assert registry.get("BuiltinHook").__name__ == "BuiltinHook"
+    assert "BuiltinHook" in registry
+    assert "contrib_hooks" not in sys.modules
+    assert registry.get("scope.ContribHook").__name__ == "ContribHook"
+    assert sorted(registry) == ["BuiltinHook", "ContribHook"]
+
+
+def test_a_new_process_imports_contrib_only_for_a_name_that_is_not_found_and_prefers_hooks_of_its_own():
+    code = """
+import sys
+from jengine.hooks import Hook
+from jengine.config import HOOKS
+@HOOKS.register_module()
+class CheckInvalidLossHook(Hook):
+    def __init__(self, interval=50): self.interval = interval
+print(type(HOOKS.build(dict(type='CheckInvalidLossHook'))).__module__)
+import jengine.runner
+print([name for name in sys.modules if name.startswith("jengine.extras")])
+HOOKS.get('SwAVHok')
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout == "__main__\n[]\n"
+    assert "did you mean 'SwAVHook'" in process.stderr
+
+
+def make_class(name, module):
+    return type(name, (), {"__module__": module})
+
+
+@pytest.mark.parametrize("user_first", [True, False])
+def test_a_class_of_the_user_replaces_a_built_in_with_a_line_in_the_log(user_first, caplog):
+    registry = Registry("tool", "math")
+    built_in, users = make_class("Saw", "jengine.tools"), make_class("Saw", "project.tools")
+    with caplog.at_level("INFO", "jengine"):
+        for entry in (users, built_in) if user_first else (built_in, users):
+            registry.register_module()(entry)
+    assert registry.get("Saw") is users
+    assert [record.getMessage() for record in caplog.records] == [
+        "The tool project.tools.Saw replaces jengine's jengine.tools.Saw."
+    ]
+
+
+@pytest.mark.parametrize("module", ["jengine.tools", "project.tools"])
+def test_two_classes_of_one_origin_and_name_are_an_error(module):
+    registry = Registry("tool", "math")
+    registry.register_module()(make_class("Saw", module))
+    with pytest.raises(KeyError, match=f"tool 'Saw' is already registered as {module}.Saw; pass force=True"):
+        registry.register_module()(make_class("Saw", module))
+
+
+def test_check_reports_what_build_would_without_building():
+    registry = Registry("tool", "math")
+    built = []
+
+    @registry.register_module()
+    class Drill:
+        def __init__(self, power, size: int = 1):
+            built.append(power)
+
+    registry.check(dict(type="Drill", size=2), power=None)
+    with pytest.raises(TypeError, match=r"`Drill\.size` must be an integer, got 'big'"):
+        registry.check(dict(type="Drill", size="big"), power=None)
+    assert built == []
+    assert registry.build("Drill", power=3) is not None
+    assert built == [3]
+
+
+def test_every_registered_bool_takes_a_bool_only():
+    registries = {value for value in vars(jengine.config.registry).values() if isinstance(value, Registry)}
+    entries = {registry.get(name) for registry in registries for name in registry}
+    arguments = [(entry, *item) for entry in entries for item in parameters_of(entry).items()]
+    bools = [
+        (entry, name)
+        for entry, name, p in arguments  # a mask of optax, which may be True, is a tree
+        if p.annotation is bool or (isinstance(p.default, bool) and entry.__module__.startswith("jengine"))
+    ]
+    assert len(bools) > 100
+    accepted = []
+    for entry, name in bools:
+        for value in ("no", "False", 0.5, 2, 0):
+            try:
+                check_values(entry.__name__, entry, {name: value})
+            except (TypeError, ValueError):  # the latter for a choice of names beside True and False
+                continue
+            accepted.append((entry.__name__, name, value))
+    assert accepted == []
+
+
+def test_a_class_is_registered_without_a_decorator_and_under_several_names():
+    registry = Registry("tool", "math")
+    assert registry.register_module(module=Hammer) is Hammer
+    assert registry.register_module(["Mallet", "Gavel"], module=Hammer) is Hammer
+    assert registry.register_module(name="Maul")(Hammer) is Hammer
+    assert {registry.get(name) for name in ("Hammer", "Mallet", "Gavel", "Maul")} == {Hammer}
+    with pytest.raises(KeyError, match="'Gavel' is already registered"):
+        registry.register_module("Gavel", module=Hammer)
+
+
+def test_the_decorator_without_parentheses_is_an_error():
+    with pytest.raises(TypeError, match=r"got <class .*Hammer'>; write @register_module\(\) with parentheses"):
+        Registry("tool", "math").register_module(Hammer)
+
+
+def test_a_registry_without_a_package_refuses_what_is_no_entry():
+    registry = Registry("tool")
+    assert registry.register_module(module=Hammer) is registry.get("Hammer") is Hammer
+    assert list(registry) == ["Hammer"]
+    with pytest.raises(TypeError, match="`module` a class or a function, got False and 'Hammer'"):
+        registry.register_module("Maul", module="Hammer")
+    with pytest.raises(TypeError, match="`force` must be a bool .* got 1 and"):
+        registry.register_module("Maul", force=1, module=Hammer)
+    with pytest.raises(TypeError, match="tool must be looked up by a name, got None"):
+        registry.get(None)
+
+
+def test_a_writer_in_the_place_of_a_hook_is_named_with_its_place():
+    with pytest.raises(KeyError) as error:
+        HOOKS.get("TensorboardLoggerHook")
+    assert str(error.value) == (
+        "hook must be a registered name or an import path, got 'TensorboardLoggerHook', which is a writer; add it to "
+        "the `loggers` of a PeriodicLogger"
+    )
+
+
+@pytest.mark.parametrize("by_function", [False, True])
+def test_a_built_object_is_validated_once(tools, by_function):
+    class Counted(Range):
+        def __contains__(self, value):
+            seen.append(value)
+            return super().__contains__(value)
+
+    seen = []
+    Length = Annotated[int, Counted(ge=1)]
+
+    class Rope:
+        def __init__(self, length: Length):
+            self.length = length
+
+    def make_rope(length: Length):
+        return length
+
+    tools.register_module(name="Rope", module=make_rope if by_function else Rope)
+    tools.build(dict(type="Rope", length=3))
+    assert seen == [3]
+    with pytest.raises(ArgumentError, match="length. must be an integer of at least 1, got 0"):
+        tools.build(dict(type="Rope", length=0))
+
+
+def test_a_partial_is_registered_under_the_name_of_its_function_or_another(tools):
+    with pytest.raises(KeyError, match="'Hammer' is already registered"):
+        tools.register_module(module=functools.partial(Hammer, weight=3))
+    light = functools.partial(Hammer, weight=1)
+    assert tools.register_module("Light", module=light) is light
+    assert tools.build(dict(type="Light")).weight == 1
+    assert tools.build(dict(type="Light", handle="oak")).handle == "oak"
+    with pytest.raises(TypeError, match="Hammer has no argument 'handel'; did you mean 'handle'"):
+        tools.build(dict(type="Light", handel="oak"))

@@ -1,0 +1,151 @@
+"""Test that every implementation of attention computes what `jax.nn.dot_product_attention` does, gradients included."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from jengine.extras.networks.attention import attend, choose_implementation
+
+LENGTH = 384  # two blocks of queries, and three tiles of the kernel for TPUs
+SEGMENTS = np.repeat([[0, 1, 2], [0, 0, 1]], 128, axis=1)
+CASES = {
+    "causal": dict(),
+    "window": dict(window=100, scale=0.4),
+    "segments and window": dict(segment_ids=SEGMENTS, window=50),
+    "both directions": dict(causal=False, segment_ids=SEGMENTS),
+}
+
+
+@pytest.fixture(scope="module")
+def arrays():
+    rng = np.random.RandomState(0)
+    return tuple(rng.randn(2, LENGTH, heads, 16).astype(np.float32) for heads in (4, 2, 2))
+
+
+def by_formula(query, key, value, causal=True, segment_ids=None, window=None, scale=0.25):
+    """Return softmax(q k / sqrt(K)) v, with K = 16, in float64."""
+    query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
+    key, value = (np.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
+    scores = np.einsum("bqhk,bshk->bhqs", query, key) * scale
+    distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
+    allowed = np.ones((1, LENGTH, LENGTH), bool)
+    if causal:
+        allowed = allowed & (distance >= 0) & (distance < (window or LENGTH))
+    if segment_ids is not None:
+        allowed = allowed & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    scores = np.where(allowed[:, None], scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bhqs,bshk->bqhk", weights / weights.sum(-1, keepdims=True), value)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_implementations_equal_the_formula_and_each_others_gradients(arrays, case):
+    # Heads and tokens are divided, so splash attention has tiles of 128 queries of two parts of the tokens.
+    mesh = jax.make_mesh((3, 2), ("context", "tensor"), axis_types=(AxisType.Auto,) * 2)
+
+    def compute(implementation, mesh=mesh):
+        def total(query, key, value):
+            y = attend(query, key, value, implementation=implementation, **CASES[case])
+            return jnp.sin(y).sum(), y
+
+        step = jax.jit(jax.value_and_grad(total, (0, 1, 2), has_aux=True))
+        if mesh is None:
+            (_, y), gradients = step(*arrays)
+        else:
+            with jax.set_mesh(mesh):
+                sharding = jax.NamedSharding(mesh, PartitionSpec(None, "context", "tensor"))
+                (_, y), gradients = step(*jax.device_put(arrays, sharding))
+            assert y.sharding.is_equivalent_to(sharding, y.ndim)
+        return y, gradients
+
+    (plain, expected), *others = (compute(name, mesh=None) for name in ("plain", "blocks", "splash"))
+    if "segment_ids" in CASES[case]:  # the most that is divided
+        others += map(compute, ["blocks", "splash"])
+    np.testing.assert_allclose(plain, by_formula(*arrays, **CASES[case]), atol=2e-6)
+    for y, gradients in others:
+        np.testing.assert_allclose(y, plain, atol=3e-6)
+        jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, atol=3e-5), gradients, expected)
+
+
+def test_half_precision_differs_by_its_rounding(arrays):
+    half = tuple(jnp.asarray(x, jnp.bfloat16) for x in arrays)
+    expected = by_formula(*(np.asarray(x, np.float32) for x in half))
+    for implementation in ("blocks", "splash"):
+        y = jax.jit(functools.partial(attend, implementation=implementation))(*half)
+        assert y.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(y, np.float32), expected, atol=0.02)
+
+
+def test_the_kernel_for_tpus_is_divided_over_examples_and_heads(arrays):
+    mesh = jax.make_mesh((2, 1, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    sharding = jax.NamedSharding(mesh, PartitionSpec("data", None, "tensor"))
+    with jax.set_mesh(mesh):
+        y = jax.jit(lambda *qkv: attend(*qkv, implementation="splash"))(*jax.device_put(arrays, sharding))
+    assert y.sharding.is_equivalent_to(sharding, y.ndim)
+    np.testing.assert_allclose(y, by_formula(*arrays), atol=3e-6)
+
+
+def _mesh_of(kind, platform):
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=1, platform=platform)
+    return jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)
+
+
+@pytest.mark.parametrize(
+    ("platform", "length", "dtype", "implementation"),
+    [
+        ("tpu", 256, "bfloat16", "splash"),
+        ("tpu", 200, "bfloat16", "blocks"),
+        ("gpu", 200, "bfloat16", "cudnn"),
+        ("gpu", 256, "float32", "blocks"),
+        ("cpu", 256, "bfloat16", "blocks"),
+    ],
+)
+def test_the_devices_of_the_mesh_choose_the_implementation(platform, length, dtype, implementation):
+    query = jax.ShapeDtypeStruct((2, length, 4, 64), dtype)
+    with jax.sharding.use_abstract_mesh(_mesh_of("chip", platform)):
+        assert choose_implementation(query) == implementation
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="cuDNN is there")
+def test_without_cudnn_a_gpu_gets_blocks_and_the_reason_once(arrays, caplog):
+    half = tuple(jnp.asarray(x, jnp.bfloat16) for x in arrays)
+    with jax.sharding.use_abstract_mesh(_mesh_of("NVIDIA H100", "gpu")), caplog.at_level("WARNING", "jengine"):
+        jax.eval_shape(attend, *half)  # this machine has no cuDNN
+        assert jax.eval_shape(attend, *half).shape == half[0].shape
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("attention is computed in blocks, slower than by cuDNN: ")
+
+
+def test_blocks_skip_later_keys_on_a_mesh_whose_context_is_whole():
+    def count_flops(*shape):
+        with jax.set_mesh(
+            jax.make_mesh(shape, ("data", "context")[: len(shape)], axis_types=(AxisType.Auto,) * len(shape))
+        ):
+            attend_blocks = jax.jit(lambda x: attend(x, x, x, implementation="blocks"))
+            return attend_blocks.lower(jax.ShapeDtypeStruct((1, 1024, 2, 8), jnp.float32)).cost_analysis()["flops"]
+
+    assert count_flops(1, 1) == count_flops(1)
+
+
+def test_arguments_that_do_not_fit_are_refused(arrays):
+    query, key, value = arrays
+    with pytest.raises(ValueError, match="heads must be a multiple of those of `key`, got 4 and 3"):
+        attend(query, key.repeat(2, axis=2)[:, :, :3], value.repeat(2, axis=2)[:, :, :3])
+    with pytest.raises(ValueError, match="`window` must be None without `causal`"):
+        attend(query, key, value, causal=False, window=3)
+    with pytest.raises(ValueError, match="number of tokens must be a multiple of 128 for splash attention, got 100"):
+        attend(query[:, :100], key[:, :100], value[:, :100], implementation="splash")
+    with pytest.raises(
+        ValueError, match=r"`key` and `value` f\[B, T, G, K\], got \[2, 384, 4, 16\], \[2, 150, 2, 16\]"
+    ):
+        attend(query, key[:, :150], value[:, :150])  # of another sequence: cross-attention is not for it
+    with pytest.raises(ValueError, match=r"`segment_ids` must be int\[2, 384\], got int32\[2, 299\]"):
+        attend(query, key, value, segment_ids=jnp.ones((2, 299), int))
+    with pytest.raises(ValueError, match="`window` must be at least 1, the token itself, got 0"):
+        attend(query, key, value, window=0)
+    with pytest.raises(ValueError, match="must be one of auto, splash, cudnn, blocks, plain, got 'flash'"):
+        attend(query, key, value, implementation="flash")

@@ -1,0 +1,92 @@
+"""Matrix products in 8 bits, by qwix, against those of float32, and the page about them."""
+
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from jengine import Runner
+from jengine.data import ArrayDataset
+from jengine.hooks import Hook
+
+pytestmark = pytest.mark.foreign
+
+_numbers = (np.random.RandomState(0).randint(0, 32, (64, 1)) + np.arange(17)) % 32  # each is the next one
+DATA = {"tokens": _numbers[:, :-1].astype(np.int32), "targets": _numbers[:, 1:].astype(np.int32)}
+TRANSFORMER = dict(type="TransformerLM", vocab_size=32, width=32, depth=2, heads=2, mlp_width=64)
+
+
+class Losses(Hook):
+    def __init__(self):
+        self.losses = []
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.losses.append(float(outputs["loss"]))
+
+
+def train(module, tmp_path, **changes):
+    hook = Losses()
+    runner = Runner(
+        dict(type="LinenModel", module=module, loss=dict(type="CrossEntropy", label="targets"), inputs="tokens"),
+        tmp_path,
+        train_dataloader=dict(batch_size=16, dataset=ArrayDataset(DATA)),
+        train_cfg=dict(by_epoch=False, max_iters=40),
+        optim_wrapper=dict(optimizer=dict(type="Adam", lr=5e-3)),
+        default_hooks=dict(checkpoint=None, logger=None),
+        custom_hooks=[hook],
+        **changes,
+    )
+    runner.train()
+    return runner, hook.losses
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory):
+    return train(TRANSFORMER, tmp_path_factory.mktemp("exact"))[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "changes"),
+    [
+        (dict(dtype="int8"), dict(precision="bfloat16")),
+        (dict(dtype="int8", gradients="int8"), dict(parallel=dict(type="Pjit", mesh=dict(fsdp=2), devices=2))),
+        (dict(dtype="float8_e4m3fn"), {}),
+    ],
+    ids=["int8 and bfloat16", "gradients and a mesh", "float8"],
+)
+def test_losses_in_8_bits_fall_like_those_in_float32(exact, settings, changes, tmp_path):
+    pytest.importorskip("qwix")
+    _, losses = train(dict(type="Quantized", module=TRANSFORMER, **settings), tmp_path, **changes)
+    assert exact[-1] < 0.1 < 3 < exact[0]
+    np.testing.assert_allclose(losses[:20], exact[:20], rtol=0.08)  # 3.9 to 0.2
+    assert losses[-1] < 0.1
+
+
+def test_only_products_in_the_paths_have_8_bits(tmp_path):
+    pytest.importorskip("qwix")
+    module = dict(type="Quantized", module=TRANSFORMER, paths="layers/.*")
+    runner, _ = train(module, tmp_path)
+
+    def logits(params):
+        return runner.model.predict(params, {}, DATA)
+
+    program = str(jax.make_jaxpr(logits)(runner.state.params))
+    products = re.findall(r"(\w+)\[[\d,]*\] = dot_general", program)
+    assert products.count("i32") == 9  # of the scanned block: attention has six, the MLP three
+    assert len(products) == 10  # and the head
+    assert {leaf.dtype for leaf in jax.tree.leaves(runner.state.params)} == {np.dtype(np.float32)}
+
+
+def test_the_page_about_models_runs_with_qwix():
+    pytest.importorskip("qwix")
+    page = (pathlib.Path(__file__).parents[3] / "docs" / "model.md").read_text()
+    section = page[page.index("## Matrix products in 8 bits") :]
+    names = {"__name__": "docs.model"}
+    for block in re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL):
+        exec(compile(block, "model.md", "exec"), names)
+    params, _ = names["model"].init(jax.random.key(0), {"image": np.ones((2, 8), np.float32)})
+    assert params["kernel"].dtype == np.float32
+    params, _ = names["quantized_model"].init(jax.random.key(0), {name: x[:2] for name, x in DATA.items()})
+    assert params["layers"]["mlp"]["up"]["kernel"].shape == (2, 32, 64)

@@ -1,0 +1,106 @@
+"""LARS, Lamb and Adan against values from MMSelfSup and MMPretrain on PyTorch, float64; w = (3, 4)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jengine.extras.optimizers import LARS
+from jengine.optim import OptimWrapper, build_optim_wrapper
+
+ZERO_LAST = ((0.6, 0.8), (1.0, 0.0), (0.0, 0.0))
+SIGN_CHANGE = ((0.6, 0.8), (1.0, 0.0), (0.5, -0.5))
+
+
+def trajectory(optimizer, grads, paramwise_cfg=None):
+    with jax.enable_x64(True):
+        params = {"w": jnp.asarray((3.0, 4.0))}
+        wrapper = build_optim_wrapper(params, {"optimizer": optimizer, "paramwise_cfg": paramwise_cfg})
+        state = wrapper.init(params)
+        seen = []
+        for grad in grads:
+            updates, state = wrapper.update({"w": jnp.asarray(grad)}, state, params)
+            params = optax.apply_updates(params, updates)
+            seen.append(np.asarray(params["w"]))
+        return np.concatenate(seen)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"lr": 1, "momentum": 0.9, "weight_decay": 0.1},
+            (2.99700000002, 3.996000000027, 2.989970555919, 3.991068888356, 2.684647000636, 3.587523999016),
+        ),
+        (
+            {"lr": 4.8, "momentum": 0.9, "weight_decay": 1e-6},
+            (2.985600000144, 3.980800000192, 2.948755248051, 3.963519905285, 2.915580817143, 3.947948794973),
+        ),
+        (
+            {"lr": 1, "momentum": 0.9, "weight_decay": 0.1, "nesterov": True},
+            (2.994300000038, 3.992400000051, 2.983650707698, 3.986634684911, 2.41106605914, 3.22518151307),
+        ),
+        (
+            {"lr": 1, "weight_decay": 0.1},
+            (2.99700000002, 3.996000000027, 2.992670555901, 3.994668888332, 2.693403500311, 3.595201999498),
+        ),
+        (
+            {"lr": 1, "momentum": 0.9, "weight_decay": 0.1, "dampening": 0.5},
+            (2.99700000002, 3.996000000027, 2.992135277978, 3.991734444203, 2.838150264242, 3.788308721752),
+        ),
+    ],
+)
+def test_lars_scales_each_tensor_by_its_norms(settings, expected):
+    np.testing.assert_allclose(trajectory({"type": "LARS", **settings}, ZERO_LAST), expected, rtol=0, atol=1e-10)
+
+
+def test_lars_exclude_gives_momentum_sgd_with_decay():
+    seen = trajectory(
+        {"type": "LARS", "lr": 0.1, "momentum": 0.9, "weight_decay": 0.1},
+        ZERO_LAST,
+        {"custom_keys": {"w": {"lars_exclude": True}}},
+    )
+    np.testing.assert_allclose(seen, (2.91, 3.88, 2.6999, 3.7332, 2.483811, 3.563748), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -0.1}, "lr` must be a number of at least 0, got -0.1"),
+        ({"lr": 1, "momentum": -1}, r"momentum` must be a number in \[0, 1\]"),
+        ({"lr": 1, "momentum": 0.9, "nesterov": True, "dampening": 0.5}, "nesterov must have momentum above 0"),
+    ],
+)
+def test_lars_rejects_settings_outside_their_range(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LARS(**settings)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        (
+            {"type": "Lamb", "lr": 0.1, "weight_decay": 0.01},
+            (2.6481587763, 3.6447426942, 2.2790801918, 3.3863825956, 1.8747183239, 3.3306204589),
+        ),
+        # without decay there is no trust ratio: the first step is Adam's
+        ({"type": "Lamb", "lr": 0.1, "weight_decay": 0.0}, (2.9, 3.9)),
+    ],
+)
+def test_lamb_follows_mmpretrain(optimizer, expected):
+    seen = trajectory(optimizer, SIGN_CHANGE)[: len(expected)]
+    np.testing.assert_allclose(seen, expected, rtol=0, atol=1e-6 if len(expected) == 2 else 1e-9)
+
+
+def test_adan_follows_mmpretrain():
+    seen = trajectory({"type": "ProximalAdan", "lr": 0.1, "weight_decay": 0.02}, SIGN_CHANGE)
+    # the second and the third step; optax.adan gives 2.7913, 3.8202 at the second
+    np.testing.assert_allclose(seen[2:], (2.7947070168, 3.8828069934, 2.7132510788, 3.9131476833), rtol=0, atol=1e-9)
+
+
+def test_layers_of_a_tensor_must_be_in_one_group_for_a_whole_tensor_optimizer():
+    groups = [{"params": f"layers[{i}]", "lr": 0.1 * (i + 1)} for i in range(2)]
+    wrapper = OptimWrapper(LARS(lr=0.1).with_groups(groups))
+    with pytest.raises(ValueError, match="LARS updates whole tensors"):
+        wrapper.init({"layers": jnp.zeros((2, 3))})
