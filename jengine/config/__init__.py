@@ -10,7 +10,7 @@ from jengine.config.errors import ConfigError as ConfigError
 from jengine.config.load import load_config as load_config
 from jengine.config.merge import merge as merge
 from jengine.config.overrides import apply_overrides as apply_overrides
-from jengine.config.plugins import lazy_names
+from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.config.registry import DATA_SAMPLERS as DATA_SAMPLERS
 from jengine.config.registry import DATASETS as DATASETS
 from jengine.config.registry import EVALUATOR as EVALUATOR
@@ -34,7 +34,7 @@ from jengine.config.scores import is_better as is_better
 from jengine.config.scores import pick_metric as pick_metric
 
 # Writing needs NumPy, which commands such as `--help` do not wait for.
-__getattr__, __dir__ = lazy_names(
+__getattr__, _list_lazy = _lazy_names(
     __name__,
     {
         "names": {
@@ -46,3 +46,7 @@ __getattr__, __dir__ = lazy_names(
         }
     },
 )
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_list_lazy()]

@@ -11,6 +11,7 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "config_writers": {...},  # functions (text of a config, suffix) -> text of that kind; None
         "config_checks": {...},  # functions (config) -> config, and lines for the log
         "config_converters": {...},  # (config of another code base) -> how to convert it; or None
+        "explainers": {"add_place": "jengine.extras.diagnose.locate"},  # see `explain`
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
     }
 
@@ -22,6 +23,7 @@ import importlib
 import importlib.metadata
 import json
 import pathlib
+import runpy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -126,16 +128,17 @@ def lazy_names(package: str, provides: Provides) -> tuple[Callable[[str], Any], 
 
 @functools.cache
 def _find_extras() -> Mapping[str, Provides]:
-    modules: dict[str, str] = {}
+    found: dict[str, Provides] = {}
     for path in sorted(_FOLDER.glob("*/plugin.py")):
-        modules[path.parent.name] = f"{_GROUP}.{path.parent.name}.plugin"
+        found[path.parent.name] = runpy.run_path(str(path))["provides"]  # imports no package
     for point in importlib.metadata.entry_points(group=_GROUP):
-        if modules.setdefault(point.name, point.value) != point.value:
+        if point.name in found:
             raise ConfigError(
-                f"extras must have different names, got {point.name!r} from {point.value!r} and "
-                f"{modules[point.name]!r}"
+                f"extras must have different names, got {point.name!r} twice, also from the "
+                f"package {point.dist.name if point.dist else point.value!r}"
             )
-    return {name: importlib.import_module(module).provides for name, module in modules.items()}
+        found[point.name] = importlib.import_module(point.value).provides
+    return found
 
 
 def _missing(provides: Provides, found: Mapping[str, Provides]) -> str | None:

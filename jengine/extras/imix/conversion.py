@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jengine.config.registry import HOOKS, OPTIMIZERS, PARAM_SCHEDULERS
-from jengine.extras.imix.from_config import KEYS, from_imix
+from jengine.extras.imix.imix_config import KEYS, from_imix
 
 _MARKS = ("lr_config", "total_epochs", "max_iter")
 _MOVED = {"model.type": "model.module.type"}
