@@ -12,19 +12,27 @@ import contextlib
 import sys
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from jengine.config.errors import ConfigError
 from jengine.config.storage import allowed_directory, reading_only
 
-# Modules and their classes that are the bases of networks and models
+T = TypeVar("T")
+
+# Modules and their classes that are the bases of networks
 _NETWORKS = (
     ("flax.linen", "Module"),
     ("flax.nnx", "Module"),
     ("haiku", "Module"),
     ("equinox", "Module"),
-    ("jengine.model", "Model"),
 )
+_MODELS: list[type] = []
+
+
+def allow_subclasses(base: type[T]) -> type[T]:
+    """Let configs from elsewhere name the subclasses of a class; as a decorator."""
+    _MODELS.append(base)
+    return base
 
 
 def only_known_classes(source: str | None) -> contextlib.AbstractContextManager[None]:
@@ -61,7 +69,7 @@ def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type
     bases = [
         vars(sys.modules[module]).get(name) for module, name in _NETWORKS if module in sys.modules
     ]
-    if not any(base in found.__mro__ for base in bases):
+    if not any(base in found.__mro__ for base in [*bases, *_MODELS]):
         raise _refuse(path, "a class that is not registered must be a network or a model")
     return found
 
