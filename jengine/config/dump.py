@@ -218,7 +218,8 @@ def write_config(cfg: ConfigLike | str, path: str | os.PathLike[str]) -> None:
 
 
 _MODULES = """
-# Modules of the classes in the config, by directory, relative to this file; "" for those on sys.path.
+# Modules of the classes in the config, by directory, relative to this file; "" for those on \
+sys.path.
 CONFIG_MODULES = {}
 """
 
@@ -349,11 +350,12 @@ class Writer:
             if module in _SCRIPTS:
                 module = name_script(entry.__name__) or module
             if module.startswith(_NO_PATH):
+                is_script = module.startswith("__")
+                place = "a script" if is_script else "a config file with the name of another module"
                 self._add_problem(
                     path,
                     f"must be registered in a module that can be imported, got {name!r}, which is "
-                    "registered "
-                    f"in {'a script' if module.startswith('__') else 'a config file with the name of another module'}",
+                    f"registered in {place}",
                 )
                 continue
             directory = find_directory(module) or find_script_directory(module) or ""

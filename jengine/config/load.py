@@ -92,7 +92,8 @@ def find_config_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | 
     file = fetch_config(name) if is_url(name) else pathlib.Path(name).expanduser()
     if not file.exists() and (shipped := list_shipped().get(file)) is not None:
         logger.warning(
-            "%s does not exist in this directory; using the config of this name that jengine ships.",
+            "%s does not exist in this directory; using the config of this name that jengine "
+            "ships.",
             file,
         )
         file = shipped

@@ -17,7 +17,8 @@ from jengine.config.errors import ConfigError, closest
 from jengine.config.merge import merge_into, remove_delete_keys, replaces
 
 _PART = re.compile(
-    r"""(?:^|\.)(?P<name>[^.\[\]]+) | \[(?P<index>-?\d+)\] | \[(?P<quote>['"])(?P<key>.+?)(?P=quote)\]""",
+    r"""(?:^|\.)(?P<name>[^.\[\]]+) | \[(?P<index>-?\d+)\]
+    | \[(?P<quote>['"])(?P<key>.+?)(?P=quote)\]""",
     re.X,
 )
 _WORDS = {

@@ -223,7 +223,8 @@ class Conversion:
                 )
             else:
                 del loader["sampler"]
-                text = f"a sampler in place of {describe(sampler)}: any iterable of indices with a length"
+                kind = describe(sampler)
+                text = f"a sampler in place of {kind}: any iterable of indices with a length"
                 self._do(name, text, f"{name}.sampler")
         dataset = loader.get("dataset", {})
         if isinstance(dataset, Mapping):
@@ -499,7 +500,10 @@ class Conversion:
 
     def _load_from(self, name: str, cfg: str | dict[str, Any]) -> None:
         self.result[name] = None
-        text = f"weights of {cfg}: a local file, and `rename` for your model's names (docs/pretrained.md)"
+        text = (
+            f"weights of {cfg}: a local file, and `rename` for your model's names "
+            "(docs/pretrained.md)"
+        )
         self._do(name, text, name)
 
     def _resume(self, name: str, resume: bool | str) -> None:

@@ -66,7 +66,7 @@ WITHOUT_EFFECT = {
     "*_dataloader.persistent_workers": "workers stay alive between epochs",
     "*_dataloader.pin_memory": "batches are sent to the device before they are needed",
     "*_dataloader.collate_fn": "samples are always stacked",
-    "*_dataloader.worker_init_fn": "workers get their random numbers from the seed and the position",
+    "*_dataloader.worker_init_fn": "the seed and the position give workers their random numbers",
     "*_dataloader.batch_sampler": "`sampler` orders the examples, `batch_size` divides them",
     "*_dataloader.timeout": "a setting of PyTorch's loader",
     "*_dataloader.multiprocessing_context": "a setting of PyTorch's loader",
