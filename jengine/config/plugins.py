@@ -8,6 +8,7 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "HOOKS": {"SwAVHook": "jengine.extras.selfsup.swav"},  # entries of a registry
         "names": {"sinkhorn": "jengine.extras.selfsup.losses"},  # to import from the package
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
+        "default_visualizer": {"LocalVisualizer": "jengine.extras.drawing.local_visualizer"},
     }
 
 A name imports its own module when it is used. docs/house.md lists the sections.

@@ -30,4 +30,7 @@ provides = {
         "packed_text": "jengine.extras.language.packed_text",
         "sample": "jengine.extras.language.generate",
     },
+    "requires": {
+        "networks": "jengine.extras.networks",
+    },
 }

@@ -10,4 +10,7 @@ provides = {
     "names": {
         "sweep": "jengine.extras.sweeps.run",
     },
+    "requires": {
+        "report": "jengine.extras.report",
+    },
 }
