@@ -11,7 +11,6 @@ from jengine.hooks.checks import CheckInvalidLossHook as CheckInvalidLossHook
 from jengine.hooks.checks import ClassNumCheckHook as ClassNumCheckHook
 from jengine.hooks.checks import NonFiniteLossError as NonFiniteLossError
 from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
-from jengine.hooks.early_stopping import OptunaPruningHook as OptunaPruningHook
 from jengine.hooks.ema import EMAHook as EMAHook
 from jengine.hooks.ema import ScheduleFreeHook as ScheduleFreeHook
 from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook

@@ -5,7 +5,7 @@ import pathlib
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import jax
 import numpy as np
@@ -91,7 +91,7 @@ class Visualizer:
 
     if not TYPE_CHECKING:  # a type checker would take any name for an attribute
 
-        def __getattr__(self, name):
+        def __getattr__(self, name: str) -> NoReturn:
             hint = ""
             if name.startswith("draw_") or name in ("set_image", "get_image", "show"):
                 hint = "; set visualizer=dict(type='LocalVisualizer') to draw"

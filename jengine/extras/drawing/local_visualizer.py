@@ -29,7 +29,9 @@ _INSTANCE_KEYS = ("boxes", "labels", "scores", "masks")
 class LocalVisualizer(Canvas, Visualizer):
     """Visualizer that draws samples with Pillow and writes the pictures to the backends.
 
-    The methods of `Canvas` draw shapes and texts on an image. A sample is a dict with any of `gt_label` and `pred_label`, the image class or a real number,
+    The methods of `Canvas` draw shapes and texts on an image.
+
+    A sample is a dict with any of `gt_label` and `pred_label`, the image class or a real number,
     which is written above the image; `gt_sem_seg` and `pred_sem_seg`, int[H, W]; and `gt_instances`
     and `pred_instances`, dicts with at least one of `boxes` float[N, 4] (left, top, right, bottom
     in pixels), `labels` int[N], `scores` float[N] and `masks` bool[N, H, W]. Class names that do
