@@ -16,7 +16,6 @@ from jengine.data.collate import count_examples
 from jengine.data.host_entries import Batch, select_arrays
 from jengine.data.masking import get_mask, without_mask
 from jengine.evaluation.adapter import MetricAdapter, find_kind, get_class
-from jengine.evaluation.dump import DumpResults
 from jengine.evaluation.metric import (
     BaseMetric,
     Gather,
@@ -70,8 +69,7 @@ class Evaluator:
         evaluation.
         """
         # `all` below: a list without the names of one metric would look complete.
-        # which has none
-        metrics = [metric for metric in self.metrics if not isinstance(metric, DumpResults)]
+        metrics = [metric for metric in self.metrics if metric.has_results]
         if not all(metric.names for metric in metrics):
             return ()
         return tuple(metric.add_prefix(name) for metric in metrics for name in metric.names)
@@ -221,7 +219,7 @@ class Evaluator:
     def offline_evaluate(
         self, data_samples: Any, data: Any = None, chunk_size: Count = 128
     ) -> dict[str, Any]:
-        """Return the results for predictions from earlier, such as those that `DumpResults` wrote.
+        """Return the results for predictions from earlier, as a `DumpResults` writes them.
 
         Args:
           data_samples: the predictions: a list with an entry for each example, or arrays with a

@@ -42,7 +42,7 @@ class Visualizer:
 
     Examples:
       >>> import tempfile
-      >>> visualizer = Visualizer([dict(type="CSVVisBackend")], save_dir=tempfile.mkdtemp())
+      >>> visualizer = Visualizer([dict(type="LocalVisBackend")], save_dir=tempfile.mkdtemp())
       >>> visualizer.add_scalar("lr", 0.1, step=5)
       >>> visualizer.close()
     """
