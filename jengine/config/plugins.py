@@ -8,6 +8,8 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "HOOKS": {"SwAVHook": "jengine.extras.selfsup.swav"},  # entries of a registry
         "names": {"sinkhorn": "jengine.extras.selfsup.losses"},  # to import from the package
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
+        "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},
+        "notebook_progress": {"NotebookProgress": "jengine.extras.report.notebook"},
         "default_visualizer": {"LocalVisualizer": "jengine.extras.drawing.local_visualizer"},
     }
 
