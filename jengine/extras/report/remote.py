@@ -5,6 +5,7 @@ import pathlib
 import re
 
 from jengine.checkpoint.identity import TIMESTAMP
+from jengine.config.downloads import temporary_copies
 from jengine.config.storage import (
     FileInfo,
     is_url,
@@ -14,7 +15,6 @@ from jengine.config.storage import (
     storage_path,
 )
 from jengine.config.work_dir import RECORD
-from jengine.extras.cloud.downloads import temporary_copies
 
 _READ = re.compile(r"[^/]+\.json|vis_data/([^/]+\.(json|py)|.+\.png)")  # below a log directory
 _roots: dict[pathlib.Path, str] = {}  # URLs by the local directory with their copies

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.config.annotations import Count, NonNegative
+from jengine.config.downloads import apply_backend_args, check_backend_args
 from jengine.config.registry import HOOKS, TRANSFORMS
 from jengine.data.masking import get_mask
-from jengine.extras.cloud.downloads import apply_backend_args, check_backend_args
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.convert import resize_nearest
