@@ -3,7 +3,7 @@ import json
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.extras.sweeps.pruning import OptunaPruningHook
+from jengine.extras.sweeps import OptunaPruningHook
 from jengine.hooks import Hook
 from tests.runner_fixture import QuickRunner
 
