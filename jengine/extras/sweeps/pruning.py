@@ -8,7 +8,7 @@ from jengine.config.json_codec import decode_object, encode
 from jengine.config.registry import HOOKS
 from jengine.config.scores import infer_rule, pick_metric
 from jengine.config.storage import read_bytes, write_bytes
-from jengine.config.work_dir import TRIAL
+from jengine.extras.report.run_files import TRIAL
 from jengine.extras.sweeps.study import named_errors, open_journal
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
