@@ -125,9 +125,8 @@ class LocalVisBackend(FilesVisBackend):
     PNG.
 
     Each line is complete on disk when the call returns. JSON has no NaN or infinity: they are
-      written as the strings
-    "NaN", "Infinity" and "-Infinity", which `float()` reads. The arguments are those of
-    `FilesVisBackend`.
+    written as the strings "NaN", "Infinity" and "-Infinity", which `float()` reads. The arguments
+    are those of `FilesVisBackend`.
 
     Examples:
       >>> import tempfile

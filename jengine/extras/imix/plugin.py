@@ -31,21 +31,12 @@ provides = {
         "UniterVQAOptimizerConstructor": "jengine.extras.imix.constructors",
         "VilbertOptimizerConstructor": "jengine.extras.imix.constructors",
     },
-    "WRITERS": {
-        "CommonMetricLoggerHook": "jengine.extras.imix.writers",
-        "JSONLoggerHook": "jengine.extras.imix.writers",
-        "TensorboardLoggerHook": "jengine.extras.imix.writers",
-    },
-    "names": {
+    "PARAM_SCHEDULERS": {
         "BertWarmupLinearLR": "jengine.extras.imix.schedules",
         "ConstantSchedule": "jengine.extras.imix.schedules",
-        "HookBase": "jengine.extras.imix.hook_base",
-        "LogBufferWriter": "jengine.extras.imix.writers",
         "MultiStepScheduler": "jengine.extras.imix.schedules",
         "PythiaScheduler": "jengine.extras.imix.schedules",
         "ReduceOnPlateauSchedule": "jengine.extras.imix.schedules",
-        "Trainer": "jengine.extras.imix.hook_base",
-        "WRITERS": "jengine.extras.imix.writers",
         "WarmupConstantSchedule": "jengine.extras.imix.schedules",
         "WarmupCosineLR": "jengine.extras.imix.schedules",
         "WarmupCosineSchedule": "jengine.extras.imix.schedules",
@@ -54,7 +45,18 @@ provides = {
         "WarmupLinearScheduleNonZero": "jengine.extras.imix.schedules",
         "WarmupMultiStepLR": "jengine.extras.imix.schedules",
         "WarmupPolynomialSchedule": "jengine.extras.imix.schedules",
-        "from_imix": "jengine.extras.imix.from_imix",
+    },
+    "WRITERS": {
+        "CommonMetricLoggerHook": "jengine.extras.imix.writers",
+        "JSONLoggerHook": "jengine.extras.imix.writers",
+        "TensorboardLoggerHook": "jengine.extras.imix.writers",
+    },
+    "names": {
+        "HookBase": "jengine.extras.imix.hook_base",
+        "LogBufferWriter": "jengine.extras.imix.writers",
+        "Trainer": "jengine.extras.imix.hook_base",
+        "WRITERS": "jengine.extras.imix.writers",
+        "from_imix": "jengine.extras.imix.imix_config",
         "register_hooks": "jengine.extras.imix.hook_base",
     },
 }

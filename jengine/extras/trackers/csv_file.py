@@ -16,8 +16,7 @@ class CSVVisBackend(FilesVisBackend):
     as PNG.
 
     Every number is a row, because training and validation log different names: a new name does not
-      change the rows
-    already written. `pandas.read_csv(...).pivot_table(index='step', columns='name',
+    change the rows already written. `pandas.read_csv(...).pivot_table(index='step', columns='name',
     values='value')` turns the names into columns. The arguments are those of `FilesVisBackend`.
     """
 
