@@ -1,7 +1,7 @@
 """Images and augmentation, and hooks that change what is trained.
 
 Readers, transforms, dataset wrappers, CutMix and MixUp in the step; a mean teacher, inputs of the
-step, batch statistics and averages.
+step and batch statistics.
 """
 
 from jengine.config.plugins import lazy_names

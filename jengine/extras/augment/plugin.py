@@ -14,7 +14,6 @@ provides = {
         "MeanTeacherHook": "jengine.extras.augment.mean_teacher",
         "PipelineSwitchHook": "jengine.extras.augment.switch_recipe",
         "PreciseBNHook": "jengine.extras.augment.precise_bn",
-        "ScheduleFreeHook": "jengine.extras.augment.schedule_free",
         "SetEpochInfoHook": "jengine.extras.augment.step_inputs",
         "SwitchRecipeHook": "jengine.extras.augment.switch_recipe",
         "WarmupParamHook": "jengine.extras.augment.step_inputs",
