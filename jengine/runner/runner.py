@@ -111,8 +111,7 @@ class Runner(MMEngineNames):
       parallel: the strategy, which places arrays on devices.
       precision: the dtype in which the network computes, or a dict of `Precision`'s fields.
       log_processor: formats log lines.
-      visualizer: writes scalars and images; a LocalVisualizer with JSON lines and PNG files by
-        default.
+      visualizer: writes scalars and images, by default as JSON lines and PNG files.
       randomness: `dict(seed=int)`; with None the seed is drawn, and saved in checkpoints.
       auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch
         size.
