@@ -13,6 +13,9 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "config_converters": {...},  # (config of another code base) -> how to convert it; or None
         "explainers": {"add_place": "jengine.extras.diagnose.locate"},  # see `explain`
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
+        "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},
+        "notebook_progress": {"NotebookProgress": "jengine.extras.report.notebook"},
+        "default_visualizer": {"LocalVisualizer": "jengine.extras.drawing.local_visualizer"},
     }
 
 A name imports its own module when it is used. docs/house.md lists the sections.

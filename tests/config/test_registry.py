@@ -1,5 +1,4 @@
 import functools
-import os
 import subprocess
 import sys
 from typing import Annotated
@@ -119,43 +118,35 @@ def test_closest_falls_back_to_all_names():
     assert closest("Adamw", ["Adam", "AdamW", "SGD"]) == "; did you mean 'AdamW'?"
 
 
-def test_an_installed_package_is_an_extra_whose_modules_are_imported_for_their_names_only(tmp_path):
-    (tmp_path / "mine-1.0.dist-info").mkdir()
-    (tmp_path / "mine-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
-    (tmp_path / "mine-1.0.dist-info" / "entry_points.txt").write_text("[jengine.extras]\nmine = mine_plugin\n")
-    (tmp_path / "mine_plugin.py").write_text("provides = {'HOOKS': {'MyHook': 'mine_hooks'}}\n")
-    (tmp_path / "mine_hooks.py").write_text(
-        "from jengine.config import HOOKS\n\n@HOOKS.register_module()\nclass MyHook:\n    pass\n"
-    )
-    code = """
-import sys
-from jengine.config import HOOKS
-HOOKS.get('EMAHook')
-print('MyHook' in HOOKS, 'mine_hooks' in sys.modules)
-print(HOOKS.get('scope.MyHook'), 'mine_hooks' in sys.modules)
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert process.stdout == "True False\n<class 'mine_hooks.MyHook'> True\n", process.stderr
-
-
-def test_a_new_process_imports_extras_only_for_a_name_that_is_not_found_and_prefers_hooks_of_its_own():
+def test_a_new_process_imports_no_extra_for_names_of_the_core_and_prefers_hooks_of_its_own():
     code = """
 import sys
 from jengine.hooks import Hook
 from jengine.config import HOOKS
 @HOOKS.register_module()
-class NumericsGuardHook(Hook):
+class CheckInvalidLossHook(Hook):
     def __init__(self, interval=50): self.interval = interval
-print(type(HOOKS.build(dict(type='NumericsGuardHook'))).__module__)
+@HOOKS.register_module()
+class SwAVHook(Hook): ...
+print(type(HOOKS.build(dict(type='CheckInvalidLossHook'))).__module__, HOOKS.get('SwAVHook').__module__)
 import jengine.runner
-extras = [name for name in sys.modules if name.startswith("jengine.extras.")]
-print([name for name in extras if name.count(".") > 2 and not name.endswith(".plugin")])
-HOOKS.get('SwAVHok')
+print([name for name in sys.modules if name.startswith("jengine.extras")])
+HOOKS.get('DenseCLHok')
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "did you mean 'SwAVHook'" in process.stderr
-    assert process.stdout == "__main__\n[]\n"
+    assert process.stdout == "__main__ __main__\n[]\n", process.stderr
+    assert "did you mean 'DenseCLHook'" in process.stderr
+
+
+def test_a_name_of_an_extra_imports_its_module_alone_with_any_scope():
+    code = """
+import sys
+from jengine.config import HOOKS
+print("SwAVHook" in HOOKS, "jengine.extras.selfsup.swav" in sys.modules, HOOKS.get("mmselfsup.SwAVHook").__module__)
+print("jengine.extras.selfsup.odc" in sys.modules, "jengine.extras.imix.ema" in sys.modules)
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout.split() == ["True", "False", "jengine.extras.selfsup.swav", "False", "False"], process.stderr
 
 
 def make_class(name, module):

@@ -21,7 +21,8 @@ from jax.sharding import Mesh
 
 from jengine.data import ArrayDataset
 from jengine.data.masking import get_mask
-from jengine.evaluation import HostMetric, MetricAdapter
+from jengine.evaluation import HostMetric
+from jengine.extras.metrics import MetricAdapter
 from jengine.extras.selfsup import PseudoLabelDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel

@@ -30,4 +30,7 @@ provides = {
         "packed_text": "jengine.extras.language.packed_source",
         "sample": "jengine.extras.language.generation",
     },
+    "requires": {
+        "networks": "jengine.extras.networks",
+    },
 }

@@ -8,6 +8,9 @@ provides = {
     "jengine": {
         "report": "jengine.extras.report.report_command",
     },
+    "notebook_progress": {
+        "NotebookProgress": "jengine.extras.report.notebook",
+    },
     "names": {
         "collect_data": "jengine.extras.report.page",
         "make_server": "jengine.extras.report.server",

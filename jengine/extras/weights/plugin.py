@@ -17,4 +17,7 @@ provides = {
         "open_weights": "jengine.extras.weights.sources",
         "transformer_arguments": "jengine.extras.weights.huggingface",
     },
+    "requires": {
+        "networks": "jengine.extras.networks",
+    },
 }
