@@ -27,8 +27,8 @@ from jengine.config.errors import ConfigError
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory, find_script_directory, name_script
 from jengine.config.registry import find_registered, is_built_in
+from jengine.config.remote import find_origin
 from jengine.config.storage import is_url
-from jengine.extras.cloud.remote import find_origin
 from jengine.extras.mmengine.flat import DATA_SUFFIXES
 
 _WIDTH = 100

@@ -25,8 +25,8 @@ from jengine.config.modules import (
     is_free,
 )
 from jengine.config.overrides import apply_overrides
+from jengine.config.remote import fetch_config
 from jengine.config.storage import is_url
-from jengine.extras.cloud.remote import fetch_config
 from jengine.extras.mmengine.flat import DATA_SUFFIXES, import_custom, load_flat
 
 logger = logging.getLogger("jengine")

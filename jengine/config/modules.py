@@ -22,8 +22,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.errors import ConfigError, UnknownNameError, did_you_mean
+from jengine.config.remote import fetch_modules
 from jengine.config.storage import is_url
-from jengine.extras.cloud.remote import fetch_modules
 from jengine.extras.mmengine import foreign
 
 # The modules imported from each directory with configs, the directory used last at the end: two

@@ -7,6 +7,11 @@ heavy; its dict `provides` has sections, each with names and the modules that de
     provides = {
         "HOOKS": {"SwAVHook": "jengine.extras.selfsup.swav"},  # entries of a registry
         "names": {"sinkhorn": "jengine.extras.selfsup.losses"},  # to import from the package
+        "path_schemes": {"gs": "jengine.extras.cloud.schemes"},  # a `PathScheme` for gs:// URLs
+        # Functions that know of a newer checkpoint than `resume=True` has found, and replace one
+        # that does not fit the devices: see their calls for the arguments.
+        "newer_checkpoints": {"find_newer_copy": "jengine.extras.cloud.local_copies"},
+        "fitting_checkpoints": {"replace_unfit_copy": "jengine.extras.cloud.local_copies"},
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
     }
 

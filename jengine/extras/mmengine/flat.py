@@ -20,7 +20,7 @@ from typing import Any
 from jengine.config.containers import AttributeDict, resolve
 from jengine.config.errors import ConfigError, did_you_mean
 from jengine.config.merge import merge_into
-from jengine.extras.cloud.remote import fetch_base
+from jengine.config.remote import fetch_base
 from jengine.extras.mmengine.mmengine_keys import SECTIONS, WITHOUT_EFFECT
 
 DATA_SUFFIXES = (".json", ".yaml", ".yml")
