@@ -81,7 +81,9 @@ def load_provided(section: str, name: str) -> Any:
 
 
 def load_each(section: str) -> Iterator[Any]:
-    """Import and yield all objects that extras provide in a section, in the order of their names."""
+    """Import and yield all objects that extras provide in a section, in the order of their
+    names.
+    """
     for name in sorted(provided(section)):
         yield load_provided(section, name)
 
@@ -90,9 +92,9 @@ def find_missing(name: str) -> str:
     """Return where a name is that no installed extra provides, as the end of a sentence, or ""."""
     found = _find_extras()
     for extra, provides in found.items():
-        if missing := _missing(provides, found):
-            if any(name in names for names in provides.values()):
-                return f"; it is in the extra {extra!r}, whose {missing!r} is not installed"
+        missing = _missing(provides, found)
+        if missing and any(name in names for names in provides.values()):
+            return f"; it is in the extra {extra!r}, which needs {missing!r}, not installed"
     index = _FOLDER / "names.json"
     shipped = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
     for extra, names in shipped.items():

@@ -129,8 +129,7 @@ class CheckInvalidLossHook(Hook):
     NonFiniteLossError.
 
     Each check waits for the device, errors are detected late, and nothing is saved: you should
-      prefer
-    `NumericsGuardHook`, which checks every step and skips the bad ones.
+    prefer `NumericsGuardHook`, which checks every step and skips the bad ones.
 
     Args:
       interval: iterations between two checks.

@@ -46,9 +46,8 @@ class EvalLoop:
     device.
 
     Several evaluations have names, which prefix their results: 'robust/accuracy/top1'. They run one
-      after the other
-    between the stages `before_val_epoch` and `after_val_epoch`, which gets the results of all;
-    `dataloader`, `evaluator` and `epoch_length` are those of the current one.
+    after the other between the stages `before_val_epoch` and `after_val_epoch`, which gets the
+    results of all; `dataloader`, `evaluator` and `epoch_length` are those of the current one.
 
     Args:
       runner: provides the model.

@@ -2,8 +2,8 @@
 the run is closed.
 
 The error comes before anything that can wait, and waits for the device, files and services have a
-  limit: a step that
-never finishes, or a disk that hangs, must neither hide the error nor keep the process alive.
+limit: a step that never finishes, or a disk that hangs, must neither hide the error nor keep the
+process alive.
 """
 
 import contextlib

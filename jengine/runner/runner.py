@@ -572,8 +572,7 @@ class Runner(MMEngineNames):
         group.
 
         Groups keep their multipliers. A schedule goes on from the new rate, and checkpoints keep
-          it: see
-        `ScheduleChain`.
+        it: see `ScheduleChain`.
 
         Args:
           lr: the rate of the optimizer itself.

@@ -22,9 +22,9 @@ class InitStrategy(Protocol):
     """Part of a `Strategy` that creates a state."""
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]: ...  # noqa: D102
-    def compile_init(
+    def compile_init(  # noqa: D102
         self, make: Callable[..., PyTree], *args: Any, model: Model | None = None
-    ) -> Any: ...  # noqa: D102
+    ) -> Any: ...
 
 
 class StateInitializer:

@@ -307,7 +307,7 @@ class TrainPrograms:
         steps.
 
         Once the step is traced, only attributes that it has read: others would compile it again for
-          nothing.
+        nothing.
         """
         if name.startswith("_") or name in self._optimizer_names or not is_number(value):
             return

@@ -75,10 +75,9 @@ class RecompilationGuard:
     """Function for `jax.jit` that reports each call whose arguments cause a recompilation.
 
     Each change is reported once, with the changed paths: as a warning, after which the new
-      signature is compiled too;
-    or as an error, before it is compiled. The wrapper runs only when JAX traces, so it adds no cost
-    to compiled calls. A changed sharding alone will recompile without a trace: callers detect it
-    with `compilation_counter`, and call `check_shardings`.
+    signature is compiled too; or as an error, before it is compiled. The wrapper runs only when JAX
+    traces, so it adds no cost to compiled calls. A changed sharding alone will recompile without a
+    trace: callers detect it with `compilation_counter`, and call `check_shardings`.
 
     >>> guard = RecompilationGuard(lambda x: 2 * x, ["batch"], on_recompile="raise")
     >>> step = jax.jit(guard)

@@ -266,8 +266,7 @@ def overfit(cfg: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return the entries of a config that change for a training on its first `count` batches alone.
 
     An epoch keeps its length, so that schedules stay. The work dir gets the suffix `_overfit`: the
-      checkpoints of the
-    real run stay apart.
+    checkpoints of the real run stay apart.
 
     Raises:
       ConfigError: `count` is below 1, or there are no training data.

@@ -11,9 +11,8 @@ and in `torch_layout`. A tensor that is stored as `weight` has PyTorch's axes: i
 | attention `out` | `proj`, `out_proj`, `o_proj` |
 
 Linear and convolution weights are permuted only where that is certain. A square matrix fits in both
-  orders: it is taken
-to have PyTorch's if other weights of the same source fit only in that order, and none fits only as
-it is stored.
+orders: it is taken to have PyTorch's if other weights of the same source fit only in that order,
+and none fits only as it is stored.
 """
 
 import re
