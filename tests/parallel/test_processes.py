@@ -15,7 +15,7 @@ import time
 import jax
 import numpy as np
 import pytest
-from tests.distributed import train_script
+from tests.parallel import train_script
 
 from jengine import checkpoint
 from jengine.config.storage import list_files, read_bytes

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from tests.distributed import training_cases
+from tests.parallel import training_cases
 
 from jengine import checkpoint
 from jengine.extras.diagnose.replay import read_dump

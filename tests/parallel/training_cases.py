@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
-from tests.sharding import test_exactness
+from tests.parallel import test_exactness
 
 from jengine.data import ArrayDataset
 from jengine.data.masking import get_mask
