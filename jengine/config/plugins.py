@@ -12,6 +12,7 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         # that does not fit the devices: see their calls for the arguments.
         "newer_checkpoints": {"find_newer_copy": "jengine.extras.cloud.local_copies"},
         "fitting_checkpoints": {"replace_unfit_copy": "jengine.extras.cloud.local_copies"},
+        "explainers": {"add_place": "jengine.extras.diagnose.locate"},  # see `explain`
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
     }
 
@@ -23,6 +24,7 @@ import importlib
 import importlib.metadata
 import json
 import pathlib
+import runpy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -127,16 +129,17 @@ def lazy_names(package: str, provides: Provides) -> tuple[Callable[[str], Any], 
 
 @functools.cache
 def _find_extras() -> Mapping[str, Provides]:
-    modules: dict[str, str] = {}
+    found: dict[str, Provides] = {}
     for path in sorted(_FOLDER.glob("*/plugin.py")):
-        modules[path.parent.name] = f"{_GROUP}.{path.parent.name}.plugin"
+        found[path.parent.name] = runpy.run_path(str(path))["provides"]  # imports no package
     for point in importlib.metadata.entry_points(group=_GROUP):
-        if modules.setdefault(point.name, point.value) != point.value:
+        if point.name in found:
             raise ConfigError(
-                f"extras must have different names, got {point.name!r} from {point.value!r} and "
-                f"{modules[point.name]!r}"
+                f"extras must have different names, got {point.name!r} twice, also from the "
+                f"package {point.dist.name if point.dist else point.value!r}"
             )
-    return {name: importlib.import_module(module).provides for name, module in modules.items()}
+        found[point.name] = importlib.import_module(point.value).provides
+    return found
 
 
 def _missing(provides: Provides, found: Mapping[str, Provides]) -> str | None:

@@ -8,9 +8,9 @@ import numpy as np
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.array_rules import RuleLike
-from jengine.checkpoint.report import CheckpointMismatchError, LoadReport
+from jengine.checkpoint.report import LoadReport
 from jengine.config.annotations import checked
-from jengine.config.errors import UnknownNameError, closest
+from jengine.config.errors import CheckpointMismatchError, UnknownNameError, closest
 from jengine.config.paths import flatten
 from jengine.extras.weights.huggingface import MODEL_TYPES, ModelType, is_transformer, make_rules
 from jengine.extras.weights.interpolation import Method
