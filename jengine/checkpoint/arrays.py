@@ -501,6 +501,9 @@ class BackgroundWriter:
             waits = ocp.options.AsyncOptions(
                 timeout_secs=_UNLIMITED,
                 barrier_sync_fn=lambda key, timeout_ms: self._wait(key),
+                # Orbax has one set of signals for this, which each process removes after its save:
+                # one that writes alone would wait forever for those that another has removed.
+                create_directories_asynchronously=not self._alone,
             )
             handler = _make_handler(options, all_shards=self._alone)
             self._orbax = ocp.AsyncCheckpointer(
