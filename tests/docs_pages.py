@@ -34,7 +34,8 @@ def page_runner(directory, monkeypatch):
     """Yield a function that runs the blocks of a page in an empty directory and returns their names; see `run_page`."""
     monkeypatch.chdir(directory)
     for registry in REGISTRIES:
-        assert "" not in registry  # the first look-up imports the entries
+        for name in registry:
+            registry.get(name)  # imports the extra that has it: once, so its entry must stay
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))  # removes those of the page afterwards
     pages = {}
 

@@ -57,6 +57,7 @@ PAGES: dict[str, dict[str, Again]] = {
     "ema.md": {"work_dirs/schedule_free": EVERYTHING},
     "equinox.md": {"work_dirs/equinox": EVERYTHING, "work_dirs/equinox_state": EVERYTHING},
     "evaluation.md": {},
+    "house.md": {},
     "finetuning.md": dict.fromkeys(["adapted", "lora", "network", "pretrained", "qlora"], EVERYTHING),
     "hooks.md": {"work_dirs/chunks": NO_PREDICTIONS},
     "imix.md": {"work_dirs/imix": EVERYTHING},

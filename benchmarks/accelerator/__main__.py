@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import textwrap
 import time
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -52,7 +51,7 @@ PARTS = {
     "card": Part("the features of the card, compared with loops by hand", 0.35, False),
     "configs": Part("configs/digits_cnn.py and digits_vit.py, compared with the CPU", 0.35, False),
     "files": Part("test files run on the accelerator", 0.35, False),
-    "engine": Part("time per step, idle time and memory, compared with loops by hand", 0.35, True),
+    "engine": Part("time per step and memory, compared with loops by hand", 0.35, True),
     "language": Part(
         "configs/lm.py:124m: tokens per second, utilization, plan and memory", 0.45, True
     ),
@@ -147,14 +146,28 @@ def explain_missing() -> str:
 
 
 def summarize(found: list[dict]) -> str:
-    """Return the table of all rows."""
+    """Return the table of all rows, part by part, although some parts run at the same time."""
+    order = ["device", *PARTS]
     marks = {None: "", True: "ok", False: "FAILED"}
     cells = []
-    for row in found:
-        value = textwrap.shorten(rows.format_value(row["value"]), 60, placeholder="...")
-        check = textwrap.shorten(row["check"], 90, placeholder="...")
-        cells.append([row["part"], check, value, row["wanted"], marks[row["passed"]]])
+    for row in sorted(found, key=lambda row: order.index(row["part"])):
+        value = rows.format_value(row["value"])
+        cells.append(
+            [
+                row["part"],
+                cut(row["check"], 90),
+                cut(value, 60),
+                row["wanted"],
+                marks[row["passed"]],
+            ]
+        )
     return table(["part", "check", "value", "wanted", ""], cells)
+
+
+def cut(text: str, length: int) -> str:
+    """Return a text in one line of at most `length` characters, even if it has no spaces."""
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 3] + "..."
 
 
 def store(path: str) -> None:

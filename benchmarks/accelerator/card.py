@@ -20,6 +20,7 @@ import numpy as np
 import optax
 from flax import linen as nn
 
+from benchmarks.accelerator import DETERMINISTIC
 from benchmarks.accelerator.rows import record, record_close
 from jengine import Runner
 from jengine.extras.networks.networks import SmallCNN
@@ -35,9 +36,6 @@ MOMENTUM = 0.9
 GROUPS = dict(bias_lr_mult=2.0, bias_decay_mult=0.0, norm_decay_mult=0.0)
 SGD = dict(type="SGD", lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
 ADAMW = dict(type="AdamW", lr=1e-3, weight_decay=DECAY)
-# Operations with one order of sums, and without autotuning, which may choose another algorithm in
-# each process.
-DETERMINISTIC = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 TOLERANCE = 1e-5  # relative to the largest parameter
 
 MODULE = SmallCNN(widths=(8, 16))

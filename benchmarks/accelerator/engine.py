@@ -1,5 +1,4 @@
-"""Compare the time per step and the memory with loops by hand, and measure idle time caused by log
-lines.
+"""Compare the time per step, without and with log lines, and the memory with loops by hand.
 
 python -m benchmarks.accelerator.engine [--tiny]
 """
@@ -13,14 +12,12 @@ import tempfile
 
 import jax
 
-from benchmarks.accelerator import trace
 from benchmarks.accelerator.rows import record, record_close
 from benchmarks.by_hand import HandWrittenLoop
 from benchmarks.by_runner import RunnerLoop
 from benchmarks.cases import CASES
 from benchmarks.speed import measure
 
-LOG_EVERY = 10
 BATCH_SIZES = {
     "mlp": 32,
     "cnn": 1024,
@@ -37,35 +34,15 @@ def sized(case, tiny):
     )
 
 
-def check_speed(directory, cases, rounds):
+def check_speed(directory, case, rounds, variant="plain"):
     """Record the ratios of steps and chunks to the loop by hand, interleaved in this process."""
-    for case in cases:
-        times = measure(case, "plain", f"{directory}/{case.name}", rounds)
-        hand = times.pop("by hand")
-        record(f"{case.name}, by hand: us per step", hand.wall)
-        for name, time in times.items():
-            record(f"{case.name}, {name}: us per step", time.wall)
-            record(f"{case.name}, {name} / by hand", str(time.ratio))
-
-
-def check_idle(case, directory, iters):
-    """Record the idle microseconds per step without log lines and with one every 10 steps."""
-    idle = {}
-    for log_every in (0, LOG_EVERY):
-        loop = RunnerLoop(case, f"{directory}/idle_{log_every}", log_every=log_every)
-        loop.run(2 * LOG_EVERY)
-        idle[log_every] = trace.idle_time(trace.record_trace(loop.run, iters)) / iters
-        loop.close()
-    hand = HandWrittenLoop(case, f"{directory}/idle_hand")
-    hand.run(2 * LOG_EVERY)
-    record(
-        f"{case.name}, by hand: idle us per step",
-        trace.idle_time(trace.record_trace(hand.run, iters)) / iters,
-    )
-    hand.close()
-    record(f"{case.name}: idle us per step without log lines", idle[0])
-    record(f"{case.name}: idle us per step with a line every {LOG_EVERY}", idle[LOG_EVERY])
-    record(f"{case.name}: idle us of a log line", (idle[LOG_EVERY] - idle[0]) * LOG_EVERY)
+    label = case.name if variant == "plain" else f"{case.name}, {variant}"
+    times = measure(case, variant, f"{directory}/{case.name}_{variant}", rounds)
+    hand = times.pop("by hand")
+    record(f"{label}, by hand: us per step", hand.wall)
+    for name, time in times.items():
+        record(f"{label}, {name}: us per step", time.wall)
+        record(f"{label}, {name} / by hand", str(time.ratio))
 
 
 def print_peak(case, kind, iters):
@@ -122,12 +99,12 @@ def main():
         # Loops and processes that compile the same program compile it once.
         os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{directory}/cache"
         jax.config.update("jax_compilation_cache_dir", f"{directory}/cache")
-        rounds, iters = (1, 10) if args.tiny else (2, 100)
+        rounds = 1 if args.tiny else 2
         for name in ("mlp", "cnn"):
-            check_speed(directory, [cases[name]], rounds)
-            check_idle(cases[name], f"{directory}/{name}_idle", iters)
+            for variant in ("plain", "log every 10"):
+                check_speed(directory, cases[name], rounds, variant)
         check_memory(cases["cnn"], args.tiny)
-        check_speed(directory, [cases["vit"]], rounds)  # the longest to compile
+        check_speed(directory, cases["vit"], rounds)  # the longest to compile
 
 
 if __name__ == "__main__":

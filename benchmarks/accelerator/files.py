@@ -11,10 +11,11 @@ import sys
 import tempfile
 import time
 
+from benchmarks.accelerator import DETERMINISTIC
 from benchmarks.accelerator.rows import record
 from benchmarks.accelerator.size import is_tiny
 
-FOLDERS = ["tests/train", "tests/optim", "tests/hooks", "tests/sharding"]
+FOLDERS = ["tests/train", "tests/optim", "tests/hooks", "tests/parallel"]
 TINY = ["tests/optim/test_clipping.py"]
 REPORTS = "JENGINE_ACCELERATOR_REPORTS"
 SHOWN = 80  # failures that get a row of their own
@@ -57,6 +58,8 @@ def main():
         environment["PYTHONPATH"] = os.pathsep.join(
             filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")])
         )
+        # Tests compare runs bit by bit.
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DETERMINISTIC}".strip()
         # Unless it is set, the tests choose the CPU.
         environment["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS") or (
             "cpu" if tiny else "cuda,cpu"

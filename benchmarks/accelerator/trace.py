@@ -33,14 +33,6 @@ def busy_intervals(events):
     return merged
 
 
-def idle_time(events):
-    """Return the idle time of the device between its first and last computation, in
-    microseconds.
-    """
-    intervals = busy_intervals(events)
-    return sum(after[0] - before[1] for before, after in itertools.pairwise(intervals))
-
-
 def idle_share(events):
     """Return the share of the time in which the device is idle, in the second half of its
     computations.
@@ -54,9 +46,15 @@ def idle_share(events):
 
 
 def record_trace(run, iters):
-    """Run `run(iters)` under the profiler and return the trace events."""
+    """Run `run(iters)` under the profiler and return the trace events.
+
+    Calls of Python functions are not traced, because that takes the host longer than the calls
+    themselves.
+    """
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as directory:
-        with jax.profiler.trace(directory):
+        with jax.profiler.trace(directory, profiler_options=options):
             run(iters)
         (file,) = pathlib.Path(directory).glob("**/*.trace.json.gz")
         return json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]

@@ -30,7 +30,7 @@ from jengine.parallel.processes import ProcessGroup, assert_equal_across_process
 # before: the same path, or the copy of the same iteration on each host's local disk
 _SHARED_FIELDS = ("timestamp", "run_id", "experiment_name", "seed", "resume_note")
 _TAKEN: set[str] = set()  # log directories of this process, which are made later
-_TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
+TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 
 
 class _Randomness(NamedTuple):
@@ -121,7 +121,7 @@ def agree_on_identity(
         seed = choose_seed(randomness, earlier.get("seed"))
     timestamp = str(earlier.get("timestamp", ""))  # a resumed run appends to its logs
     # it names a directory: from a checkpoint, any other text is refused
-    if not _TIMESTAMP.fullmatch(timestamp):
+    if not TIMESTAMP.fullmatch(timestamp):
         timestamp = _new_timestamp(work_dir)
     fresh_name = f"{experiment_name}_{timestamp}" if experiment_name else timestamp
     scheme = find_scheme(work_dir)

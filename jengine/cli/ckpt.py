@@ -2,9 +2,11 @@
 
 import argparse
 import collections
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jengine.checkpoint.identity import TIMESTAMP
 from jengine.checkpoint.inventory import (
     CheckpointEntry,
     list_checkpoint_entries,
@@ -15,10 +17,11 @@ from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.report import describe
 from jengine.checkpoint.restore import list_arrays
 from jengine.cli.commands import format_bytes
-from jengine.config.storage import storage_path
-from jengine.extras.report.remote import TIMESTAMP, fetch_runs
-from jengine.extras.report.run_files import read_run
+from jengine.config.json_codec import decode_object
+from jengine.config.storage import read_text, storage_path
 from jengine.logging.tables import format_table
+
+_NO_METRICS = ("step", "iter", "epoch", "mode", "time", "data_time")  # in a line of the log
 
 
 def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -36,9 +39,10 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
             "kept because",
             "state",
         ]
-        logged = _read_last_validation(args.work_dir, entries)
+        last = max(entries, key=lambda entry: entry.meta.get("iter", -1)).meta
+        logged = _read_last_validation(args.work_dir, last)
         rows = [
-            _make_row(entry, training, logged.get(entry.meta.get("iter", -1), {}))
+            _make_row(entry, training, logged if entry.meta.get("iter") == last.get("iter") else {})
             for entry in entries
         ]
         print(
@@ -61,27 +65,37 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     )
 
 
-def _read_last_validation(
-    work_dir: str, entries: Sequence[CheckpointEntry]
-) -> dict[int, dict[str, float]]:
-    """Return the metrics at the last iteration, by iteration, from the run's log.
+def _read_last_validation(work_dir: str, last: Mapping[str, Any]) -> dict[str, float]:
+    """Return the validation metrics at the iteration of the last checkpoint, from the run's log.
 
     Checkpoints have the validations before them, but the last one is saved before its own.
+
+    Args:
+      work_dir: directory or URL.
+      last: `meta` of the checkpoint.
     """
-    last = max(entries, key=lambda entry: entry.meta.get("iter", -1)).meta
-    if "iter" not in last or not TIMESTAMP.fullmatch(str(last.get("timestamp", ""))):
-        return {}
-    run = read_run(fetch_runs(f"{storage_path('work_dir', work_dir)}/{last['timestamp']}", ()))
-    points = {
-        name: dict(zip(*curve, strict=True))
-        for (mode, name), curve in run.curves[0].items()
-        if mode == "val"
-    }
-    return {
-        last["iter"]: {
-            name: found[last["iter"]] for name, found in points.items() if last["iter"] in found
-        }
-    }
+    timestamp = str(last.get("timestamp", ""))
+    metrics: dict[str, float] = {}
+    # it may be from anyone, and names a directory
+    if "iter" not in last or not TIMESTAMP.fullmatch(timestamp):
+        return metrics
+    path = storage_path("WORK_DIR", work_dir) / timestamp / "vis_data" / "scalars.json"
+    try:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError):  # not there, or not a text file
+        return metrics
+    for line in lines:
+        try:
+            row = decode_object(line)
+        except ValueError:  # incomplete while the run writes it
+            continue
+        if row.get("mode") == "val" and row.get("iter") == last["iter"]:
+            for name, value in row.items():
+                # numbers, and the texts that stand for NaN and infinity
+                with contextlib.suppress(TypeError, ValueError, OverflowError):
+                    if name not in _NO_METRICS:
+                        metrics[name] = float(value)
+    return metrics
 
 
 def _make_row(entry: CheckpointEntry, training: bool, logged: Mapping[str, float]) -> list[Any]:

@@ -14,6 +14,9 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "fitting_checkpoints": {"replace_unfit_copy": "jengine.extras.cloud.local_copies"},
         "explainers": {"add_place": "jengine.extras.diagnose.locate"},  # see `explain`
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
+        "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},
+        "notebook_progress": {"NotebookProgress": "jengine.extras.report.notebook"},
+        "default_visualizer": {"LocalVisualizer": "jengine.extras.drawing.local_visualizer"},
     }
 
 A name imports its own module when it is used. docs/house.md lists the sections.

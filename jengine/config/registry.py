@@ -136,8 +136,9 @@ class Registry:
         if existing is None or force:
             self._entries[key] = entry
             if existing is None and not is_built_in(entry) and key in self._provided():
-                own = f"{self._provided()[key]}.{key}"
-                _LOGGER.info("The %s %s replaces %s.", self.name, _full_name(entry), own)
+                extras = f"{self._provided()[key]}.{key}"
+                if _full_name(entry) != extras:  # the extra's own entry, of another package
+                    _LOGGER.info("The %s %s replaces %s.", self.name, _full_name(entry), extras)
         elif is_built_in(existing) == is_built_in(entry):
             raise UnknownNameError(
                 f"{self.name} {key!r} is already registered as {_full_name(existing)}; pass "

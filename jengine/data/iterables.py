@@ -251,6 +251,11 @@ class IterableLoader:
             # The examples decide, as they are what the run has seen; positions count batches of the
             # size at that time.
             state["position"] = state["examples"] // size
+            if self.source.length is not None and self.length is not None and not self.is_batched:
+                remaining = self._count_batches(
+                    self.source.length - state["examples"] * self._share[1]
+                )
+                state["position"] = self.length - min(remaining, self.length)
             state["examples"] = state["position"] * size if self.is_batched else state["examples"]
         self._next = self._current = state
 
@@ -415,7 +420,7 @@ class IterableLoader:
                 f"{position} in pass "
                 f"{epoch + 1}; correct its length"
             )
-        if position != self.length:
+        if self._current["epoch"] == epoch:
             self._end_pass(reading, epoch)
 
     def _end_pass(self, reading: Pass, epoch: int) -> None:

@@ -5,8 +5,6 @@ up to `train`.
 """
 
 from jengine.evaluation.accuracy import Accuracy as Accuracy
-from jengine.evaluation.adapter import MetricAdapter as MetricAdapter
-from jengine.evaluation.dump import DumpResults as DumpResults
 from jengine.evaluation.evaluator import Evaluator as Evaluator
 from jengine.evaluation.evaluator import build_evaluator as build_evaluator
 from jengine.evaluation.evaluator import get_metric_value as get_metric_value

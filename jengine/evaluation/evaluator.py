@@ -11,12 +11,11 @@ import numpy as np
 
 from jengine.config.annotations import Count
 from jengine.config.errors import ConfigError, UnknownNameError, config_path
+from jengine.config.plugins import load_each
 from jengine.config.registry import EVALUATOR, METRICS, as_config
 from jengine.data.collate import count_examples
 from jengine.data.host_entries import Batch, select_arrays
 from jengine.data.masking import get_mask, without_mask
-from jengine.evaluation.adapter import MetricAdapter, find_kind, get_class
-from jengine.evaluation.dump import DumpResults
 from jengine.evaluation.metric import (
     BaseMetric,
     Gather,
@@ -47,7 +46,7 @@ class Evaluator:
 
     Args:
       metrics: a metric, a metric config, or a list of these. Metrics from `flax.nnx.metrics`, clu
-        and metrax, objects or classes, are wrapped in a `MetricAdapter`.
+        and metrax, objects or classes, are wrapped by the extra with an adapter for them.
 
     Examples:
       >>> from jengine.evaluation.accuracy import Accuracy
@@ -70,8 +69,7 @@ class Evaluator:
         evaluation.
         """
         # `all` below: a list without the names of one metric would look complete.
-        # which has none
-        metrics = [metric for metric in self.metrics if not isinstance(metric, DumpResults)]
+        metrics = [metric for metric in self.metrics if metric.has_results]
         if not all(metric.names for metric in metrics):
             return ()
         return tuple(metric.add_prefix(name) for metric in metrics for name in metric.names)
@@ -221,7 +219,7 @@ class Evaluator:
     def offline_evaluate(
         self, data_samples: Any, data: Any = None, chunk_size: Count = 128
     ) -> dict[str, Any]:
-        """Return the results for predictions from earlier, such as those that `DumpResults` wrote.
+        """Return the results for predictions from earlier, as a `DumpResults` writes them.
 
         Args:
           data_samples: the predictions: a list with an entry for each example, or arrays with a
@@ -311,23 +309,23 @@ def _build_metrics(metrics: Any) -> list[BaseMetric]:
 
 def _build_metric(metric: Any) -> BaseMetric:
     """Build a metric from its config, and wrap those from other libraries."""
+    metric = _adapt(metric)
     # A class derived from dict has `items` too, but is no config.
     if hasattr(metric, "items") and not isinstance(metric, type):
-        kind = get_class(metric.get("type"))
-        # clu's classes make their objects from the first batch
-        if isinstance(kind, type) and hasattr(kind, "merge"):
-            return METRICS.build({**metric, "type": MetricAdapter, "metric": kind})
-        metric = METRICS.build({**metric, "type": kind} if "type" in metric else metric)
-    if isinstance(metric, BaseMetric):
-        return metric
-    if find_kind(metric) is None:
+        metric = _adapt(METRICS.build(metric))
+    if not isinstance(metric, BaseMetric):
         kind = type(metric).__name__
         raise TypeError(
-            "a metric must be a BaseMetric, a metric of flax.nnx, clu or metrax, or a dict with "
-            f"a 'type', got {kind}: "
-            f"{metric!r}"
+            "a metric must be a BaseMetric, a metric of flax.nnx, clu or metrax, or a dict with a "
+            f"'type', got {kind}: {metric!r}; metrics of other libraries need an extra"
         )
-    return MetricAdapter(metric)
+    return metric
+
+
+def _adapt(metric: Any) -> Any:
+    for adapt in load_each("metric_adapters"):
+        metric = adapt(metric)
+    return metric
 
 
 def _has_nan(predictions: Predictions, mask: jax.Array) -> jax.Array:

@@ -64,6 +64,7 @@ class BaseMetric:
 
     default_prefix: str | None = None
     on_host = False  # whether the examples are collected on the host, see `HostMetric`
+    has_results = True  # False for a metric that only writes a file
 
     def __init_subclass__(cls) -> None:
         """Check that a metric on the host, as MMEngine's are, derives from `HostMetric`."""

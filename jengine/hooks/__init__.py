@@ -4,23 +4,17 @@ Subclass `Hook` and override stages such as `after_train_iter`. Imports the room
 `evaluation`.
 """
 
-from jengine.hooks.batch_norm import PreciseBNHook as PreciseBNHook
 from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook
 from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
 from jengine.hooks.checks import CheckInvalidLossHook as CheckInvalidLossHook
-from jengine.hooks.checks import ClassNumCheckHook as ClassNumCheckHook
 from jengine.hooks.checks import NonFiniteLossError as NonFiniteLossError
 from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
-from jengine.hooks.early_stopping import OptunaPruningHook as OptunaPruningHook
 from jengine.hooks.ema import EMAHook as EMAHook
-from jengine.hooks.ema import ScheduleFreeHook as ScheduleFreeHook
 from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook
-from jengine.hooks.epoch import SetEpochInfoHook as SetEpochInfoHook
 from jengine.hooks.hook import Hook as Hook
 from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
 from jengine.hooks.logger import LoggerHook as LoggerHook
 from jengine.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
-from jengine.hooks.param_scheduler import WarmupParamHook as WarmupParamHook
 from jengine.hooks.priority import Priority as Priority
 from jengine.hooks.priority import PriorityStatus as PriorityStatus
 from jengine.hooks.priority import get_level as get_level

@@ -1,25 +1,10 @@
-"""The epoch as an input for the model and the sampler."""
+"""The epoch as an input of the training data."""
 
 from typing import Any
 
 from jengine.config.registry import HOOKS
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-
-
-@HOOKS.register_module()
-class SetEpochInfoHook(Hook):
-    """The epoch as a step input: the model loss reads `hyperparams['epoch']`, f32[], counted from
-    0.
-
-    A new epoch does not cause a new trace. In an iteration loop the epoch stays 0.
-    """
-
-    def before_train(self, runner: RunnerProtocol) -> None:
-        """Set the epoch, for the first time before the step is traced."""
-        runner.hyperparams["epoch"] = runner.epoch
-
-    before_train_epoch = before_train
 
 
 @HOOKS.register_module()

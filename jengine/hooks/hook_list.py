@@ -12,7 +12,7 @@ from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import tables
-from jengine.logging.notebook import in_notebook
+from jengine.logging.console import in_notebook
 from jengine.logging.tables import shorten_rows
 from jengine.train.scanned_step import ChunkMetrics
 

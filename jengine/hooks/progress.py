@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jengine.config.plugins import load_each
 from jengine.config.registry import HOOKS
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import console
-from jengine.logging.console import terminal_handlers
-from jengine.logging.notebook import NotebookProgress, in_notebook
+from jengine.logging.console import in_notebook, terminal_handlers
 from jengine.train.scanned_step import ChunkMetrics
 
 _REDRAW_SECONDS = 0.1
@@ -70,14 +70,15 @@ class ProgressHook(Hook):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_redraw = 0.0
-        self._bar: _TerminalProgress | NotebookProgress | None = None
+        self._bar: Any = None  # a `_TerminalProgress`, or what an extra has for notebooks
         self._last_line = clock()  # when the terminal showed a training line
         self._logger: logging.Logger | None = None
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Draw the bar."""
         total = int(runner.max_iters) if math.isfinite(runner.max_iters) else None
-        self._bar = (NotebookProgress if in_notebook() else _TerminalProgress)(total, runner.iter)
+        bars = [*(load_each("notebook_progress") if in_notebook() else ()), _TerminalProgress]
+        self._bar = bars[0](total, runner.iter)
         self._bar.start()
         self._last_line = self._clock()
         self._logger = runner.logger

@@ -17,7 +17,6 @@ from jengine.logging.console import set_file_handler as set_file_handler
 from jengine.logging.console import terminal as terminal
 from jengine.logging.console import terminal_handlers as terminal_handlers
 from jengine.logging.convert import Histogram as Histogram
-from jengine.logging.files import CSVVisBackend as CSVVisBackend
 from jengine.logging.files import LocalVisBackend as LocalVisBackend
 from jengine.logging.goodput import Goodput as Goodput
 from jengine.logging.goodput import measure_goodput as measure_goodput

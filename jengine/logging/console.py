@@ -8,6 +8,7 @@ import logging.handlers
 import os
 import pathlib
 import re
+import sys
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ from rich.text import Text
 from jengine.config.errors import ConfigError, closest
 
 terminal = Console(highlight=False)
-"""The only console of the process: with one console, progress bars and log lines do not overwrite each other."""
+"""The only console of the process: otherwise progress bars and log lines overwrite each other."""
 
 _LEVEL_STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red"}
 _MAX_SEEN_WARNINGS = 1000
@@ -364,6 +365,17 @@ def _process_index() -> int:
     # jax.process_index initializes the backends, which must not happen before
     # jax.distributed.initialize
     return jax.process_index() if jax.distributed.is_initialized() else 0
+
+
+def in_notebook() -> bool:
+    """Return whether this process is a kernel of Jupyter, Colab or an editor, whose front end draws
+    HTML.
+
+    >>> in_notebook()
+    False
+    """
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 def parse_level(level: int | str) -> int:

@@ -100,6 +100,19 @@ def check_image_shape(array: np.ndarray) -> None:
         )
 
 
+def resize_nearest(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Resize class indices or a mask, [h, w], to [H, W] by nearest neighbors."""
+    array = np.asarray(array)
+    if array.shape == size:
+        return array
+    rows, columns = (
+        # Pixel centers, so that the result is not shifted by half a pixel.
+        ((np.arange(new) + 0.5) * old / new).astype(int)
+        for new, old in zip(size, array.shape, strict=True)
+    )
+    return array[rows[:, None], columns[None, :]]
+
+
 def import_pillow(need: str) -> types.ModuleType:
     """Return the package `PIL`, or raise an error that names the extra and what needs it:
     'drawing'.

@@ -1,10 +1,8 @@
-"""Backends that write plain files: JSON lines or CSV, and PNG."""
+"""Backend that writes plain files: JSON lines and PNG."""
 
-import csv
-import io
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
@@ -13,7 +11,7 @@ from jengine.config.dump import parse_config, write_config
 from jengine.config.json_codec import encode
 from jengine.config.registry import VISBACKENDS
 from jengine.logging.backend import BaseVisBackend
-from jengine.logging.convert import Histogram, array_to_list, write_png
+from jengine.logging.convert import Histogram, write_png
 
 _CONFIG_SUFFIXES = (".py", ".json", ".yaml", ".yml")
 
@@ -183,52 +181,6 @@ class LocalVisBackend(FilesVisBackend):
                 f"`file_path` must be a .json file other than {self._scalar_file}, got {name!r}"
             )
         return name
-
-
-@VISBACKENDS.register_module()
-class CSVVisBackend(FilesVisBackend):
-    """Scalars as rows `step,name,value` and histograms as rows `step,name,low,high,count`; images
-    as PNG.
-
-    Every number is a row, because training and validation log different names: a new name does not
-    change the rows already written. `pandas.read_csv(...).pivot_table(index='step', columns='name',
-    values='value')` turns the names into columns. The arguments are those of `FilesVisBackend`.
-    """
-
-    suffix = ".csv"
-
-    def add_scalars(
-        self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
-    ) -> None:
-        """Append a row for each entry except `step`; `file_path` is ignored."""
-        rows = [
-            (step, name, array_to_list(value))
-            for name, value in scalar_dict.items()
-            if name != "step"
-        ]
-        self._append_rows(self._scalar_file, ("step", "name", "value"), rows)
-
-    def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Append a row for each bin to `histograms.csv`."""
-        bins = zip(
-            histogram.edges[:-1].tolist(),
-            histogram.edges[1:].tolist(),
-            histogram.counts.tolist(),
-            strict=True,
-        )
-        rows = [(step, name, low, high, count) for low, high, count in bins]
-        self._append_rows(self._histogram_file, ("step", "name", "low", "high", "count"), rows)
-
-    def _append_rows(
-        self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
-    ) -> None:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        path = self.save_dir / name
-        if not path.exists() or path.stat().st_size == 0:
-            writer.writerow(columns)
-        writer.writerows(rows)
-        self.append(name, text.getvalue())
 
 
 def _json_line(values: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ import pathlib
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import jax
 import numpy as np
@@ -15,7 +15,6 @@ from jengine.config.containers import ConfigLike
 from jengine.config.dump import dump_config
 from jengine.config.errors import ConfigError, UnknownNameError, closest, config_path
 from jengine.config.registry import VISBACKENDS, VISUALIZERS
-from jengine.extras.drawing.canvas import Canvas
 from jengine.logging.backend import BaseVisBackend
 from jengine.logging.convert import Histogram, format_graph, histogram
 
@@ -23,12 +22,12 @@ Backends = Sequence[Any] | Mapping[str, Any] | BaseVisBackend | None
 
 
 @VISUALIZERS.register_module()
-class Visualizer(Canvas):
+class Visualizer:
     """Writer of scalars, images, the config and the model graph to all backends.
 
-    Only the process with index 0 writes, one thread at a time. `LocalVisualizer` also draws
-    predictions; to draw something else, you can subclass it and implement `add_datasample`, with
-    the methods of `Canvas`.
+    Only the process with index 0 writes, one thread at a time. Images are written as they are;
+    `LocalVisualizer` also draws. To draw samples in another way, you can subclass either and
+    implement `add_datasample`.
 
     Args:
       vis_backends: backend configs or instances, a list or one of them; a config may have a `name`,
@@ -36,7 +35,6 @@ class Visualizer(Canvas):
         backend.
       save_dir: backends get `<save_dir>/vis_data` as `save_dir`, unless they set one.
       name: the name of the visualizer.
-      image: an image to draw on, see `set_image`.
 
     Attributes:
       vis_backends: the backends by name.
@@ -44,7 +42,7 @@ class Visualizer(Canvas):
 
     Examples:
       >>> import tempfile
-      >>> visualizer = Visualizer([dict(type="CSVVisBackend")], save_dir=tempfile.mkdtemp())
+      >>> visualizer = Visualizer([dict(type="LocalVisBackend")], save_dir=tempfile.mkdtemp())
       >>> visualizer.add_scalar("lr", 0.1, step=5)
       >>> visualizer.close()
     """
@@ -60,13 +58,10 @@ class Visualizer(Canvas):
         vis_backends: Backends = None,
         save_dir: str | os.PathLike[str] | None = None,
         name: str = "visualizer",
-        image: ArrayLike | None = None,
     ) -> None:
         self.name = name
         Visualizer._instances.pop(name, None)  # the newest is the last
         Visualizer._instances[name] = self
-        if image is not None:
-            self.set_image(image)
         self.dataset_meta: Mapping[str, Any] | None = None
         self.vis_backends: dict[str, BaseVisBackend] = {}
         self._lock = threading.RLock()  # log lines are written in a background thread
@@ -93,6 +88,14 @@ class Visualizer(Canvas):
                         "another `name`"
                     )
                 self.vis_backends[key] = backend
+
+    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = ""
+            if name.startswith("draw_") or name in ("set_image", "get_image", "show"):
+                hint = "; set visualizer=dict(type='LocalVisualizer') to draw"
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
 
     @property
     def instance_name(self) -> str:

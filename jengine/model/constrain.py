@@ -5,6 +5,7 @@ import math
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+BATCH = ("data", "fsdp", "expert")  # axes of the mesh over which examples are sharded
 # axis of the mesh over which the tokens of an example are sharded; most meshes do not have it
 CONTEXT = "context"
 

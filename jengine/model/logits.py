@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jengine.extras.networks.attention import BATCH
-from jengine.model.constrain import CONTEXT, constrain
+from jengine.model.constrain import BATCH, CONTEXT, constrain
 
 
 @jax.tree_util.register_dataclass

@@ -10,6 +10,7 @@ import jax
 from jengine.checkpoint.identity import Identity
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError, config_path
+from jengine.config.plugins import provided
 from jengine.config.registry import (
     LOG_PROCESSORS,
     LOOPS,
@@ -79,7 +80,8 @@ def build_logs(
 
 def build_visualizer(visualizer: Visualizer | Config | None, save_dir: str) -> Visualizer:
     """Return the visualizer, from an instance, a config, or None for JSON lines and PNG files."""
-    default = {"type": "LocalVisualizer", "save_dir": save_dir}
+    default = {"type": next(iter(provided("default_visualizer")), "Visualizer")}
+    default["save_dir"] = save_dir
     return _build(VISUALIZERS, visualizer, default, "visualizer", "add_scalars")
 
 

@@ -29,6 +29,7 @@ from jengine.optim.wrapper import OptimWrapper
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_losses, mark_inconsistent
 from jengine.runner.interrupts import WaitedLoader
+from jengine.runner.resume_data import seek_iteration
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.micro_batches import count_micro_batches
 from jengine.train.phases import PhaseConfig, batches_per_iteration, count_iterations
@@ -251,6 +252,8 @@ class TrainLoop:
         example.
         """
         start = self.iter
+        if self.position is None:  # no checkpoint has it
+            self.position = seek_iteration(self.dataloader, self.iter, self.batches_per_iteration)
         while self.iter < stop and not self.stop_training:
             if self.dataloader.set_step(self.iter):
                 self.close()
@@ -327,11 +330,7 @@ class TrainLoop:
         on.
         """
         loader = self.dataloader
-        if self.position is not None:
-            loader.load_state_dict(self.position)
-        else:
-            taken = self.iter * self.batches_per_iteration  # `start_at` may know only the iteration
-            loader.set_epoch(*(divmod(taken, loader.length) if loader.length else (0, 0)))
+        loader.load_state_dict(self.position)
         while True:
             start = loader.state_dict()
             batch = None

@@ -111,8 +111,7 @@ class Runner(MMEngineNames):
       parallel: the strategy, which places arrays on devices.
       precision: the dtype in which the network computes, or a dict of `Precision`'s fields.
       log_processor: formats log lines.
-      visualizer: writes scalars and images; a LocalVisualizer with JSON lines and PNG files by
-        default.
+      visualizer: writes scalars and images, by default as JSON lines and PNG files.
       randomness: `dict(seed=int)`; with None the seed is drawn, and saved in checkpoints.
       auto_scale_lr: `dict(enable=True, base_batch_size=...)` scales learning rates by the batch
         size.
@@ -559,13 +558,16 @@ class Runner(MMEngineNames):
         return {**self.optim_wrapper.hyperparams, **self.hyperparams}
 
     def take_hyperparams(self) -> None:
-        """Set in the optimizer what hooks have set in `hyperparams` under the name of one of its
-        own.
+        """Set in the optimizers what hooks have set in `hyperparams` under the name of one of
+        theirs.
+
+        With several optimizers it is, for instance, `generator.learning_rate`.
         """
-        wrapper = self.optim_wrapper
-        if self.hyperparams and isinstance(wrapper, OptimWrapper):
-            for name in self.hyperparams.keys() & wrapper.grouped.hyperparams().keys():
-                wrapper.set_hyperparam(name, float(self.hyperparams.pop(name)))
+        for optimizer, wrapper in wrappers_by_name(self.optim_wrapper).items():
+            for name in wrapper.grouped.hyperparams():
+                full = f"{optimizer}.{name}" if optimizer else name
+                if full in self.hyperparams:
+                    wrapper.set_hyperparam(name, float(self.hyperparams.pop(full)))
 
     def set_lr(self, lr: float, optimizer: str = "") -> None:
         """Set the learning rate from the next step on, as `param_groups[i]['lr'] = lr` does for one

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.data.batch_check import Batch
-from jengine.data.masking import get_mask
+from jengine.data.masking import are_whole, get_mask
 from jengine.model.autocast import at_least_float32
 from jengine.optim.gradients import loss_names
 
@@ -89,6 +89,18 @@ def loss_weight(losses: Mapping[str, Any], batch: Batch = None) -> jax.Array | N
         return jax.lax.stop_gradient(at_least_float32(weight))  # it may be computed by the model
     mask = get_mask(batch)
     return None if mask is None else jnp.asarray(mask, jnp.float32).sum()
+
+
+def example_weight(batch: Batch) -> jax.Array | None:
+    """Return the number of examples, f32[], which weighs a batch in a mean over batches of several
+    sizes.
+
+    It is the leading axis that all arrays share; None if they do not, or with `batch_axis=None`.
+    """
+    sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(batch)}
+    if are_whole() or len(sizes) != 1 or () in sizes:
+        return None
+    return jnp.float32(sizes.pop()[0])
 
 
 def mean_over_replicas(tree: T, weight: jax.Array | None, axis_name: str) -> T:

@@ -19,7 +19,7 @@ from jengine.optim.transforms.loss_scale import all_finite
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.train.kept_types import keep_types
-from jengine.train.losses import loss_weight, mean_over_replicas, total_loss
+from jengine.train.losses import example_weight, loss_weight, mean_over_replicas, total_loss
 from jengine.train.micro_batches import Part, differentiate_in_parts
 from jengine.train.traced_hooks import StepContext
 from jengine.train.traced_model import TracedModel
@@ -230,11 +230,13 @@ def differentiate(
         (metrics, model_state, weight), grads = differentiate_in_parts(
             differentiate_batch, *whole, count, axis
         )
+    if wrapper.axis_name is not None:
+        metrics = mean_over_replicas(metrics, weight, wrapper.axis_name)
+    if weight is None and wrapper.accumulates:  # batches of a window may have several sizes
+        weight = example_weight(ctx.batch)
     # Otherwise XLA may choose other shardings, for instance because of a branch that does not use
     # the gradients.
     grads = constrain(grads, "params.")
-    if wrapper.axis_name is not None:
-        metrics = mean_over_replicas(metrics, weight, wrapper.axis_name)
     if phase.name:
         metrics = OrderedDict(
             (f"loss_{phase.name}" if k == "loss" else k, v) for k, v in metrics.items()

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from benchmarks.accelerator import __main__ as suite
-from benchmarks.accelerator import rows
+from benchmarks.accelerator import files, rows, trace
 
 
 @pytest.fixture
@@ -82,6 +82,30 @@ def test_stored_rows_are_a_section_of_their_device(tmp_path, monkeypatch):
     assert "## Accelerator: 1 x Chip" in text
     assert "jax 1" in text
     assert "card  SGD     0.25" in text
+
+
+def test_the_table_has_the_rows_part_by_part_and_the_names_of_long_tests():
+    test = "tests/optim/test_groups.py::test_" + "a_long_name_" * 9
+    found = [("files", test, 1), ("card", "SGD", 2), ("files", "passed", 3), ("card", "AdamW", 4)]
+    lines = suite.summarize(
+        [dict(part=p, check=c, value=v, wanted="", passed=None) for p, c, v in found]
+    ).splitlines()[2:]
+    assert [line.split()[-1] for line in lines] == ["2", "4", "1", "3"]
+    assert f"{test[:87]}... " in lines[2]
+
+
+def test_the_files_of_tests_exist():
+    assert [
+        path for path in (*files.FOLDERS, *files.TINY) if not (suite.ROOT / path).exists()
+    ] == []
+
+
+def test_a_trace_has_no_calls_of_python_functions():
+    import jax
+
+    events = trace.record_trace(lambda iters: [jax.numpy.ones(iters).sum().item()], 4)
+    assert trace.busy_intervals(events)
+    assert [event["name"] for event in events if event.get("name", "").startswith("$")] == []
 
 
 def test_without_an_accelerator_it_says_what_is_missing(clean_environment):

@@ -123,6 +123,28 @@ def test_ls_shows_the_validation_after_the_last_checkpoint(tmp_path, capsys, sav
     assert read_table(capsys.readouterr().out)["epoch_2"][4] == rows["epoch_2"][4] != ""
 
 
+def test_ls_reads_whole_lines_of_a_log_that_may_be_from_anyone(tmp_path, capsys):
+    (tmp_path / "line.py").write_text(CONFIG.replace('save_best="loss"', "save_best=None"))
+    work_dir = tmp_path / "work"
+    assert main(["train", str(tmp_path / "line.py"), "--work-dir", str(work_dir)]) == 0
+    (path,) = work_dir.glob("*/vis_data/scalars.json")
+    rows = [
+        dict(iter=8, mode="val", step=8, loss=0.25),
+        dict(iter=10, mode="val", step=10, loss="NaN", note="text", shapes=[1], time=2.0),
+        dict(iter=10, mode="train", step=10, grad_norm=3.0),
+    ]
+    path.write_text("\n".join(["[" * 1000, *map(json.dumps, rows), '{"iter": 10, "mode": "val", "loss": 3']))
+    capsys.readouterr()
+    assert main(["ckpt", "ls", str(work_dir)]) == 0
+    assert read_table(capsys.readouterr().out)["epoch_5"][4] == "loss nan"
+    path.write_bytes(b"\xff")
+    assert main(["ckpt", "ls", str(work_dir)]) == 0
+    assert read_table(capsys.readouterr().out)["epoch_5"][4] == ""
+    path.unlink()
+    os.mkfifo(path)
+    assert main(["ckpt", "ls", str(work_dir)]) == 0
+
+
 def test_ls_sorts_checkpoints_of_the_same_iteration_by_name(run, capsys):
     meta = run / "epoch_5" / "meta.json"
     time = load(run / "epoch_5").meta["meta"]["time"]

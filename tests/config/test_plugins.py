@@ -7,6 +7,8 @@ import textwrap
 
 import pytest
 
+from tests.docs_pages import ROOT, blocks_of
+
 PLUGIN = """
 provides = {
     "HOOKS": {"CountHook": "my_package.count", "OtherHook": "my_package.other"},
@@ -53,6 +55,14 @@ def site(tmp_path):
         return tmp_path
 
     return install
+
+
+def test_the_command_of_the_page_runs(site):
+    blocks = blocks_of("house.md", "python")
+    directory = site(plugin='provides = {"commands": {"count": "my_package.count"}}')
+    (directory / "my_package" / "count.py").write_text(blocks[-2] + blocks[-1])
+    done = run(directory, f"from jengine.cli import main\nmain(['count', {str(ROOT / 'configs' / 'digits_cnn.py')!r}])")
+    assert done.stdout.split() == ["0"], done.stderr
 
 
 def run(site, code):

@@ -1,7 +1,6 @@
 import functools
 import subprocess
 import sys
-import types
 from typing import Annotated
 
 import pytest
@@ -119,24 +118,7 @@ def test_closest_falls_back_to_all_names():
     assert closest("Adamw", ["Adam", "AdamW", "SGD"]) == "; did you mean 'AdamW'?"
 
 
-def test_contrib_packages_are_imported_only_if_a_name_is_not_found(tmp_path, monkeypatch):
-    for name in ("builtin_hooks", "contrib_hooks"):
-        prefix = name.split("_")[0].title()
-        (tmp_path / f"{name}.py").write_text(
-            f"from tests_registry_with_contrib import HOOKS\n\n@HOOKS.register_module()\nclass {prefix}Hook:\n    pass\n"
-        )
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    registry = Registry("hook", "builtin_hooks", contrib=["contrib_hooks"])
-    monkeypatch.setitem(sys.modules, "tests_registry_with_contrib", types.SimpleNamespace(HOOKS=registry))
-    assert registry.get("BuiltinHook").__name__ == "BuiltinHook"
-    assert "BuiltinHook" in registry
-    assert "contrib_hooks" not in sys.modules
-    assert registry.get("scope.ContribHook").__name__ == "ContribHook"
-    assert sorted(registry) == ["BuiltinHook", "ContribHook"]
-
-
-def test_a_new_process_imports_contrib_only_for_a_name_that_is_not_found_and_prefers_hooks_of_its_own():
+def test_a_new_process_imports_no_extra_for_names_of_the_core_and_prefers_hooks_of_its_own():
     code = """
 import sys
 from jengine.hooks import Hook
@@ -144,14 +126,27 @@ from jengine.config import HOOKS
 @HOOKS.register_module()
 class CheckInvalidLossHook(Hook):
     def __init__(self, interval=50): self.interval = interval
-print(type(HOOKS.build(dict(type='CheckInvalidLossHook'))).__module__)
+@HOOKS.register_module()
+class SwAVHook(Hook): ...
+print(type(HOOKS.build(dict(type='CheckInvalidLossHook'))).__module__, HOOKS.get('SwAVHook').__module__)
 import jengine.runner
 print([name for name in sys.modules if name.startswith("jengine.extras")])
-HOOKS.get('SwAVHok')
+HOOKS.get('DenseCLHok')
 """
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert process.stdout == "__main__\n[]\n"
-    assert "did you mean 'SwAVHook'" in process.stderr
+    assert process.stdout == "__main__ __main__\n[]\n", process.stderr
+    assert "did you mean 'DenseCLHook'" in process.stderr
+
+
+def test_a_name_of_an_extra_imports_its_module_alone_with_any_scope():
+    code = """
+import sys
+from jengine.config import HOOKS
+print("SwAVHook" in HOOKS, "jengine.extras.selfsup.swav" in sys.modules, HOOKS.get("mmselfsup.SwAVHook").__module__)
+print("jengine.extras.selfsup.odc" in sys.modules, "jengine.extras.imix.ema" in sys.modules)
+"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.stdout.split() == ["True", "False", "jengine.extras.selfsup.swav", "False", "False"], process.stderr
 
 
 def make_class(name, module):

@@ -46,12 +46,13 @@ from jengine.runner.config_checks import train_loop_config
 from tests import run_again
 from tests.docs_pages import PAGES, ROOT, blocks_of
 
-# Pages whose code has tests of its own: in tests/test_docs.py, tests/hooks, tests/optim and tests/parallel.
+# Pages whose code has tests of its own: in tests/test_docs.py, tests/config, tests/hooks, tests/optim and tests/parallel.
 ELSEWHERE = (
     "devices.md",
     "equinox.md",
     "finetuning.md",
     "hooks.md",
+    "house.md",
     "imix.md",
     "optim.md",
     "optim_tutorial.md",

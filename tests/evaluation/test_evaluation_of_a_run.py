@@ -9,7 +9,8 @@ from sklearn import metrics as sklearn
 
 from jengine.checkpoint import read_meta
 from jengine.data import ArrayDataset
-from jengine.evaluation import BaseMetric, MetricAdapter
+from jengine.evaluation import BaseMetric
+from jengine.extras.metrics import MetricAdapter
 from jengine.extras.serving import BaseTTAModel
 from jengine.model import FunctionalModel, LinenModel, Model, NnxModel
 from jengine.runner import Runner

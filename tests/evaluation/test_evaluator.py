@@ -1,5 +1,3 @@
-import pickle
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -246,30 +244,9 @@ def test_the_built_in_metrics_are_registered():
     assert {"Accuracy", "MeanLoss"} <= set(METRICS)
 
 
-@pytest.mark.parametrize("name", ["predictions.pkl", "predictions.npz"])
-def test_dumped_predictions_are_evaluated_later_with_the_same_results(name, tmp_path):
-    metrics = [Accuracy(topk=(1, 3)), MeanLoss(cross_entropy), Ids()]
-    path = tmp_path / "new" / name
-    expected = evaluate(
-        Evaluator([*metrics, {"type": "DumpResults", "out_file_path": str(path)}]), DataLoader(ArrayDataset(DATA), 16)
-    )
-    predictions = np.load(path)["predictions"] if name.endswith("npz") else pickle.loads(path.read_bytes())
-    assert len(predictions) == SIZE
-    got = Evaluator(metrics).offline_evaluate(predictions, DATA, chunk_size=7)
-    assert got == {**expected, "loss": pytest.approx(expected["loss"], rel=3e-7)}
-    samples = [{"scores": row, "label": label} for row, label in zip(predictions, DATA["label"], strict=True)]
-    assert Evaluator(Accuracy(prediction="scores")).offline_evaluate(samples)["accuracy/top1"] == got["accuracy/top1"]
-
-
 def test_offline_evaluation_requires_a_label_for_each_prediction():
     with pytest.raises(ValueError, match="as many labels as predictions, got 3 and 45"):
         Evaluator(Accuracy()).offline_evaluate(DATA["logits"], {"label": DATA["label"][:3]})
-
-
-def test_dumping_predictions_does_not_hide_the_names_of_the_other_results():
-    assert Evaluator([Accuracy(), {"type": "DumpResults", "out_file_path": "x.pkl"}]).names == ("accuracy/top1",)
-    with pytest.raises(ValueError, match=r"must end with .pkl, .pickle or .npz, got 'x.json'"):
-        METRICS.build({"type": "DumpResults", "out_file_path": "x.json"})
 
 
 def test_a_metric_is_found_by_its_full_or_its_last_name():

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from jengine.logging import CSVVisBackend, LocalVisBackend, TensorboardVisBackend, Visualizer
+from jengine.logging import LocalVisBackend, TensorboardVisBackend, Visualizer
 from jengine.logging.convert import histogram
 
 VALUES = np.array([[0.0, 1.0, 1.0], [np.nan, np.inf, 4.0]], np.float32)  # four finite elements
@@ -31,14 +31,12 @@ def test_values_that_are_not_numbers_are_rejected():
 def test_every_backend_gets_the_same_bins_and_step(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    kinds = (LocalVisBackend, CSVVisBackend, TensorboardVisBackend)
+    kinds = (LocalVisBackend, TensorboardVisBackend)
     visualizer = Visualizer([kind(tmp_path / kind.__name__) for kind in kinds])
     visualizer.add_histogram("w", VALUES, step=7, bins=2)
     visualizer.close()
     line = json.loads((tmp_path / "LocalVisBackend" / "histograms.json").read_text())
     assert line == {"name": "w", "step": 7, "counts": [3, 1], "edges": [0, 2, 4], "mean": 1.5, "std": 1.5}
-    rows = (tmp_path / "CSVVisBackend" / "histograms.csv").read_text()
-    assert rows == "step,name,low,high,count\n7,w,0.0,2.0,3\n7,w,2.0,4.0,1\n"
     (event,) = EventAccumulator(str(tmp_path / "TensorboardVisBackend")).Reload().Histograms("w")
     value = event.histogram_value
     assert (event.step, value.min, value.max, value.num, value.sum) == (7, 0, 4, 4, 6)

@@ -163,6 +163,17 @@ def test_subclasses_draw_samples(tmp_path):
     assert (tmp_path / "vis_data" / "vis_image" / "x_2.png").is_file()
 
 
+@pytest.mark.parametrize("name", ["set_image", "draw_bboxes", "draw_featmap", "get_image", "show"])
+def test_a_visualizer_that_only_writes_says_which_one_draws(name):
+    with pytest.raises(
+        AttributeError,
+        match=f"Visualizer has no attribute '{name}'; set visualizer=dict\\(type='LocalVisualizer'\\) to draw",
+    ):
+        getattr(Visualizer(), name)
+    with pytest.raises(AttributeError, match=r"^Visualizer has no attribute 'drawn'$"):
+        Visualizer().drawn  # noqa: B018
+
+
 def test_close_closes_every_backend_and_can_be_repeated(tmp_path):
     recorder = Recorder()
     visualizer = Visualizer([recorder, {"type": "TensorboardVisBackend"}], save_dir=tmp_path)

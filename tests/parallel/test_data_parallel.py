@@ -58,7 +58,9 @@ def test_twenty_steps_have_the_results_of_one_device(make_run, assert_close, imp
 
 
 def test_replicas_exchange_gradients_only_in_updates_and_then_once(make_run):
-    runner = make_run(dict(type="DataParallel"), optim_wrapper=AMP, train_cfg=dict(by_epoch=False, max_iters=2))
+    runner = make_run(
+        dict(type="DataParallel", devices=8), optim_wrapper=AMP, train_cfg=dict(by_epoch=False, max_iters=2)
+    )
     runner.train()
     assert step_collectives(runner, runner.programs.accumulate) == [Collective("all-reduce", 1, 4)]  # the loss
     [update] = step_collectives(runner, runner.programs.update)
@@ -273,7 +275,7 @@ def test_padded_examples_have_no_effect(make_run):
         train_cfg=dict(by_epoch=False, max_iters=3),
     )
     expected = make_run(work_dir="one", **changes).train()
-    state = make_run(dict(type="DataParallel"), work_dir="many", **changes).train()
+    state = make_run(dict(type="DataParallel", devices=8), work_dir="many", **changes).train()
     np.testing.assert_allclose(state.params["up"]["kernel"], expected.params["up"]["kernel"], atol=1e-6)
 
 
@@ -323,7 +325,7 @@ def test_illegal_settings_are_refused(make_run):
     with pytest.raises(ConfigError, match="devices must be at most 8, got 16"):
         make_run(dict(type="DataParallel", devices=16))
     with pytest.raises(ValueError, match="divisible over 8 devices"):
-        make_run(dict(type="DataParallel"), train_dataloader=make_loader(12)).train()
+        make_run(dict(type="DataParallel", devices=8), train_dataloader=make_loader(12)).train()
 
 
 @pytest.mark.parametrize(

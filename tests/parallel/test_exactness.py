@@ -16,7 +16,7 @@ STRATEGIES = {
     "1 device": None,
     "Pjit, data 2, fsdp 2, tensor 2": dict(type="Pjit", mesh=dict(fsdp=2, tensor=2), rules=RULES, fsdp_min_size=8),
     "4 replicas, pmap": dict(type="DataParallel", devices=4, impl="pmap"),
-    "8 replicas": dict(type="DataParallel"),
+    "8 replicas": dict(type="DataParallel", devices=8),
     "2 replicas of 4 devices": dict(type="DataParallel", mesh=dict(data=2, fsdp=4), fsdp_min_size=8),
 }
 ITERS = 11  # windows of 3, 3, 3 and 2 iterations

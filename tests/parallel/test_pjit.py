@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jengine.config import STRATEGIES
 from jengine.config.errors import ConfigError
@@ -97,7 +97,7 @@ def test_a_run_resumes_on_another_mesh(make_run, assert_close):
 
 
 def test_an_indivisible_batch_is_refused_before_compilation(make_run):
-    runner = make_run(dict(type="Pjit"), train_dataloader=make_loader(4))
+    runner = make_run(dict(type="Pjit", devices=8), train_dataloader=make_loader(4))
     with pytest.raises(ValueError, match=r"divisible over 8 devices, got the shape \(4, 8\) for its entry \['x'\]"):
         runner.train()
     assert runner.state is None
@@ -105,7 +105,7 @@ def test_an_indivisible_batch_is_refused_before_compilation(make_run):
 
 def test_an_indivisible_validation_batch_is_refused(make_run):
     runner = make_run(
-        dict(type="Pjit"),
+        dict(type="Pjit", devices=8),
         val_dataloader=make_loader(4),
         val_cfg=dict(),
         val_evaluator=dict(type="MeanLoss", loss=lambda p, b: jnp.square(p - b["y"]).sum(-1)),
@@ -128,8 +128,8 @@ def test_entries_without_a_batch_axis_are_refused():
 
 
 def test_only_one_step_is_in_flight_on_several_cpu_devices():
-    assert Pjit().max_in_flight == 1
-    assert Pjit(devices=1).max_in_flight == 2
+    cpus = jax.devices("cpu")
+    assert [Pjit(mesh=Mesh(cpus[:count], ("data",))).max_in_flight for count in (8, 1)] == [1, 2]
 
 
 def test_the_default_on_cpu_is_one_device_and_elsewhere_all(monkeypatch):

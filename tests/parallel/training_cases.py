@@ -18,11 +18,11 @@ import numpy as np
 from flax import nnx
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
-from tests.parallel import test_exactness
 
 from jengine.data import ArrayDataset
 from jengine.data.masking import get_mask
-from jengine.evaluation import HostMetric, MetricAdapter
+from jengine.evaluation import HostMetric
+from jengine.extras.metrics import MetricAdapter
 from jengine.extras.selfsup import PseudoLabelDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
@@ -37,6 +37,7 @@ from jengine.parallel import (
 from jengine.parallel.mesh import find_data_shard
 from jengine.runner import Runner
 from tests.extras.selfsup import test_odc_hook, test_swav_hook
+from tests.parallel import test_exactness
 from tests.parallel.conftest import make_loader
 
 X = np.random.RandomState(0).randn(64, 8).astype(np.float32)

@@ -12,7 +12,7 @@ from jengine.extras.diagnose import (
     NumericsGuardHook,
     ProfilerHook,
 )
-from jengine.hooks import CheckInvalidLossHook, CheckpointHook, Hook, PreciseBNHook
+from jengine.hooks import CheckInvalidLossHook, CheckpointHook, Hook
 from jengine.hooks.hook_list import HookList
 from jengine.train.scanned_step import ChunkMetrics
 
@@ -60,12 +60,6 @@ def test_next_step_is_the_next_step_at_which_a_hook_acts(name):
         due = next((i for i in range(start, end) if acts(i)), math.inf)
         returned = hook.next_step(runner_at(start), start)
         assert returned == due or (due == math.inf and returned >= end)
-
-
-def test_precise_statistics_are_due_only_in_an_iteration_loop():
-    hook = PreciseBNHook(num_samples=8, interval=3)
-    assert hook.next_step(runner_at(0), 0) == math.inf
-    assert hook.next_step(runner_at(0, by_epoch=False), 0) == 2
 
 
 def test_a_profiler_is_due_at_the_steps_that_it_traces():

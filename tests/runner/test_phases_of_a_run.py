@@ -273,3 +273,26 @@ def test_epochs_of_another_length_than_a_pass_do_not_disturb_the_passes(train):
 
     train("epochs", [Seen()], train_cfg=dict(max_epochs=4, epoch_length=3))
     assert seen == [*((0, i) for i in range(1, 8)), *((1, i) for i in range(5))]
+
+
+class SetRates(Hook):
+    """Set a rate of one of the optimizers by its name in the step."""
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter == 2:
+            runner.hyperparams["critic.learning_rate"] = 0.5
+            runner.hyperparams["critic.b1"] = 0.25
+
+
+def test_a_hyperparameter_of_one_of_several_optimizers_is_set_by_its_name(train):
+    wrappers = {name: dict(optimizer=dict(type="Adam", lr=0.1)) for name in ("critic", "gen")}
+    schedule = dict(type="ExponentialLR", gamma=0.5, by_epoch=False)
+    runner = train(
+        "named", [SetRates()], optim_wrapper=wrappers, param_scheduler=dict(critic=schedule, gen=schedule),
+        train_cfg=dict(by_epoch=False, max_iters=4, phases=PHASES, on_recompile="raise"),
+    )  # fmt: skip
+    rates = {name: runner.message_hub.get_scalar(f"train/{name}.lr").data[0].tolist() for name in wrappers}
+    assert rates == {"critic": [0.1, 0.05, 0.5, 0.25], "gen": [0.1, 0.05, 0.025, 0.0125]}
+    assert runner.optim_wrapper["critic"].param_groups[0]["betas"] == (0.25, 0.999)
+    assert runner.optim_wrapper["gen"].param_groups[0]["betas"] == (0.9, 0.999)
+    assert not runner.hyperparams

@@ -208,6 +208,49 @@ def test_a_window_that_a_change_cuts_short_has_the_mean_of_its_iterations(tmp_pa
     np.testing.assert_array_equal(short.state.params["w"], three.state.params["w"])
 
 
+@pytest.mark.parametrize("step", [1, 3, 5, 8, 10])
+@pytest.mark.parametrize("sampler", ["DefaultSampler", "InfiniteSampler"])
+def test_a_continued_loop_takes_its_place_in_the_data_of_all_batch_sizes(tmp_path, step, sampler):
+    arguments = dict(
+        dataset=data(20), loader=dict(sampler=dict(type=sampler)), every=1,
+        optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.01)),
+    )  # fmt: skip
+    whole, _ = train(tmp_path / "whole", RAMP, **arguments)
+    load_from = dict(path=tmp_path / "whole" / f"iter_{step}", optimizer=True)
+    rest, _ = train(tmp_path / "rest", RAMP, load_from=load_from, **arguments)
+    assert rest.ids == whole.ids[step:]
+
+
+class Examples:
+    """Examples in a row, with a length and without access by index."""
+
+    def __len__(self):
+        return 10
+
+    def __iter__(self):
+        return ({"id": np.int32(i), "x": np.ones(8, np.float32)} for i in range(10))
+
+
+def test_a_stream_with_a_length_drops_what_fills_no_batch_of_the_new_size(tmp_path):
+    arguments = dict(dataset=Examples(), max_iters=5, every=1, optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.01)))
+    hook, _ = train(tmp_path / "whole", steps([3, 4], [1]), **arguments)
+    assert hook.ids == [[0, 1, 2], [3, 4, 5, 6], [0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+    for step in (1, 2, 3):
+        load_from = dict(path=tmp_path / "whole" / f"iter_{step}", optimizer=True)
+        rest, _ = train(tmp_path / f"from{step}", steps([3, 4], [1]), load_from=load_from, **arguments)
+        assert rest.ids == hook.ids[step:]
+
+
+def test_a_window_over_several_batch_sizes_has_the_mean_of_its_examples(tmp_path):
+    # one window of two batches, of examples 0 to 1 and 2 to 7; the loss is (w - id)**2, at w = 0
+    sampler = dict(loader=dict(sampler=dict(type="DefaultSampler", shuffle=False)))
+    for kind, mean in (("examples", np.arange(8).mean()), ("equal", (0.5 + 4.5) / 2)):
+        wrapper = dict(optimizer=dict(type="SGD", lr=0.25), accumulative_counts=2, accumulation_weight=kind)
+        sizes = steps([2, 6], [1])
+        _, runner = train(tmp_path / kind, sizes, max_iters=2, optim_wrapper=wrapper, **sampler)
+        np.testing.assert_allclose(runner.state.params["w"], 0.25 * 2 * mean, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

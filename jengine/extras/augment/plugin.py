@@ -13,7 +13,10 @@ provides = {
         "BatchAugmentHook": "jengine.extras.augment.batch_augment",
         "MeanTeacherHook": "jengine.extras.augment.mean_teacher",
         "PipelineSwitchHook": "jengine.extras.augment.switch_recipe",
+        "PreciseBNHook": "jengine.extras.augment.precise_bn",
+        "SetEpochInfoHook": "jengine.extras.augment.step_inputs",
         "SwitchRecipeHook": "jengine.extras.augment.switch_recipe",
+        "WarmupParamHook": "jengine.extras.augment.step_inputs",
     },
     "TRANSFORMS": {
         "BatchNormalize": "jengine.extras.augment.image_steps",

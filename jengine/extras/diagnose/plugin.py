@@ -2,9 +2,11 @@
 
 provides = {
     "HOOKS": {
+        "ClassNumCheckHook": "jengine.extras.diagnose.class_count",
         "EmptyCacheHook": "jengine.extras.diagnose.memory",
         "HistogramHook": "jengine.extras.diagnose.histogram",
         "MemoryProfilerHook": "jengine.extras.diagnose.memory",
+        "NumClassCheckHook": "jengine.extras.diagnose.class_count",
         "NumericsGuardHook": "jengine.extras.diagnose.numerics_guard",
         "ProfilerHook": "jengine.extras.diagnose.profiler",
     },

@@ -168,19 +168,6 @@ def place_side_by_side(images: Sequence[np.ndarray]) -> np.ndarray:
     )
 
 
-def resize_nearest(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize class indices or a mask, [h, w], to [H, W] by nearest neighbors."""
-    array = np.asarray(array)
-    if array.shape == size:
-        return array
-    rows, columns = (
-        # Pixel centers, so that the result is not shifted by half a pixel.
-        ((np.arange(new) + 0.5) * old / new).astype(int)
-        for new, old in zip(size, array.shape, strict=True)
-    )
-    return array[rows[:, None], columns[None, :]]
-
-
 def enlarge(image: np.ndarray, factor: int) -> np.ndarray:
     """Enlarge an array [H, W, ...] by repeating each pixel `factor` times in both directions."""
     return image if factor == 1 else image.repeat(factor, axis=0).repeat(factor, axis=1)

@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jengine.config.annotations import Count, Fraction
 from jengine.config.errors import UnknownNameError, closest
 from jengine.config.registry import VISUALIZERS
 from jengine.extras.drawing import draw
+from jengine.extras.drawing.canvas import Canvas
 from jengine.extras.drawing.display import show_image
 from jengine.extras.drawing.draw import Color
 from jengine.logging.console import print_log
@@ -24,8 +26,10 @@ _INSTANCE_KEYS = ("boxes", "labels", "scores", "masks")
 
 
 @VISUALIZERS.register_module()
-class LocalVisualizer(Visualizer):
+class LocalVisualizer(Canvas, Visualizer):
     """Visualizer that draws samples with Pillow and writes the pictures to the backends.
+
+    The methods of `Canvas` draw shapes and texts on an image.
 
     A sample is a dict with any of `gt_label` and `pred_label`, the image class or a real number,
     which is written above the image; `gt_sem_seg` and `pred_sem_seg`, int[H, W]; and `gt_instances`
@@ -41,6 +45,7 @@ class LocalVisualizer(Visualizer):
       alpha: weight of pixel class colors over the image, in [0, 1]; masks have 0.5.
       zoom: integer factor by which pictures are enlarged, so that labels are readable on small
         images.
+      image: an image to draw on, see `set_image`.
 
     Attributes:
       kinds: the entries in a sample, each after `gt_` or `pred_`; subclasses may add entries that
@@ -67,8 +72,11 @@ class LocalVisualizer(Visualizer):
         palette: Sequence[Color] | None = None,
         alpha: Fraction = 0.8,
         zoom: Count = 1,
+        image: ArrayLike | None = None,
     ) -> None:
         super().__init__(vis_backends, save_dir, name)
+        if image is not None:
+            self.set_image(image)
         self.alpha = alpha
         self.zoom = zoom
         self._classes = classes

@@ -12,11 +12,10 @@ from jengine.config.annotations import Count
 from jengine.config.registry import HOOKS
 from jengine.data.batch_check import Batch
 from jengine.data.masking import get_mask
-from jengine.extras.drawing.draw import resize_nearest
 from jengine.extras.drawing.samples import to_entry
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.logging.convert import import_pillow
+from jengine.logging.convert import import_pillow, resize_nearest
 from jengine.model.selection import Selector, find, select_array
 from jengine.parallel.local_batch import process_local_batch
 

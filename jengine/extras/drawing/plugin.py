@@ -7,6 +7,9 @@ provides = {
     "VISUALIZERS": {
         "LocalVisualizer": "jengine.extras.drawing.local_visualizer",
     },
+    "default_visualizer": {
+        "LocalVisualizer": "jengine.extras.drawing.local_visualizer",
+    },
     "names": {
         "Canvas": "jengine.extras.drawing.canvas",
     },

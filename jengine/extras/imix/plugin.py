@@ -56,7 +56,7 @@ provides = {
         "LogBufferWriter": "jengine.extras.imix.writers",
         "Trainer": "jengine.extras.imix.hook_base",
         "WRITERS": "jengine.extras.imix.writers",
-        "from_imix": "jengine.extras.imix.from_imix",
+        "from_imix": "jengine.extras.imix.imix_config",
         "register_hooks": "jengine.extras.imix.hook_base",
     },
 }

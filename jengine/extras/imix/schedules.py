@@ -11,10 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
 from jengine.config.annotations import Count, CountOrNever, Decay, Finite, Index, NonNegative
 from jengine.config.errors import ArgumentError, ConfigError
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
-from jengine.optim.schedules.rules import Affine, Rule, StepFunction, sorted_milestones
+from jengine.optim.schedules.rules import Changes, Rule, Steps, map_floats, sorted_milestones
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.optim.schedules.variants import make_scheduler
 
@@ -31,8 +33,9 @@ class _FactorRule(Rule):
     def factor(self, t: int) -> float:
         return 1.0
 
-    def bind(self, num_steps: int) -> StepFunction:
-        return lambda t: (0.0, 0.0, self.factor(t))
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
+        zeros = np.zeros(len(steps))
+        return zeros, zeros, map_floats(self.factor, steps.tolist())
 
 
 def _ramp(t: int, length: int, start: float = 0.0) -> float:
@@ -157,7 +160,7 @@ class _WarmupLinearNonZeroRule(_FactorRule):
             return _ramp(t, self.warmup_iterations)
         return max(0.0, (self.t_total - t) / max(1, self.t_total - self.warmup_iterations))
 
-    def min_value(self) -> float:
+    def floor(self) -> float:
         return self.min_lr
 
 
@@ -282,12 +285,9 @@ class _WarmupPolynomialRule(_WarmupLinearRule):
     def decay(self, fraction: float) -> float:
         return max(0.0, 1.0 - fraction) ** self.power
 
-    def bind(self, num_steps: int) -> StepFunction:
-        def change(t: int) -> Affine:
-            factor = self.factor(t)
-            return (0.0, 0.0 if t < self.num_warmup_steps else 1.0 - factor, factor)
-
-        return change
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
+        a, _, factors = super().changes(steps, num_steps)
+        return a, np.where(steps < self.num_warmup_steps, 0.0, 1.0 - factors), factors
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
         if self.lr_end >= reference:

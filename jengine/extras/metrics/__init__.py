@@ -1,4 +1,4 @@
-"""Metrics beyond accuracy: classification, ranking, regression and language."""
+"""Metrics beyond accuracy (classification, ranking, regression, language), and other libraries'."""
 
 from jengine.config.plugins import lazy_names
 from jengine.extras.metrics.plugin import provides

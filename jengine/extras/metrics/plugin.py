@@ -8,11 +8,15 @@ provides = {
         "BitsPerByte": "jengine.extras.metrics.language",
         "CalibrationError": "jengine.extras.metrics.classification",
         "ConfusionMatrix": "jengine.extras.metrics.classification",
+        "MetricAdapter": "jengine.extras.metrics.adapter",
         "MeanAbsoluteError": "jengine.extras.metrics.regression",
         "MeanSquaredError": "jengine.extras.metrics.regression",
         "Perplexity": "jengine.extras.metrics.language",
         "PrecisionRecallF1": "jengine.extras.metrics.classification",
         "R2Score": "jengine.extras.metrics.regression",
+    },
+    "metric_adapters": {
+        "adapt_metric": "jengine.extras.metrics.adapter",
     },
     "names": {
         "MeanSquaredErrorMetric": "jengine.extras.metrics.regression",

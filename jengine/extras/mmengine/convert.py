@@ -12,7 +12,7 @@ from jengine.config.containers import iter_nodes, resolve
 from jengine.config.dump import format_literal
 from jengine.config.errors import ConfigError
 from jengine.config.registry import HOOKS, OPTIMIZERS, PARAM_SCHEDULERS
-from jengine.extras.imix.from_imix import KEYS, from_imix
+from jengine.extras.imix.imix_config import KEYS, from_imix
 from jengine.extras.mmengine.conversion import Conversion
 from jengine.extras.mmengine.conversion_rows import Row, describe, list_lost
 from jengine.extras.mmengine.flat import load_flat
@@ -119,7 +119,7 @@ def _convert_imix(cfg: Mapping[str, Any]) -> tuple[str, list[Row]]:
         for text in texts
     ]
     rows += list_lost(cfg, kept, rows, {"model.type": "model.module.type"})
-    body = "\nfrom jengine.extras.imix.from_imix import from_imix\n" + _format(
+    body = "\nfrom jengine.extras.imix import from_imix\n" + _format(
         kept, todo, "from_imix(\n        {}\n    )"
     )
     return body, rows

@@ -14,14 +14,13 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jengine.model.constrain import CONTEXT, axes_of_type, axes_that_divide, get_platform
+from jengine.model.constrain import BATCH, CONTEXT, axes_of_type, axes_that_divide, get_platform
 
 if TYPE_CHECKING:
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import (
         SplashAttentionKernel,
     )
 
-BATCH = ("data", "fsdp", "expert")  # axes of the mesh over which examples are sharded
 HEADS = "tensor"  # axis of the mesh over which heads are sharded
 _Tree = TypeVar("_Tree")
 Implementation = Literal["auto", "splash", "cudnn", "blocks", "plain"]

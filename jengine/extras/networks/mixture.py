@@ -9,8 +9,7 @@ from flax import linen as nn
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jengine.extras.networks.attention import BATCH
-from jengine.model.constrain import CONTEXT, axes_of_type, axes_that_divide
+from jengine.model.constrain import BATCH, CONTEXT, axes_of_type, axes_that_divide
 
 EXPERT = "expert"  # axis of the mesh over which experts are sharded
 HIDDEN = "tensor"  # axis of the mesh over which their hidden channels are sharded

@@ -11,10 +11,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jengine.config.annotations import Count, Positive
 from jengine.config.registry import MODELS
-from jengine.extras.networks.attention import BATCH, attend
+from jengine.extras.networks.attention import attend
 from jengine.extras.networks.mixture import MixtureOfExperts
 from jengine.extras.networks.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
-from jengine.model.constrain import CONTEXT, constrain
+from jengine.model.constrain import BATCH, CONTEXT, constrain
 from jengine.model.labels import require_tokens
 from jengine.model.logits import ChunkedLogits
 from jengine.model.remat import BLOCK_INPUT, RematPolicy, get_policy

@@ -1,6 +1,9 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "HOOKS": {
+        "ScheduleFreeHook": "jengine.extras.optimizers.schedule_free",
+    },
     "OPTIMIZERS": {
         "Adadelta": "jengine.extras.optimizers.adagrad",
         "Adafactor": "jengine.extras.optimizers.adafactor",

@@ -12,7 +12,7 @@ def add_commands(commands: Commands) -> None:
 def _add_report(commands: Commands) -> None:
     report = commands.add(
         "report",
-        "jengine.extras.report.report:run",
+        "jengine.extras.report.report_command:run",
         "write or serve a page about one or several runs",
         commands.traceback,
         runs_code=False,

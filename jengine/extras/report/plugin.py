@@ -6,11 +6,14 @@ provides = {
         "table": "jengine.extras.report.commands",
     },
     "jengine": {
-        "report": "jengine.extras.report.report",
+        "report": "jengine.extras.report.report_command",
+    },
+    "notebook_progress": {
+        "NotebookProgress": "jengine.extras.report.notebook",
     },
     "names": {
         "collect_data": "jengine.extras.report.page",
         "make_server": "jengine.extras.report.server",
-        "report": "jengine.extras.report.report",
+        "report": "jengine.extras.report.report_command",
     },
 }

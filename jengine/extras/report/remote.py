@@ -4,6 +4,7 @@ import hashlib
 import pathlib
 import re
 
+from jengine.checkpoint.identity import TIMESTAMP
 from jengine.config.downloads import temporary_copies
 from jengine.config.storage import (
     FileInfo,
@@ -15,7 +16,6 @@ from jengine.config.storage import (
 )
 from jengine.config.work_dir import RECORD
 
-TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 _READ = re.compile(r"[^/]+\.json|vis_data/([^/]+\.(json|py)|.+\.png)")  # below a log directory
 _roots: dict[pathlib.Path, str] = {}  # URLs by the local directory with their copies
 _fetched: dict[pathlib.Path, FileInfo] = {}

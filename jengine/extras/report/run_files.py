@@ -12,11 +12,13 @@ from typing import Any
 from jengine.checkpoint.lock import is_locked
 from jengine.config.dump import parse_config
 from jengine.config.errors import ConfigError, suggest_path
-from jengine.config.work_dir import RECORD, TRIAL
+from jengine.config.work_dir import RECORD
 from jengine.extras.report.foreign_files import ForeignFiles, conform, get_dict, is_number
 from jengine.extras.report.remote import TIMESTAMP, fetch_runs, origin
 from jengine.extras.report.run_metrics import TIMES, Points, read_curves
 
+# In the work dir of a sweep's run: `overrides`, and `error` or `pruned`.
+TRIAL = "trial.json"
 _SCALARS = pathlib.PurePath("vis_data", "scalars.json")
 _STEP = re.compile(r"(.+)_(\d+)")  # the name of an image and its step
 _IMAGE_DIR = "vis_image"

@@ -7,4 +7,7 @@ provides = {
     "METRICS": {
         "IoUMetric": "jengine.extras.segmentation.iou_metric",
     },
+    "requires": {
+        "metrics": "jengine.extras.metrics",
+    },
 }

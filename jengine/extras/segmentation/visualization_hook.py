@@ -13,12 +13,11 @@ import numpy as np
 
 from jengine.config.annotations import Count, NonNegative
 from jengine.config.downloads import apply_backend_args, check_backend_args
-from jengine.config.registry import HOOKS
+from jengine.config.registry import HOOKS, TRANSFORMS
 from jengine.data.masking import get_mask
-from jengine.extras.augment.image_files import read_image
-from jengine.extras.drawing.draw import resize_nearest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.logging.convert import resize_nearest
 from jengine.model.selection import Selector, find, select, select_array
 from jengine.parallel.local_batch import process_local_batch
 
@@ -142,7 +141,7 @@ class SegVisualizationHook(Hook):
             if images is None:
                 path = self._find_path(meta["img_path"][index])
                 name = os.path.basename(path)
-                image = read_image(path)
+                image = TRANSFORMS.build({"type": "LoadImage"})({"img_path": path})["image"]
             else:
                 name = str(index)
                 image = images[i]

@@ -42,4 +42,7 @@ provides = {
         "swav_loss": "jengine.extras.selfsup.losses",
         "update_samples": "jengine.extras.selfsup.memory_bank",
     },
+    "requires": {
+        "drawing": "jengine.extras.drawing",
+    },
 }

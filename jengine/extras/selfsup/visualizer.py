@@ -13,10 +13,10 @@ from jengine.extras.drawing.draw import (
     draw_boxes,
     draw_sem_seg,
     enlarge,
-    resize_nearest,
     to_rgb,
 )
 from jengine.extras.drawing.local_visualizer import LocalVisualizer
+from jengine.logging.convert import resize_nearest
 from jengine.logging.visualizer import Backends
 
 _RED = (255, 0, 0)

@@ -4,6 +4,9 @@ provides = {
     "HOOKS": {
         "PrepareTTAHook": "jengine.extras.serving.prepare_tta",
     },
+    "METRICS": {
+        "DumpResults": "jengine.extras.serving.dump",
+    },
     "MODELS": {
         "BaseTTAModel": "jengine.extras.serving.tta",
     },

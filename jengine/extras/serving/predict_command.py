@@ -13,8 +13,8 @@ from jengine.config.downloads import local_copy
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import encode
 from jengine.config.storage import file_name, storage_path, write_bytes
-from jengine.evaluation.dump import write_arrays
 from jengine.evaluation.sections import list_dataloaders, loader_path
+from jengine.extras.serving.dump import write_arrays
 from jengine.extras.weights.files import list_npz, read_npz
 from jengine.runner.runner import Runner
 

@@ -7,7 +7,7 @@ def add_commands(commands: Commands) -> None:
     """Add `sweep`."""
     sweep = commands.add(
         "sweep",
-        "jengine.extras.sweeps.sweep:run",
+        "jengine.extras.sweeps.sweep_command:run",
         "train many variants of a config, and compare them",
         commands.config,
     )

@@ -1,6 +1,9 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "HOOKS": {
+        "OptunaPruningHook": "jengine.extras.sweeps.pruning",
+    },
     "commands": {
         "sweep": "jengine.extras.sweeps.commands",
     },
@@ -9,5 +12,8 @@ provides = {
     },
     "names": {
         "sweep": "jengine.extras.sweeps.run",
+    },
+    "requires": {
+        "report": "jengine.extras.report",
     },
 }

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jengine.extras.report.foreign_files import ForeignFiles
 from jengine.extras.sweeps.trials import DONE, Trial, find_run
-from jengine.logging.notebook import in_notebook
+from jengine.logging.console import in_notebook
 
 _INTERVAL = 1.0  # seconds between two readings of the files
 _FINISHED_ROWS = 5  # the newest ones; the table of all is printed at the end

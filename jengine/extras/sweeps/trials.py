@@ -15,8 +15,9 @@ from typing import Any
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import decode, encode
 from jengine.config.storage import read_bytes, write_bytes
-from jengine.config.work_dir import RECORD, TRIAL
+from jengine.config.work_dir import RECORD
 from jengine.extras.report.foreign_files import ForeignFiles
+from jengine.extras.report.run_files import TRIAL
 from jengine.extras.sweeps.space import Setting, format_override
 
 OUTPUT = "output.log"

@@ -1,4 +1,4 @@
-"""Backends for experiment trackers: Weights & Biases, MLflow, Aim, ClearML and Comet."""
+"""Backends for experiment trackers (Weights & Biases, MLflow, Aim, ClearML, Comet) and for CSV."""
 
 from jengine.config.plugins import lazy_names
 from jengine.extras.trackers.plugin import provides

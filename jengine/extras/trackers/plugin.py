@@ -3,6 +3,7 @@
 provides = {
     "VISBACKENDS": {
         "AimVisBackend": "jengine.extras.trackers.aim",
+        "CSVVisBackend": "jengine.extras.trackers.csv_file",
         "ClearMLVisBackend": "jengine.extras.trackers.clearml",
         "CometVisBackend": "jengine.extras.trackers.comet",
         "MLflowVisBackend": "jengine.extras.trackers.mlflow",

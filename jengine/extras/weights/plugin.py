@@ -7,7 +7,7 @@ provides = {
     "names": {
         "FORMATS": "jengine.extras.weights.sources",
         "WeightSource": "jengine.extras.weights.sources",
-        "export_hub": "jengine.extras.weights.export_hub",
+        "export_hub": "jengine.extras.weights.hub_export",
         "export_params": "jengine.extras.weights.export",
         "import_batch_stats": "jengine.extras.weights.export",
         "import_params": "jengine.extras.weights.export",
@@ -16,5 +16,8 @@ provides = {
         "locate_weights": "jengine.extras.weights.sources",
         "open_weights": "jengine.extras.weights.sources",
         "transformer_arguments": "jengine.extras.weights.huggingface",
+    },
+    "requires": {
+        "networks": "jengine.extras.networks",
     },
 }

@@ -13,7 +13,7 @@ multiplies the value multiplies the new one, and what sets it (optax, one-cycle,
 times new over old.
 """
 
-import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -25,6 +25,8 @@ from jengine.config.errors import ConfigError
 
 Group: TypeAlias = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
+_CHUNK = 2**12  # steps computed at once
+_VECTOR = 6  # so many groups are faster as an array, fewer as Python floats, one after the other
 _ROUNDING = 1e-12  # a product of ratios may end just below 0
 _RANGES = {
     "lr": (-_ROUNDING, _MAX),
@@ -237,16 +239,13 @@ class ScheduleChain:
 
     # --- Values at any step ---
 
-    def at(
-        self, step: int | Iterable[int], epoch: int | Iterable[int] | None = None
-    ) -> dict[int, dict[str, Any]]:
+    def at(self, step: int | Iterable[int]) -> dict[int, dict[str, Any]]:
         """Return the scheduled hyperparameters of each group at a step, whatever the current one
         is.
 
         Args:
           step: completed iterations, one number or many. In a chain that counts epochs alone,
             without an epoch length, completed epochs.
-          epoch: completed epochs, as many; by default those that have ended at `step`.
 
         Returns:
           By group, and by name, a float; float64[n] for n steps. The optimizer's own settings are
@@ -256,8 +255,7 @@ class ScheduleChain:
             np.asarray(step if isinstance(step, int | np.ndarray) else list(step), np.int64)
         )
         length = self._find_epoch_length()
-        ended = steps // length if length else np.searchsorted(self.epoch_ends, steps, "right")
-        epochs = np.broadcast_to(ended if epoch is None else np.asarray(epoch), steps.shape)
+        epochs = steps // length if length else np.searchsorted(self.epoch_ends, steps, "right")
         times = np.maximum(steps, self._epoch_times(epochs))
         found: dict[int, dict[str, Any]] = {index: {} for index in range(len(self.groups))}
         for name in self._values:
@@ -298,28 +296,44 @@ class ScheduleChain:
     ) -> Iterator[tuple[int, _Rows, _Curve]]:
         """Yield each group, what the members do to it up to a step, and its values.
 
-        With `only_last`, only the last value counts.
+        With `only_last`, the values are the last one alone.
         """
-        find_rows = functools.cache(self._rows)  # most groups have the same members
+        # Groups with the same members are computed together, and equal ones among them once.
+        batches: dict[Sequence[int], dict[Any, list[int]]] = {}
         for index, value in enumerate(self._values[name]):
             if value is not None:
-                positions = (
+                positions = [
                     i
                     for i, m in enumerate(self.members)
                     if m.param_name == name and index in m.scheduled
-                )
-                rows = find_rows(tuple(positions), iters, epochs, only_last)
-                yield index, rows, self._trace(name, index, rows)
+                ]
+                settings = [
+                    (self.members[i].targets[index], self.members[i].base_values[index])
+                    for i in positions
+                ]
+                new = self.overrides.get((name, index))
+                key = (self._base[index][name], *settings, new and new._replace(group=0))
+                batches.setdefault(tuple(positions), {}).setdefault(key, []).append(index)
+        for members, groups in batches.items():
+            rows = self._rows(members, iters, epochs, only_last)
+            curves = self._trace(name, [same[0] for same in groups.values()], rows, only_last)
+            for same, curve in zip(groups.values(), curves, strict=True):
+                for index in same:
+                    yield index, rows, curve
 
     def _rows(self, positions: Sequence[int], iters: int, epochs: int, only_last: bool) -> _Rows:
         """Return what the members at `positions` do up to a step."""
         parts = [(np.zeros(0), *[np.zeros(0, np.int64)] * 2, *[np.zeros(0)] * 3)]
         for i in positions:
             member = self.members[i]
-            steps = member.active_steps(epochs if member.by_epoch else iters)
+            begin = math.ceil(member.begin)
+            count = epochs if member.by_epoch else iters
+            steps = np.arange(begin, min(count + 1, math.ceil(member.end)))
             if only_last and member.settings.sets_value:
                 steps = steps[-1:]  # which hides those before
-            a, b, c = member.changes(steps)
+            if not len(steps):
+                continue
+            a, b, c = member.settings.changes(steps - begin, int(member.end - member.begin))
             used = (a != 1.0) | (b != 0.0) | (c != 0.0)
             steps = steps[used]
             times = self._epoch_times(steps) if member.by_epoch else steps.astype(np.float64)
@@ -329,44 +343,67 @@ class ScheduleChain:
         order = np.argsort(columns[0], kind="stable")
         return _Rows(*(column[order] for column in columns))
 
-    def _trace(self, name: str, index: int, rows: _Rows) -> _Curve:
-        """Return the values of a group after each row and each event, which follows the rows of
+    def _trace(
+        self, name: str, indices: Sequence[int], rows: _Rows, only_last: bool
+    ) -> list[_Curve]:
+        """Return the values of groups after each row and each event, which follows the rows of
         its time.
         """
-        members = [m for m in self.members if m.param_name == name and index in m.scheduled]
-        events = [(self._time(*at), act) for m in members for *at, act in m.events(index)]
-        if new := self.overrides.get((name, index)):
-            events.append(
-                (self._time(new.iters, new.epochs), lambda value, scale: (new.value, new.scale))
-            )
-        times, acts = [*zip(*sorted(events, key=lambda event: event[0]), strict=True)] or ((), ())
-        stops = np.searchsorted(rows.times, times, "right").tolist()
-        table = [
-            [m.targets[index], m.base_values[index] or 0, m.min_value, m.settings.is_scale]
-            for m in self.members
+        events = [
+            (self._time(*at), column, act)
+            for column, index in enumerate(indices)
+            for *at, act in self._events(name, index)
         ]
-        targets, initials, floors, is_scale = np.array(table, np.float64)[rows.members].T
-        value = float(self._base[index][name])
-        scale = 1.0
-        parts: list[np.ndarray] = []
-        for first, stop, act in zip(
-            [0, *stops], [*stops, len(rows.times)], [*acts, None], strict=True
+        events.sort(key=lambda event: event[0])
+        times = [event[0] for event in events]
+        stops = np.searchsorted(rows.times, times, "right").tolist()
+        targets = np.array([[m.targets[i] for i in indices] for m in self.members])
+        initials = np.array([[m.base_values[i] or 0.0 for i in indices] for m in self.members])
+        floors = np.array([m.floor for m in self.members])
+        is_scale = np.array([m.settings.is_scale for m in self.members])
+        value = np.array([float(self._base[i][name]) for i in indices])
+        scale = np.ones(len(indices))
+        parts = [value[None]]
+        for first, stop, event in zip(
+            [0, *stops], [*stops, len(rows.times)], [*events, None], strict=True
         ):
-            part = slice(first, stop)
-            a = rows.a[part]
-            scales = scale * np.multiply.accumulate(np.where(is_scale[part], a, 1.0))
-            factors = np.where(a == 0.0, scales, 1.0)  # of what sets the value
-            changes = (
-                a,
-                rows.b[part] * targets[part] * factors,
-                rows.c[part] * initials[part] * factors,
-            )
-            parts.append(_apply(value, *changes, floors[part]))
-            value = float(parts[-1][-1])
-            scale = float(scales[-1]) if len(a) else scale
-            if act is not None:
-                value, scale = act(value, scale)
-        return _Curve(np.insert(rows.times, stops, times), np.concatenate(parts), scale)
+            for begin in range(first, stop, _CHUNK):
+                part = slice(begin, min(begin + _CHUNK, stop))
+                a = rows.a[part]
+                members = rows.members[part]
+                scales = (
+                    scale * np.multiply.accumulate(np.where(is_scale[members], a, 1.0))[:, None]
+                )
+                y = rows.b[part, None] * targets.take(members, 0)
+                z = rows.c[part, None] * initials.take(members, 0) if rows.c[part].any() else None
+                if len(at := np.flatnonzero(a == 0.0)):  # what sets the value
+                    y[at] *= scales[at]
+                    if z is not None:
+                        y[at] += z[at] * scales[at]
+                        z[at] = 0.0
+                    y[at] = np.maximum(y[at], floors[members[at], None])
+                parts.append(_apply(value, a[:, None], y, z))
+                value = parts[-1][-1]
+                scale = scales[-1]
+            if event is not None:
+                _, column, act = event
+                value = value.copy()
+                scale = scale.copy()
+                value[column], scale[column] = act(value[column].item(), scale[column].item())
+                parts.append(value[None])
+            if only_last:
+                parts = [value[None]]
+        all_times = np.insert(rows.times, stops, times)
+        values = np.concatenate(parts)
+        return [_Curve(all_times, *column) for column in zip(values.T, scale.tolist(), strict=True)]
+
+    def _events(self, name: str, index: int) -> Iterator[Event]:
+        """Yield what changes a group's value besides the steps."""
+        for member in self.members:
+            if member.param_name == name and index in member.scheduled:
+                yield from member.events(index)
+        if new := self.overrides.get((name, index)):
+            yield new.iters, new.epochs, lambda value, scale: (new.value, new.scale)
 
     def _is_muted(self, name: str, index: int, counts: tuple[Any, Any] | None = None) -> Any:
         """Return whether a warm-up from 0 mutes a value, which a value that is set by hand ends.
@@ -411,12 +448,12 @@ class ScheduleChain:
         """
         # A run calls this once per iteration and schedule: keep it short
         name = member.param_name
-        a, b, c = member.change(member.last_step) or (1.0, 0.0, 0.0)
+        a, b, c = member.change(member.last_step)
         muting = self._muting[name]
         if a == 1.0 and b == 0.0 and c == 0.0 and not muting:
             return False
         lowest, highest = member.value_range
-        least = member.min_value
+        least = member.floor
         is_plain = not (muting or self._mirrored)
         is_scale = member.settings.is_scale
         for index, group, value, target, initial in member.cells:
@@ -555,25 +592,35 @@ class ScheduleChain:
                 self.groups[group][name] = tuple(value) if isinstance(value, list) else value
 
 
-def _apply(
-    value: float, a: np.ndarray, b: np.ndarray, c: np.ndarray, floors: np.ndarray
-) -> np.ndarray:
-    """Return the value and that after each step `a * value + b + c`, at least the floor, float64[1
-    + n].
+def _apply(value: np.ndarray, a: np.ndarray, y: np.ndarray, z: np.ndarray | None) -> np.ndarray:
+    """Return the values after each step `a * value + y + z`, float64[n, G].
 
     The order of the operations is that of a training run, so that the digits are the same.
+
+    Args:
+      value: the values before, float64[G].
+      a: float64[n, 1].
+      y, z: float64[n, G]; None for zeros.
     """
-    if not b.any() and not c.any() and np.isneginf(floors).all():
-        with np.errstate(all="ignore"):  # an illegal value is reported by its name
-            return np.multiply.accumulate(np.append(value, a))
-    values = [value]
-    for factor, y, z, least in zip(
-        a.tolist(), b.tolist(), c.tolist(), floors.tolist(), strict=True
-    ):
-        value = factor * value + y + z
-        value = least if value < least else value
-        values.append(value)
-    return np.array(values)
+    values = np.empty_like(y)
+    with np.errstate(all="ignore"):  # an illegal value is reported by its name
+        if len(value) < _VECTOR:
+            z = np.zeros_like(y) if z is None else z
+            steps = a[:, 0].tolist()
+            for column, now in enumerate(value.tolist()):
+                terms = zip(steps, y[:, column].tolist(), z[:, column].tolist(), strict=True)
+                values[:, column] = [now := x * now + more + last for x, more, last in terms]
+            return values
+        values[:] = a
+        for row, more, last in zip(
+            values, y, itertools.repeat(None) if z is None else z, strict=False
+        ):
+            row *= value
+            row += more
+            if last is not None:
+                row += last
+            value = row
+    return values
 
 
 def _is_value(now: Any) -> bool:

@@ -5,7 +5,6 @@ optax computes with arrays, so values are computed in blocks, in float64 on the 
 is not used.
 """
 
-import contextlib
 import dataclasses
 import functools
 import numbers
@@ -25,13 +24,11 @@ from jengine.config.errors import (
     current_config_path,
 )
 from jengine.config.registry import check_arguments
-from jengine.optim.schedules.rules import Changes, Rule, StepFunction, Steps, map_floats
+from jengine.optim.schedules.rules import Changes, Rule, Steps, map_floats
 
 Schedule = Callable[[Any], Any]  # step -> value, as `optax.Schedule`
 
 _BLOCK = 1024  # values computed in one call
-# steps whose values describe a function in a checkpoint
-_SAMPLED = (0, 1, 10, 100, 1000, 10_000, 100_000)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +53,6 @@ class OptaxRule(Rule):
         with config_path("schedule"):
             _check_scalar(make_schedule(self.schedule), _has_function(self.schedule))
 
-    def bind(self, num_steps: int) -> StepFunction:
-        """Return the scheduled value, step by step if JAX cannot trace the schedule."""
-        if self._evaluate is not None:
-            return super().bind(num_steps)
-        schedule = make_schedule(self.schedule)
-        return lambda t: (0.0, float(schedule(t)), 0.0)  # it branches on the step in Python
-
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the scheduled values, computed in blocks."""
         if self._evaluate is None:
@@ -83,9 +73,7 @@ class OptaxRule(Rule):
         return [initial / reference for initial in initial_values]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings; a function, which cannot be saved, is replaced by a name and some
-        values.
-        """
+        """Return the settings; a function, which cannot be saved, is replaced by a name."""
         return {"schedule": self._description}
 
     def max_checked(self) -> int:
@@ -222,16 +210,9 @@ def _has_function(schedule: object) -> bool:
 
 
 def _describe(schedule: object) -> Any:
-    """Return `schedule` as JSON-serializable values: functions are replaced by names and some
-    values.
-    """
+    """Return `schedule` as JSON-serializable values: functions are replaced by names."""
     if callable(schedule):
-        values = {}
-        # a function may look up its values in a table that ends
-        with contextlib.suppress(LookupError):
-            for step in _SAMPLED:  # to six digits: another machine may round differently
-                values[str(step)] = float(f"{float(schedule(np.int32(step))):.6g}")
-        return {"function": _name(schedule), "values": values}
+        return {"function": _name(schedule)}
     if isinstance(schedule, Mapping):
         return {key: _describe(value) for key, value in schedule.items()}
     return [_describe(item) for item in schedule] if isinstance(schedule, list) else schedule

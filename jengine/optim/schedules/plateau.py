@@ -8,18 +8,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
-
 from jengine.config.annotations import Decay, Index, NonNegative
 from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.config.scores import is_better
 from jengine.optim.schedules.chain import Event, default_group
-from jengine.optim.schedules.rules import ScheduleSettings
+from jengine.optim.schedules.rules import Changes, Rule, Steps, keep
 from jengine.optim.schedules.scheduler import ParamScheduler
 
 
 @dataclasses.dataclass(frozen=True)
-class PlateauSettings(ScheduleSettings):
+class PlateauSettings(Rule):
     """Multiply the value by `factor` when a validation metric stops improving.
 
     `patience` and `cooldown` count validations. `min_value` is one number or one per group; the
@@ -48,6 +46,10 @@ class PlateauSettings(ScheduleSettings):
     cooldown: Index = 0
     min_value: NonNegative | Sequence[NonNegative] = 0.0
     eps: NonNegative = 1e-8
+
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
+        """Return changes that keep the value: only validations change it."""
+        return keep(steps)
 
     def is_better(self, metric: float, best: float | None) -> bool:
         """Return whether `metric` improves on `best` by more than the threshold; any number
@@ -160,32 +162,25 @@ class PlateauScheduler(ParamScheduler):
         self.last_step = state["last_step"]
         if "plateau" in state:
             self.state = PlateauState(**state["plateau"])
-            # Earlier versions have stored the epoch alone
-            self.reductions = [
-                list(at) if isinstance(at, list) else [0, at] for at in state["reductions"]
-            ]
+            self.reductions = [list(at) for at in state["reductions"]]
 
     def seek(self, count: int) -> None:
         """Set the number of completed epochs; what the schedule has seen of the metric stays."""
         self.global_step = count
 
-    def active_steps(self, count: int) -> np.ndarray:
-        """Return no steps: only validations change the value."""
-        return np.arange(0)
-
-    def bind_settings(self, values: Sequence[float], present: Sequence[float]) -> None:
-        """Bind the minimum of each group."""
+    def find_targets(self, initials: Sequence[float | None], reference: float) -> list[float]:
+        """Return the minimum of each group."""
         min_value = self.settings.min_value
-        count = len(self.base_values)
+        count = len(initials)
         if isinstance(min_value, int | float):
-            self.targets = [float(min_value)] * count
-            return
-        self.targets = [float(value) for value in min_value]
-        if len(self.targets) == count - 1 and default_group(self.optimizer) is not None:
+            return [float(min_value)] * count
+        targets = [float(value) for value in min_value]
+        if len(targets) == count - 1 and default_group(self.optimizer) is not None:
             # The optimizer's own settings are one more group, which the user's list does not know.
-            self.targets.append(self.targets[-1])
-        if len(self.targets) != count:
+            targets.append(targets[-1])
+        if len(targets) != count:
             raise ConfigError(
                 f"`min_value` must have one value for each of the {count} parameter groups, got "
                 f"{len(min_value)}"
             )
+        return targets

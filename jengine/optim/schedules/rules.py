@@ -7,8 +7,7 @@ At each step a schedule applies an affine map to the current value of a paramete
 where `initial` is the group's initial value, `target` is a group constant (for example a cosine's
 minimum), and `(a, b, c)` depend on the step only. Schedules that multiply the current value can be
 chained; schedules that set the value have `a = 0`. A rule is a frozen dataclass: the fields are the
-settings in a config, and `bind` returns the function from the step to `(a, b, c)`. `changes`
-returns them for many steps at once, for whole curves and for the value at any step of a run.
+settings in a config, and `changes` returns `(a, b, c)` for many steps at once.
 """
 
 import dataclasses
@@ -22,16 +21,10 @@ import numpy as np
 from jengine.config.annotations import Fraction, NonNegative, Positive
 from jengine.config.errors import ConfigError
 
-# (a, b, c): the weights of the current value, the target and the initial value
-Affine = tuple[float, float, float]
 Steps: TypeAlias = np.ndarray  # int64[n], steps since `begin`
-Changes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]  # (a, b, c), float64[n] each
+# (a, b, c), float64[n] each: the weights of the current value, the target and the initial value
+Changes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 INF = 10**9  # MMEngine's "no end"; a conversion to iterations leaves it unchanged
-# from the number of steps since `begin`; None keeps the value
-StepFunction = Callable[[int], Affine | None]
-
-_UNCHANGED: Affine = (1.0, 0.0, 0.0)
-_BLOCK = 1024  # steps computed in one call
 
 
 def map_floats(function: Callable[..., float], *columns: Iterable[Any]) -> np.ndarray:
@@ -54,11 +47,16 @@ def towards_target(ratio: np.ndarray) -> Changes:
     return ratio, 1.0 - ratio, np.zeros(len(ratio))
 
 
-class ScheduleSettings:
-    """Settings of a schedule family, the fields of a frozen dataclass.
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Pure function of the step, with settings: how a value changes at each step.
 
     `epoch_units` names the settings that count steps, which a conversion from epochs to iterations
-    scales; None if the family cannot be converted.
+    scales; None if the rule cannot be converted.
+
+    >>> a, b, c = StepRule(step_size=2, gamma=0.5).changes(np.arange(5), num_steps=10)
+    >>> a.tolist()
+    [1.0, 1.0, 0.5, 1.0, 0.5]
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ()
@@ -82,48 +80,14 @@ class ScheduleSettings:
         names = inspect.signature(type(self)).parameters
         return type(self)(**{name: value for name, value in state.items() if name in names})
 
-
-@dataclasses.dataclass(frozen=True)
-class Rule(ScheduleSettings):
-    """Pure function of the step, with settings: how a value changes at each step.
-
-    A rule defines `bind`, for one step, or `changes`, for many; the other follows from it.
-
-    >>> change = StepRule(step_size=2, gamma=0.5).bind(num_steps=10)
-    >>> [change(step) for step in range(3)]
-    [(1.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.0, 0.0)]
-    """
-
-    def bind(self, num_steps: int) -> StepFunction:
-        """Return the function from the step, counted from `begin`, to the change of the value.
+    def changes(self, steps: Steps, num_steps: int) -> Changes:
+        """Return the changes at consecutive steps, counted from `begin`.
 
         Args:
+          steps: the steps.
           num_steps: the number of steps from `begin` to `end`; the last step is `num_steps - 1`.
         """
-        # a block of steps, since a call for each would be slow
-        first = 0
-        rows = list[Affine]()
-
-        def change(t: int) -> Affine:
-            nonlocal first, rows
-            if not 0 <= t - first < len(rows):
-                steps = np.arange(t, max(min(t + _BLOCK, num_steps), t + 1))
-                try:
-                    columns = self.changes(steps, num_steps)
-                except ConfigError:  # the schedule ends within the block
-                    columns = self.changes(steps[:1], num_steps)
-                first = t
-                rows = list(zip(*(column.tolist() for column in columns), strict=True))
-            return rows[t - first]
-
-        return change
-
-    def changes(self, steps: Steps, num_steps: int) -> Changes:
-        """Return the changes at consecutive steps; see `bind`."""
-        change = self.bind(num_steps)
-        rows = [change(t) or _UNCHANGED for t in steps.tolist()]
-        a, b, c = np.array(rows, np.float64).reshape(-1, 3).T
-        return a, b, c
+        raise NotImplementedError(f"{type(self).__name__} must define `changes`")
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
         """Return the target of each group.
@@ -146,7 +110,7 @@ class Rule(ScheduleSettings):
         """
         return 0
 
-    def min_value(self) -> float:
+    def floor(self) -> float:
         """Return the lower bound of the values that the rule sets."""
         return float("-inf")
 

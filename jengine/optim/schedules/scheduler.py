@@ -7,11 +7,11 @@ recompilation.
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from jengine.config.annotations import is_host_number
+from jengine.config.annotations import NonNegative, Positive, Range, is_host_number
 from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.chain import (
     Event,
@@ -22,8 +22,9 @@ from jengine.optim.schedules.chain import (
     default_group,
     legal_values,
 )
-from jengine.optim.schedules.rules import INF, Changes, ScheduleSettings, StepFunction, keep
+from jengine.optim.schedules.rules import INF, Rule
 
+_BLOCK = 1024  # steps computed in one call
 _LOGGER = logging.getLogger("jengine")
 
 
@@ -83,10 +84,10 @@ class ParamScheduler:
         self,
         optimizer: Groups,
         param_name: str,
-        settings: ScheduleSettings,
-        begin: float = 0,
-        end: float = INF,
-        last_step: int = -1,
+        settings: Rule,
+        begin: NonNegative = 0,
+        end: Positive = INF,
+        last_step: Annotated[int, Range(ge=-1)] = -1,
         by_epoch: bool = True,
         verbose: bool = False,
     ) -> None:
@@ -95,7 +96,7 @@ class ParamScheduler:
         self.optimizer = optimizer
         self.chain: ScheduleChain = chain_of(optimizer)
         self.param_name = param_name
-        self.settings: Any = settings  # a `Rule`, except in subclasses that override `step`
+        self.settings: Any = settings
         self.begin = begin
         self.end = end
         self.by_epoch = by_epoch
@@ -106,10 +107,11 @@ class ParamScheduler:
         self.targets: list[float] = []
         self.scheduled: frozenset[int] = frozenset()
         self.muted_steps = 0
-        self.min_value = -math.inf
+        self.floor = -math.inf
         self.value_range = (-math.inf, math.inf)
         self.cells: Sequence[Any] = ()
-        self.change: StepFunction = lambda t: None
+        # the first step, and changes from it on
+        self._block: tuple[int, list[tuple[float, float, float]]] = (0, [])
         self._check_groups(is_resumed=last_step > -1)
         self.last_step = last_step
         # One before the first step, as `step` below counts it.
@@ -275,9 +277,19 @@ class ParamScheduler:
         """Bind the rule to the initial value and the settings of each group; return the initial
         values after it.
         """
-        values = [0.0 if value is None else value for value in initials]
-        self.base_values = list(initials)
-        self.bind_settings(values, [value for value in initials if value is not None])
+        num_steps = int(self.end - self.begin)
+        rule = self.settings
+        started = rule.initial_values([0.0 if value is None else value for value in initials])
+        self.base_values = [
+            None if old is None else new for old, new in zip(initials, started, strict=True)
+        ]
+        self._block = (0, [])
+        self.muted_steps, self.floor = rule.muted_steps(num_steps), rule.floor()
+        # The optimizer's own settings are the last group: their initial value has no multiplier.
+        present = [value for value in initials if value is not None]
+        self.targets = self.find_targets(
+            initials, present[-1] if default_group(self.optimizer) else present[0]
+        )
         self.scheduled = frozenset(
             index
             for index, value in enumerate(self.base_values)
@@ -289,31 +301,28 @@ class ParamScheduler:
         )
         return self.base_values
 
-    def bind_settings(self, values: Sequence[float], present: Sequence[float]) -> None:
-        """Bind the rule: `values` is the initial value of each group, 0 if it has none;
-        `present` only those.
-        """
-        num_steps = int(self.end - self.begin)
-        rule = self.settings
-        started = rule.initial_values(values)
-        self.base_values = [
-            None if old is None else new for old, new in zip(self.base_values, started, strict=True)
-        ]
-        self.change = rule.bind(num_steps)
-        self.muted_steps, self.min_value = rule.muted_steps(num_steps), rule.min_value()
-        # The optimizer's own settings are the last group: their initial value has no multiplier.
-        reference = present[-1] if default_group(self.optimizer) else present[0]
-        self.targets = rule.targets(values, reference)
+    def find_targets(self, initials: Sequence[float | None], reference: float) -> list[float]:
+        """Return the target of each group, see `Rule.targets`."""
+        return self.settings.targets(
+            [0.0 if value is None else value for value in initials], reference
+        )
 
-    def active_steps(self, count: int) -> np.ndarray:
-        """Return the steps up to `count` at which the value changes, int64[n]."""
-        return np.arange(math.ceil(self.begin), min(count + 1, math.ceil(self.end)))
-
-    def changes(self, steps: np.ndarray) -> Changes:
-        """Return the changes at the given `active_steps`."""
-        if not len(steps):
-            return keep(steps)
-        return self.settings.changes(steps - math.ceil(self.begin), int(self.end - self.begin))
+    def change(self, step: int) -> tuple[float, float, float]:
+        """Return the change at a step that is counted from `begin`."""
+        first, rows = self._block  # a call for each step would be slow
+        if not 0 <= step - first < len(rows):
+            num_steps = int(self.end - self.begin)
+            size = min(_BLOCK, self.settings.max_checked())
+            steps = np.arange(step, max(min(step + size, num_steps), step + 1))
+            try:
+                columns = self.settings.changes(steps, num_steps)
+            except Exception:  # the schedule, which may be a user's function, ends within the block
+                columns = self.settings.changes(steps[:1], num_steps)
+            first, rows = self._block = (
+                step,
+                list(zip(*(column.tolist() for column in columns), strict=True)),
+            )
+        return rows[step - first]
 
     def events(self, index: int) -> Sequence[Event]:
         """Return what has changed a group's value besides the steps."""

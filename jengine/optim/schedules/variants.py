@@ -3,21 +3,17 @@ value.
 """
 
 import inspect
-from typing import Annotated, Any
+from typing import Any
 
-from jengine.config.annotations import NonNegative, Positive, Range
 from jengine.config.registry import PARAM_SCHEDULERS
 from jengine.optim.schedules import annealing, from_optax, rules
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
 from jengine.optim.schedules.scheduler import ParamScheduler
 
-# Arguments that all schedulers have: name -> annotation and default.
-_COMMON: dict[str, tuple[Any, Any]] = {
-    "begin": (NonNegative, 0),
-    "end": (Positive, rules.INF),
-    "last_step": (Annotated[int, Range(ge=-1)], -1),
-    "by_epoch": (bool, True),
-    "verbose": (bool, False),
+# Arguments that all schedulers have, after the optimizer, the name and the settings
+_COMMON = {
+    parameter.name: parameter
+    for parameter in [*inspect.signature(ParamScheduler).parameters.values()][3:]
 }
 
 
@@ -76,25 +72,17 @@ def _signature(family: type[Any], with_name: bool, by_epoch: bool) -> inspect.Si
     arguments.
     """
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    empty = inspect.Parameter.empty
     own = list(inspect.signature(family).parameters.values())
-    leading = {
-        "self": (Any, empty),
-        "optimizer": (Any, empty),
-        **({"param_name": (str, empty)} if with_name else {}),
-    }
-
-    def parameters(arguments: dict[str, tuple[Any, Any]]) -> list[inspect.Parameter]:
-        return [
-            inspect.Parameter(name, kind, annotation=a, default=d)
-            for name, (a, d) in arguments.items()
-        ]
-
+    name = [inspect.Parameter("param_name", kind, annotation=str)] if with_name else []
     return inspect.Signature(
         [
-            *parameters(leading),
+            *(
+                inspect.Parameter(leading, kind, annotation=Any)
+                for leading in ("self", "optimizer")
+            ),
+            *name,
             *(parameter for parameter in own if parameter.kind is kind),
-            *parameters({**_COMMON, "by_epoch": (bool, by_epoch)}),
+            *(_COMMON | {"by_epoch": _COMMON["by_epoch"].replace(default=by_epoch)}).values(),
             # Keyword-only parameters last, as Python requires; MMEngine's positional order is kept
             # before them.
             *(parameter for parameter in own if parameter.kind is not kind),

@@ -12,9 +12,8 @@ from jengine.config import HOOKS
 from jengine.extras.augment import MeanTeacherHook
 from jengine.extras.diagnose import EmptyCacheHook, MemoryProfilerHook, ProfilerHook
 from jengine.extras.drawing import NaiveVisualizationHook
-from jengine.extras.networks import SmallCNN
-from jengine.hooks import CheckInvalidLossHook, ClassNumCheckHook, Hook
-from jengine.model import LinenModel, SwitchedLoss
+from jengine.hooks import CheckInvalidLossHook, Hook
+from jengine.model import SwitchedLoss
 from jengine.train import StepContext
 from tests.runner_fixture import QuickRunner
 
@@ -97,35 +96,6 @@ def test_devices_that_report_their_memory_are_logged(runner, caplog, monkeypatch
     caplog.set_level("INFO")
     MemoryProfilerHook(interval=1).after_train_iter(runner, batch_idx=0)
     assert "gpu:3: 5 MB (peak 7 MB)" in caplog.text
-
-
-def runner_with_classes(names, model):
-    loader = types.SimpleNamespace(metainfo=None if names is None else dict(classes=names))
-    return types.SimpleNamespace(model=model, train_dataloader=loader, val_dataloader=loader, test_dataloader=loader)
-
-
-def test_the_number_of_classes_must_be_that_of_the_data():
-    model = LinenModel(SmallCNN(num_classes=3), loss=lambda outputs, batch: outputs)
-    hook = ClassNumCheckHook()
-    for stage in ("before_train", "before_val", "before_test"):
-        getattr(hook, stage)(runner_with_classes(("a", "b", "c"), model))
-        with pytest.raises(ValueError, match=r"model\.module\.num_classes must be 2, .* the \w+ data, got 3"):
-            getattr(hook, stage)(runner_with_classes(("a", "b"), model))
-    with pytest.warns(UserWarning, match="the train data have no `classes`"):
-        hook.before_train(runner_with_classes(None, model))
-    with pytest.raises(TypeError, match=r"got 'cat'; did you mean \('cat',\)\?"):
-        hook.before_train(runner_with_classes("cat", model))
-
-
-def test_the_heads_of_a_list_are_checked_and_a_proposal_head_is_not():
-    head = types.SimpleNamespace(num_classes=7)
-    model = types.SimpleNamespace(heads=[head], rpn_head=types.SimpleNamespace(num_classes=1))
-    model.itself = model  # a cycle does not make the search endless
-    ClassNumCheckHook().before_train(runner_with_classes(tuple("abcdefg"), model))
-    with pytest.raises(ValueError, match=r"model\.heads\[0\]\.num_classes must be 1, .* got 7"):
-        ClassNumCheckHook().before_train(runner_with_classes(("a",), model))
-    with pytest.raises(ValueError, match=r"model\.rpn_head\.num_classes must be 7, .* got 1"):
-        ClassNumCheckHook(skip=()).before_train(runner_with_classes(tuple("abcdefg"), model))
 
 
 def train_teacher(hook, weights):
@@ -397,4 +367,3 @@ def test_class_priorities_are_those_of_the_documentation():
 
     assert {name: get_priority(HOOKS.get(name).priority) for name in expected} == expected
     assert issubclass(HOOKS.get("EmptyCacheHook"), Hook)
-    assert HOOKS.get("NumClassCheckHook") is ClassNumCheckHook

@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 
+from jengine.extras.drawing import LocalVisualizer
 from jengine.extras.drawing.canvas import Canvas
 from jengine.logging import Visualizer
 
@@ -162,7 +163,7 @@ def test_without_a_display_the_picture_is_not_shown(canvas, monkeypatch, caplog)
 
 
 def test_visualizers_are_found_by_name():
-    first = Visualizer.get_instance("first", image=GRAY)
+    first = LocalVisualizer.get_instance("first", image=GRAY)
     assert Visualizer.get_instance("first") is first is Visualizer.get_current_instance()
     assert first.instance_name == "first"
     second = Visualizer(name="second")

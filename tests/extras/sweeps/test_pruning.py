@@ -3,7 +3,8 @@ import json
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.hooks import Hook, OptunaPruningHook
+from jengine.extras.sweeps import OptunaPruningHook
+from jengine.hooks import Hook
 from tests.runner_fixture import QuickRunner
 
 optuna = pytest.importorskip("optuna")

@@ -309,6 +309,22 @@ def test_many_groups_have_the_values_of_each_alone(make_wrapper):
         assert chain_of(alone).at(range(20))[0]["lr"].tolist() == curves[index]["lr"].tolist()
 
 
+def test_equal_groups_have_one_value_until_one_is_set_by_hand(make_wrapper):
+    cfg = [{"type": "CosineAnnealingLR", "T_max": 3, "eta_min": 0.01, "by_epoch": False}]
+    wrapper = make_wrapper(*[0.1] * 4, *[0.2] * 4, *(0.1 * i for i in range(3, 9)))
+    [schedule] = build_param_schedulers(cfg, wrapper, max_epochs=None, max_iters=12, epoch_length=None)
+    used = []
+    for step in range(12):
+        used.append([group["lr"] for group in wrapper.param_groups])
+        if step == 5:
+            wrapper.param_groups[2]["lr"] = used[5][2] = 0.5
+        schedule.step()
+    assert used[11][0] == used[11][1] == used[11][3] != used[11][2]
+    curves = chain_of(wrapper).at(range(6, 12))
+    for index in range(14):
+        assert curves[index]["lr"].tolist() == [values[index] for values in used[6:]]
+
+
 @pytest.mark.parametrize("order", ["wrapper, schedulers", "schedulers, wrapper", "schedulers", "before building"])
 def test_the_rates_of_an_own_loop_do_not_depend_on_what_is_loaded_when(order):
     def build(wrapper):

@@ -37,6 +37,8 @@ class DumpResults(HostMetric):
         each example; or `.npz`, for arrays by dotted path, `predictions` if there are no names.
     """
 
+    has_results = False
+
     def __init__(self, out_file_path: str) -> None:
         super().__init__()
         if not out_file_path.endswith((".pkl", ".pickle", ".npz")):

@@ -5,7 +5,8 @@ import pytest
 from flax import nnx
 
 from jengine.data import ArrayDataset, DataLoader
-from jengine.evaluation import Accuracy, Evaluator, MetricAdapter, build_evaluator
+from jengine.evaluation import Accuracy, Evaluator, build_evaluator
+from jengine.extras.metrics import MetricAdapter
 
 SIZE = 45
 rng = np.random.RandomState(0)

@@ -4,7 +4,6 @@ run.
 
 import html
 import math
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,17 +12,6 @@ _REDRAW_SECONDS = 0.5  # each picture is a message to the browser
 _MAX_POINTS = 500  # of the plot
 _WIDTH = 560  # of the plot, in pixels
 _HEIGHT = 140
-
-
-def in_notebook() -> bool:
-    """Return whether this process is a kernel of Jupyter, Colab or an editor, whose front end draws
-    HTML.
-
-    >>> in_notebook()
-    False
-    """
-    ipython = sys.modules.get("IPython")  # a kernel has imported it
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
 class NotebookProgress:

@@ -3,7 +3,8 @@ import csv
 import numpy as np
 import pytest
 
-from jengine.logging import CSVVisBackend
+from jengine.extras.trackers import CSVVisBackend
+from jengine.logging import Visualizer
 
 
 def read_rows(path):
@@ -22,6 +23,14 @@ def test_each_number_has_its_own_row_with_the_step(tmp_path):
         ["2", "note", 'a, "b"'],
     ]
     assert not (tmp_path / "x.json").exists()
+
+
+def test_each_bin_of_a_histogram_has_its_own_row(tmp_path):
+    visualizer = Visualizer([CSVVisBackend(tmp_path)])
+    visualizer.add_histogram("w", np.array([0.0, 1.0, 1.0, 4.0]), step=7, bins=2)
+    visualizer.close()
+    rows = (tmp_path / "histograms.csv").read_text()
+    assert rows == "step,name,low,high,count\n7,w,0.0,2.0,3\n7,w,2.0,4.0,1\n"
 
 
 def test_images_and_config_are_written_to_files(tmp_path):

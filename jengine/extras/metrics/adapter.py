@@ -145,9 +145,9 @@ class MetricAdapter(HostMetric):
         super().__init__(prefix)
         with config_path("metric"):
             if isinstance(metric, str):
-                metric = get_class(metric)
+                metric = _get_class(metric)
             elif is_mapping(metric):
-                metric = METRICS.build({**metric, "type": get_class(metric.get("type"))})
+                metric = METRICS.build({**metric, "type": _get_class(metric.get("type"))})
         kind = find_kind(metric)
         if kind is None:
             raise TypeError(
@@ -393,7 +393,26 @@ def find_kind(metric: object) -> Kind | None:
     return None
 
 
-def get_class(kind: object) -> Any:
+def adapt_metric(metric: Any) -> Any:
+    """Wrap a metric of another library in a `MetricAdapter`; return anything else as it is.
+
+    Args:
+      metric: an object, a class, or a config; in the config of a class that makes its objects from
+        the first batch, as clu's do, the adapter takes the place of the class.
+
+    >>> adapt_metric({"type": "Accuracy", "topk": 5})["topk"]
+    5
+    """
+    # A class derived from dict has `items` too, but is no config.
+    if is_mapping(metric) and not isinstance(metric, type):
+        kind = _get_class(metric.get("type"))
+        if isinstance(kind, type) and hasattr(kind, "merge"):
+            return {**metric, "type": MetricAdapter, "metric": kind}
+        return {**metric, "type": kind} if "type" in metric else metric
+    return metric if find_kind(metric) is None else MetricAdapter(metric)
+
+
+def _get_class(kind: object) -> Any:
     """Return the class for a name in `METRICS` or an import path, and anything else unchanged.
 
     A path into another library is imported even if its last part is a name in `METRICS`, as is
