@@ -279,6 +279,13 @@ for call in (
     assert "'default_scope'" in lines[3], lines[3]
 
 
+def test_a_url_is_refused_without_an_extra_for_its_scheme(tmp_path):
+    code = "from jengine.config.storage import storage_path\ntry: storage_path('work_dir', 'gs://bucket/run')\nexcept ValueError as error: print(error)"
+    done = _run(code, _copy(tmp_path, "cloud"))
+    wanted = "`work_dir` must be a local path or a URL of an installed extra, got 'gs://bucket/run'; mount other storage as a directory"
+    assert wanted in done.stdout, done
+
+
 def _loaded_after(code, modules):
     """Return the `modules` that are loaded after running `code` in a new process."""
     script = f"import sys; {code}; print(*[m for m in {modules} if m in sys.modules])"

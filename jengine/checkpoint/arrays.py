@@ -7,10 +7,12 @@ dataclass with the same names are equivalent.
 
 import contextlib
 import functools
+import hashlib
 import logging
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -21,20 +23,15 @@ import numpy as np
 from etils import epath
 
 from jengine.checkpoint.progress import wait_for_processes
+from jengine.checkpoint.shared_reads import plan_reads, share
 from jengine.config.errors import ConfigError
 from jengine.config.paths import dotted, flatten, map_with_path, unwrap
-from jengine.config.storage import StorageError, is_url, read_bytes
-from jengine.extras.cloud.shared_reads import plan_reads, share
-from jengine.extras.cloud.staging import (
-    find_local,
-    is_staged,
-    make_plain,
-    remove_copy,
-    upload_after,
-)
+from jengine.config.storage import StorageError, find_scheme, is_url, read_bytes
 from jengine.parallel.processes import put_whole
 
 _EMPTY = re.compile(r"empty:(\w+):(\d+(?:x\d+)*)")
+# Orbax puts paths into patterns of globs, and TensorStore takes a backslash for a slash
+_SPECIAL = re.compile(r"[*?\[\]\\]")
 _ATTEMPTS = 5  # of a read
 _UNLIMITED = 10**9  # seconds; Orbax requires a limit, and `wait_for_processes` has a better one
 
@@ -242,9 +239,37 @@ def _read_stored_structs(directory: PurePath) -> Any:
     )
 
 
+def _find_local(directory: PurePath, *, arrays: bool = False) -> PurePath:
+    """Return a path at which Orbax can read the structure in `directory`, or also the arrays."""
+    scheme = find_scheme(directory)
+    return _make_plain(directory) if scheme is None else scheme.find_local(directory, arrays=arrays)
+
+
+def _make_plain(directory: PurePath) -> PurePath:
+    """Return another path of a local directory if Orbax could not read or write at its own: one
+    through a link.
+
+    >>> _make_plain(epath.Path("/runs/a")).as_posix()
+    '/runs/a'
+    """
+    if is_url(directory) or not _SPECIAL.search(str(directory)):
+        return directory
+    is_there = os.path.exists(directory)  # one that will be written is not
+    target = str(directory if is_there else directory.parent)
+    link = Path(_make_link_directory().name, hashlib.sha256(os.fsencode(target)).hexdigest()[:16])
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(target)
+    return link if is_there else link / directory.name
+
+
+@functools.cache
+def _make_link_directory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="jengine-links-")  # until the process ends
+
+
 def _find_metadata(directory: PurePath) -> Any:
     version = b""
-    local = find_local(directory)
+    local = _find_local(directory)
     if is_url(local):
         # of arrays that are not in Orbax's OCDBT format
         with contextlib.suppress(FileNotFoundError):
@@ -308,7 +333,7 @@ def read(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> An
             sharding=leaf.sharding, dtype=leaf.dtype, global_shape=leaf.shape
         )
 
-    local = find_local(directory, arrays=True)
+    local = _find_local(directory, arrays=True)
     tree = _read_stored_structs(local)  # Orbax wants the whole tree, not only what is read
     item = map_with_path(lambda path, leaf: structs.get(path, ocp.PLACEHOLDER), tree)
     args = ocp.args.PyTreeRestore(item=item, restore_args=map_with_path(restore_args, tree))
@@ -357,7 +382,8 @@ class WrittenArrays:
 
     def compare(self, directory: PurePath) -> None:
         """Raise StorageError unless Orbax can read from `directory` what was written."""
-        if is_staged(directory) and not self._values:
+        scheme = find_scheme(directory)
+        if scheme is not None and scheme.is_staged and not self._values:
             return  # the upload has compared the bytes
         try:
             found = {
@@ -384,8 +410,8 @@ class WrittenArrays:
                 f"what was written to {directory} cannot be read: {error}"
             ) from error
         finally:
-            if self._values:
-                remove_copy()
+            if scheme is not None and self._values:
+                scheme.remove_copy()
 
 
 def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
@@ -442,8 +468,9 @@ class BackgroundWriter:
         Returns:
           A function that finishes the write and raises any error; call it once, in any thread.
         """
-        if is_staged(directory):
-            return upload_after(lambda local: self.start(local, state), directory, prepare)
+        scheme = find_scheme(directory)
+        if scheme is not None and scheme.is_staged:
+            return scheme.upload_after(lambda local: self.start(local, state), directory, prepare)
         if _in_host_memory(state):
             # `pop` takes the last reference, so the copy is freed when the write is done. This path
             # also imports Orbax in the background.
@@ -474,6 +501,9 @@ class BackgroundWriter:
             waits = ocp.options.AsyncOptions(
                 timeout_secs=_UNLIMITED,
                 barrier_sync_fn=lambda key, timeout_ms: self._wait(key),
+                # Orbax has one set of signals for this, which each process removes after its save:
+                # one that writes alone would wait forever for those that another has removed.
+                create_directories_asynchronously=not self._alone,
             )
             handler = _make_handler(options, all_shards=self._alone)
             self._orbax = ocp.AsyncCheckpointer(
@@ -483,7 +513,7 @@ class BackgroundWriter:
         # processes may be late.
         self._wait("start of a save")
         self._directory = directory
-        self._orbax.save(epath.Path(make_plain(directory)), args=ocp.args.PyTreeSave(state))
+        self._orbax.save(epath.Path(_make_plain(directory)), args=ocp.args.PyTreeSave(state))
         finish: Callable[[], None] = self._orbax.wait_until_finished
         return finish
 
@@ -506,11 +536,12 @@ def write_from_process(directory: PurePath, state: Any) -> None:
     """
     import orbax.checkpoint as ocp
 
-    if is_staged(directory):
-        upload_after(lambda local: lambda: write_from_process(local, state), directory)()
+    scheme = find_scheme(directory)
+    if scheme is not None and scheme.is_staged:
+        scheme.upload_after(lambda local: lambda: write_from_process(local, state), directory)()
         return
     _silence_orbax()
-    directory = make_plain(directory)
+    directory = _make_plain(directory)
     handler = _make_handler(_single_process_options())
     if not is_url(directory):
         Path(directory).mkdir(parents=True)  # the handler does not create it

@@ -24,13 +24,13 @@ from jengine.checkpoint.manifest import has_manifest, read_manifest
 from jengine.config.errors import ConfigError
 from jengine.config.storage import (
     StorageError,
+    find_scheme,
     is_url,
     list_directory,
     remove_files,
     storage_path,
     write_bytes,
 )
-from jengine.extras.cloud.staging import check_processes
 
 
 def check_directory(name: str, path: str) -> None:
@@ -117,8 +117,10 @@ class CheckpointDirectories:
         self._check()  # again: another run may have trained since
 
     def check_locks(self, *, before_write: bool = False) -> None:
-        """Raise WorkDirLockedError if another run has taken one of the directories over; see
-        `Lease.check`.
+        """Raise WorkDirLockedError if another run has taken one of the directories over.
+
+        Args:
+          before_write: ask a store that may not know of this run for some time.
         """
         for lock in self._locks:
             lock.check(before_write=before_write)
@@ -161,8 +163,9 @@ class CheckpointDirectories:
 
     def _check(self) -> None:
         for directory in self._directories:
-            check_processes(self._name(directory), directory)
-            if not is_url(directory):  # there the lock shows it
+            if (scheme := find_scheme(directory)) is not None:
+                scheme.check_processes(self._name(directory), directory)
+            else:  # at a URL the lock shows it
                 check_directory(self._name(directory), str(directory))
             if directory != self._work_dir:
                 self._check_owner(directory)

@@ -22,8 +22,7 @@ from jengine.config.annotations import Range, check_values
 from jengine.config.containers import check_keys
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.fingerprint import read_flags
-from jengine.config.storage import is_url, storage_path
-from jengine.extras.cloud.upload import choose_local_dir
+from jengine.config.storage import find_scheme, is_url, storage_path
 from jengine.logging.console import escape_name
 from jengine.parallel.processes import ProcessGroup, assert_equal_across_processes
 
@@ -45,7 +44,7 @@ class Identity:
     """
 
     work_dir: str  # an absolute path, or a URL
-    local_dir: str  # the directory for small files, see `choose_local_dir`
+    local_dir: str  # the directory for small files: the work dir, or a new one if that is a URL
     timestamp: str  # the start, `20250131_235959`
     run_id: str  # distinguishes this run's checkpoints from others
     experiment_name: str
@@ -125,9 +124,10 @@ def agree_on_identity(
     if not TIMESTAMP.fullmatch(timestamp):
         timestamp = _new_timestamp(work_dir)
     fresh_name = f"{experiment_name}_{timestamp}" if experiment_name else timestamp
+    scheme = find_scheme(work_dir)
     identity = Identity(
         work_dir=work_dir,
-        local_dir=choose_local_dir(work_dir),
+        local_dir=work_dir if scheme is None else scheme.choose_local_dir(work_dir),
         timestamp=timestamp,
         run_id=str(earlier.get("run") or uuid.uuid4().hex),
         experiment_name=escape_name(str(earlier.get("experiment_name", fresh_name))),

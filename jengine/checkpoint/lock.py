@@ -25,8 +25,7 @@ from jengine.checkpoint.lock_holder import (
     this_process,
 )
 from jengine.config.json_codec import encode
-from jengine.config.storage import is_url
-from jengine.extras.cloud.lease import Lease, is_leased
+from jengine.config.storage import Lock, find_scheme
 
 _LOGGER = logging.getLogger("jengine")
 _HELD: set["WorkDirLock"] = set()  # by this process
@@ -83,7 +82,7 @@ class WorkDirLock:
         atexit.register(self.release)  # a normal end leaves no file behind
 
     def check(self, *, before_write: bool = False) -> None:
-        """Do nothing: a live process cannot lose this lock, unlike a `Lease`."""
+        """Do nothing: a live process cannot lose this lock, unlike that of a URL."""
 
     def release(self) -> None:
         """Release the lock and remove its file; do nothing if this object does not hold it."""
@@ -127,8 +126,8 @@ def is_locked(work_dir: str | os.PathLike[str]) -> bool:
     """Return whether a run is training in `work_dir`, a directory or a URL, in this process or
     another.
     """
-    if is_url(work_dir):
-        return is_leased(work_dir)
+    if (scheme := find_scheme(work_dir)) is not None:
+        return scheme.is_locked(work_dir)
     try:
         # without O_CREAT: a look leaves no file
         file = os.open(Path(os.path.realpath(work_dir), LOCK), os.O_RDWR)
@@ -154,6 +153,7 @@ def _forget_all() -> None:
 os.register_at_fork(after_in_child=_forget_all)
 
 
-def make_lock(directory: str | os.PathLike[str]) -> WorkDirLock | Lease:
+def make_lock(directory: str | os.PathLike[str]) -> Lock:
     """Return the lock for a local directory or a URL."""
-    return Lease(directory) if is_url(directory) else WorkDirLock(directory)
+    scheme = find_scheme(directory)
+    return WorkDirLock(directory) if scheme is None else scheme.make_lock(directory)

@@ -12,9 +12,9 @@ from jengine.checkpoint.array_rules import RuleLike, parse_rules
 from jengine.checkpoint.layout import find_checkpoint, find_latest
 from jengine.checkpoint.manifest import read_manifest
 from jengine.config.errors import ConfigError, config_path
+from jengine.config.plugins import load_each
 from jengine.config.registry import check_arguments
 from jengine.config.storage import storage_path
-from jengine.extras.cloud.local_copies import find_newer_copy
 from jengine.extras.weights.huggingface import ModelType
 from jengine.extras.weights.sources import FORMATS, is_pytree_of_arrays, locate_weights
 from jengine.parallel.processes import ProcessGroup
@@ -147,8 +147,9 @@ def find_checkpoint_to_resume(
                 "when started again."
             )
     newest = find_latest(work_dir, **verification)
-    if (copy := find_newer_copy(work_dir, newest, processes)) is not None:
-        return copy, f"The copies on local disks are newer than {newest or 'any checkpoint'}."
+    for find_newer in load_each("newer_checkpoints"):
+        if (newer := find_newer(work_dir, newest, processes)) is not None:
+            return newer  # the path and a line for the log
     if newest is None and resume == "must":
         raise ConfigError(
             f"`resume` must find a checkpoint in {work_dir} with resume='must', got none"

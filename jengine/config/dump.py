@@ -26,8 +26,8 @@ from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import find_directory, find_script_directory, name_script
 from jengine.config.plugins import load_each
 from jengine.config.registry import find_registered, is_built_in
+from jengine.config.remote import find_origin
 from jengine.config.storage import is_url
-from jengine.extras.cloud.remote import find_origin
 
 WIDTH = 100
 _MAX_PATHS = 4  # in one message

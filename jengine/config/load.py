@@ -25,8 +25,8 @@ from jengine.config.modules import (
 )
 from jengine.config.overrides import apply_overrides
 from jengine.config.plugins import load_each
+from jengine.config.remote import fetch_config
 from jengine.config.storage import is_url
-from jengine.extras.cloud.remote import fetch_config
 
 logger = logging.getLogger("jengine")
 _PACKAGE = pathlib.Path(__file__).parent.parent

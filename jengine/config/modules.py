@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.errors import ConfigError, UnknownNameError, did_you_mean
+from jengine.config.remote import fetch_modules
 from jengine.config.storage import is_url
 from jengine.config.trust import find_known_class, is_restricted
-from jengine.extras.cloud.remote import fetch_modules
 
 # The modules imported from each directory with configs, the directory used last at the end: two
 # directories may each have a `base.py`, and a module that registers classes must not run twice.

@@ -11,6 +11,11 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "config_writers": {...},  # functions (text of a config, suffix) -> text of that kind; None
         "config_checks": {...},  # functions (config) -> config, and lines for the log
         "config_converters": {...},  # (config of another code base) -> how to convert it; or None
+        "path_schemes": {"gs": "jengine.extras.cloud.schemes"},  # a `PathScheme` for gs:// URLs
+        # Functions that know of a newer checkpoint than `resume=True` has found, and replace one
+        # that does not fit the devices: see their calls for the arguments.
+        "newer_checkpoints": {"find_newer_copy": "jengine.extras.cloud.local_copies"},
+        "fitting_checkpoints": {"replace_unfit_copy": "jengine.extras.cloud.local_copies"},
         "explainers": {"add_place": "jengine.extras.diagnose.locate"},  # see `explain`
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
         "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},

@@ -15,15 +15,15 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from etils import epath
 
 from jengine.config.errors import ConfigError, MissingPackageError, require_extra
+from jengine.config.plugins import load_provided, provided
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _WEB = re.compile("https?://", re.IGNORECASE)
-_PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
 LARGE = 2**36  # bytes; a limit for weights and data that are read as a whole
 _MAX_BYTES = 2**30  # of other local files
 _CHUNK = 2**20  # bytes
@@ -40,6 +40,87 @@ _T = TypeVar("_T")
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ELOOP)
 _PAUSES = (0.1, 0.3, 1.0)  # seconds before a local read is tried again
+
+
+class Lock(Protocol):
+    """Exclusive access to a directory or a URL."""
+
+    def acquire(self) -> None:
+        """Acquire the lock, or raise WorkDirLockedError if another run holds it."""
+
+    def check(self, *, before_write: bool = False) -> None:
+        """Raise WorkDirLockedError if the lock was lost; before a write, ask the store."""
+
+    def release(self) -> None:
+        """Release the lock if this object holds it."""
+
+
+class LocalFiles:
+    """Small files of a run, which are in the work dir. Nothing has to be sent."""
+
+    def fetch(self, directory: str, skip: tuple[str, ...] = ()) -> None:
+        """Make the files of an earlier session available, which this one continues."""
+
+    def start(self) -> None:
+        """Start to send changed files every so often."""
+
+    def send_all(self) -> None:
+        """Send all changed files, for a while again after errors."""
+
+    def close(self, *, keep: bool = True) -> None:
+        """Send what is left; without `keep` the local files may be removed."""
+
+
+class PathScheme(Protocol):
+    """What a run needs for a work dir at URLs of one scheme; extras provide it as `path_schemes`.
+
+    Attributes:
+      is_staged: whether Orbax cannot write to these URLs, so that `upload_after` does.
+    """
+
+    is_staged: bool
+
+    def prepare(self) -> None:
+        """Set up the client, before fsspec or `etils.epath` opens a URL."""
+
+    def check_processes(self, name: str, url: str | os.PathLike[str]) -> None:
+        """Raise ConfigError if the processes of this run cannot save to the argument `name`."""
+
+    def make_lock(self, url: str | os.PathLike[str]) -> Lock:
+        """Return the lock for a URL."""
+
+    def is_locked(self, url: str | os.PathLike[str]) -> bool:
+        """Return whether a run holds the lock."""
+
+    def choose_local_dir(self, url: str) -> str:
+        """Return a new local directory, to which a run at a URL writes small files."""
+
+    def send_files(self, local_dir: str, url: str, check: Callable[[], None]) -> LocalFiles:
+        """Return what sends them; `check` raises an error if this run must not write any more."""
+
+    def find_local(self, directory: pathlib.PurePath, *, arrays: bool) -> pathlib.PurePath:
+        """Return where Orbax can read the structure of arrays, or also the `arrays`."""
+
+    def remove_copy(self) -> None:
+        """Remove the local copy that `find_local` made last."""
+
+    def upload_after(
+        self,
+        write: Callable[[pathlib.PurePath], Callable[[], None]],
+        directory: pathlib.PurePath,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> Callable[[], None]:
+        """Start `write` with a local directory; return what finishes it, prepares and uploads."""
+
+
+def find_scheme(path: str | os.PathLike[str]) -> PathScheme | None:
+    """Return what an extra provides for the scheme of a URL; None for a local path.
+
+    Raises:
+      UnknownNameError: no extra provides it.
+    """
+    match = _SCHEME.match(os.fspath(path))
+    return None if match is None else load_provided("path_schemes", match[1])
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -84,16 +165,16 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
     Raises:
       ConfigError: a URL of another scheme, without a bucket, or with a name that some library takes
         for a pattern.
-      MissingPackageError: the extra `cloud` is missing.
+      MissingPackageError: the package for the scheme is missing.
     """
     text = os.fspath(path)
     if not (match := _SCHEME.match(text)):
         return epath.Path(os.path.abspath(os.path.expanduser(text)))
-    if match[1] not in _PACKAGES:
-        schemes = " or ".join(f"{scheme}://" for scheme in _PACKAGES)
+    if match[1] not in provided("path_schemes"):
+        schemes = " or ".join(f"{scheme}://" for scheme in provided("path_schemes"))
         raise ConfigError(
-            f"`{name}` must be a local path or a URL of {schemes}, got {text!r}; mount other "
-            "storage as a directory"
+            f"`{name}` must be a local path or a URL of {schemes or 'an installed extra'}, "
+            f"got {text!r}; mount other storage as a directory"
         )
     bucket, _, key = text[match.end() :].partition("/")
     if not bucket:
@@ -109,7 +190,7 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
         raise ConfigError(
             f"`{name}` must be a URL with at most {_MAX_KEY} bytes after the bucket, got {text!r}"
         )
-    _prepare(match[1])
+    load_provided("path_schemes", match[1]).prepare()
     return epath.Path(f"{match[0]}{bucket}{posixpath.normpath(f'/{key}').rstrip('/')}")
 
 
@@ -625,11 +706,11 @@ def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
 def _make_filesystem(scheme: str, process: int) -> Any:
     import fsspec
 
-    if scheme in _PACKAGES:
-        _prepare(scheme)
+    if scheme in provided("path_schemes"):
+        load_provided("path_schemes", scheme).prepare()
     elif scheme in ("http", "https"):
         fsspec.config.conf.setdefault(scheme, {}).setdefault(
-            "client_kwargs", {"timeout": _make_timeout()}
+            "client_kwargs", {"timeout": make_timeout()}
         )
     try:
         return fsspec.filesystem(scheme)
@@ -641,28 +722,13 @@ def _make_filesystem(scheme: str, process: int) -> Any:
         raise MissingPackageError(f"{scheme}:// paths require another package: {error}") from error
 
 
-def _make_timeout() -> Any:
+def make_timeout() -> Any:
     """Return the limits of a request: by default each one ends after five minutes, whether it
     hangs or is large.
     """
     with require_extra("cloud", "URLs require aiohttp"):
         import aiohttp
     return aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
-
-
-def _prepare(scheme: str) -> None:
-    package = _PACKAGES[scheme]
-    with require_extra("cloud", f"{scheme}:// paths require {package}"):
-        __import__(package)
-    import fsspec
-
-    # Both packages keep listings forever by default, also those that `etils.epath` opens for Orbax
-    settings: dict[str, Any] = {"use_listings_cache": False}
-    if scheme == "gs":
-        settings["session_kwargs"] = {"timeout": _make_timeout()}
-    for protocol in {"gs": ("gs", "gcs"), "s3": ("s3", "s3a")}[scheme]:
-        for name, value in settings.items():
-            fsspec.config.conf.setdefault(protocol, {}).setdefault(name, value)
 
 
 def _read_md5(info: Mapping[str, Any]) -> str | None:

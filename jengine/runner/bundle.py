@@ -19,7 +19,7 @@ from jengine.checkpoint.start_from import LoadFrom
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
 from jengine.config.fingerprint import name_model_settings
-from jengine.extras.cloud.local_copies import replace_unfit_copy
+from jengine.config.plugins import load_each
 from jengine.extras.serving.base_variables import loadable_variables
 from jengine.extras.weights.huggingface import find_differences
 from jengine.extras.weights.optimizer_state import load_optimizer
@@ -157,9 +157,9 @@ def load_or_resume(
     if resume_from is not None:
         runner.files.fetch()  # before backends restore their positions in them
     if resume_from is not None and runner.train_loop is not None:
-        resume(
-            runner, replace_unfit_copy(runner.work_dir, resume_from, runner.state, runner.processes)
-        )
+        for find_fitting in load_each("fitting_checkpoints"):
+            resume_from = find_fitting(runner.work_dir, resume_from, runner.state, runner.processes)
+        resume(runner, resume_from)
     elif load_from is not None:
         load_weights(runner, load_from)
     elif resume_from is not None:

@@ -17,8 +17,7 @@ from jengine.checkpoint.lock_holder import LOCK
 from jengine.config.dump import write_config
 from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
-from jengine.config.storage import is_url
-from jengine.extras.cloud.upload import PATIENCE, LocalFiles, UploadedFiles
+from jengine.config.storage import LocalFiles, find_scheme, is_url
 from jengine.hooks.run_record import GroupTable, start_record, update_record
 from jengine.logging.console import open_log_file
 from jengine.logging.tables import format_table, shorten_rows
@@ -82,12 +81,12 @@ class RunFiles:
         self._groups: GroupTable | None = None
         self.exist = False
         self._local = LocalFiles()
-        if is_url(runner.work_dir):
+        if (scheme := find_scheme(runner.work_dir)) is not None:
             check = functools.partial(directories.check_locks, before_write=True)
-            self._local = UploadedFiles(runner.local_dir, runner.work_dir, check)
+            self._local = scheme.send_files(runner.local_dir, runner.work_dir, check)
 
     def check(self, *, before_write: bool = False) -> None:
-        """Raise WorkDirLockedError if another run has taken a directory over; see `Lease.check`."""
+        """Raise WorkDirLockedError if another run has taken a directory over."""
         self._directories.check_locks(before_write=before_write)
 
     def fetch(self) -> None:
@@ -101,7 +100,7 @@ class RunFiles:
         A checkpoint is sealed next, which must not be ahead of the log.
         """
         self.check(before_write=True)
-        self._local.try_to_send(PATIENCE)
+        self._local.send_all()
 
     def close(self, *, keep: bool) -> None:
         """Send the rest of the files; without `keep` the local files may be removed at the end

@@ -1,5 +1,7 @@
 import hashlib
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -134,3 +136,53 @@ def test_a_listing_with_names_outside_of_the_directory_is_refused(s3_bucket):
     write_bytes(f"{s3_bucket}/run/state/../../../.bashrc", b"")
     with pytest.raises(StorageError, match="must have no file with '..' in the name"):
         list_files(f"{s3_bucket}/run")
+
+
+STORE = """
+from jengine.checkpoint.lock import WorkDirLock
+
+provides = {"path_schemes": {"az": "my_store"}}
+
+
+class Store:
+    is_staged = True
+
+    def prepare(self):
+        print("prepared")
+
+    def make_lock(self, url):
+        return WorkDirLock("locks")
+
+
+az = Store()
+"""
+USE_STORE = """
+from jengine.checkpoint.lock import make_lock
+from jengine.config.storage import find_scheme, storage_path
+
+print(storage_path("work_dir", "az://box/run"))
+print(find_scheme("az://box/run").is_staged, find_scheme("runs/a"))
+make_lock("az://box/run").acquire()
+try:
+    storage_path("work_dir", "ftp://box/run")
+except ValueError as error:
+    print(str(error).partition(",")[0])
+"""
+
+
+def test_another_package_can_provide_a_scheme(tmp_path):
+    (tmp_path / "my_store.py").write_text(STORE)
+    info = tmp_path / "my_store-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-store\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[jengine.extras]\nmy_store = my_store\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", USE_STORE]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        "prepared",
+        "az://box/run",
+        "True None",
+        "`work_dir` must be a local path or a URL of gs:// or s3:// or az://",
+    ], done.stderr
+    assert (tmp_path / "locks").is_dir()

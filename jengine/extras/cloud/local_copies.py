@@ -59,9 +59,9 @@ def announce_copies(work_dir: str | os.PathLike[str], directory: str) -> None:
 
 def find_newer_copy(
     work_dir: str | os.PathLike[str], newest: str | None, processes: ProcessGroup
-) -> str | None:
-    """Return this process's copy of the newest state that all processes have whole; None if
-    `newest` is not older.
+) -> tuple[str, str] | None:
+    """Return this process's copy of the newest state that all processes have whole, and a line for
+    the log; None if `newest` is not older.
 
     Args:
       work_dir: the run's directory or URL.
@@ -85,7 +85,8 @@ def find_newer_copy(
     # none.
     common = set(found[0]).intersection(*found)
     if common:
-        return copies[max(common)]
+        note = f"The copies on local disks are newer than {newest or 'any checkpoint'}."
+        return copies[max(common)], note
     if any(found):
         missing = ", ".join(
             str(process) for process, iterations in enumerate(found) if not iterations

@@ -4,4 +4,10 @@ provides = {
     "HOOKS": {
         "LocalCheckpointHook": "jengine.extras.cloud.local_checkpoint",
     },
+    "path_schemes": {
+        "gs": "jengine.extras.cloud.schemes",
+        "s3": "jengine.extras.cloud.schemes",
+    },
+    "newer_checkpoints": {"find_newer_copy": "jengine.extras.cloud.local_copies"},
+    "fitting_checkpoints": {"replace_unfit_copy": "jengine.extras.cloud.local_copies"},
 }

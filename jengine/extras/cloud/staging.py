@@ -1,5 +1,5 @@
-"""Local paths of arrays for Orbax, which cannot verify what it reads, nor reach each store and each
-path.
+"""Local copies of arrays in buckets for Orbax, which cannot verify what it reads, nor reach each
+store.
 
 From a bucket, a restore downloads the files of the arrays and compares them with the manifest's
 hashes before Orbax reads them; only several processes read `gs://` directly, each what its devices
@@ -9,55 +9,25 @@ whole state: Orbax merges the files of several in one directory.
 """
 
 import concurrent.futures
-import contextlib
-import functools
-import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path, PurePath
 from typing import Any
 
-import jax
-
 from jengine.checkpoint.manifest import confirm, find_damage, read_manifest
-from jengine.config.errors import ConfigError
 from jengine.config.storage import (
     FileInfo,
     StorageError,
     download_file,
-    is_url,
     list_files,
     upload_file,
 )
 
-# Orbax puts paths into patterns of globs, and TensorStore takes a backslash for a slash
-_SPECIAL = re.compile(r"[*?\[\]\\]")
 _ATTEMPTS = 3  # of a download
 _TRANSFERS = 16  # at a time
 # the last one: a restore opens it several times
 _copy: tuple[Any, tempfile.TemporaryDirectory[str]] | None = None
-
-
-def is_staged(directory: str | os.PathLike[str]) -> bool:
-    """Return whether Orbax needs a local copy.
-
-    >>> is_staged("s3://bucket/run/iter_1/state"), is_staged("gs://bucket/run/iter_1/state")
-    (True, False)
-    """
-    return is_url(directory) and not os.fspath(directory).startswith("gs://")
-
-
-def check_processes(name: str, directory: str | os.PathLike[str]) -> None:
-    """Raise ConfigError if several processes cannot save to `directory`."""
-    if is_staged(directory) and jax.process_count() > 1:
-        raise ConfigError(
-            f"`{name}` must be a local path or a URL of gs:// with {jax.process_count()} "
-            "processes, got "
-            f"{os.fspath(directory)!r}: Orbax has no driver for this store, and cannot merge "
-            "files of several hosts"
-        )
 
 
 def upload_after(
@@ -98,23 +68,13 @@ def _compare_upload(local: PurePath, directory: PurePath, names: Iterable[str]) 
     return next(filter(None, problems), None)
 
 
-def find_local(directory: PurePath, *, arrays: bool = False) -> PurePath:
-    """Return a path at which Orbax can read `directory`: a link with a plain name, or a local copy.
-
-    A copy lasts until that of another directory is made.
-
-    Args:
-      directory: the directory of the arrays.
-      arrays: whether arrays will be read, and not only their structure.
+def copy_arrays(directory: PurePath) -> PurePath:
+    """Return a local copy of the directory of arrays at a URL, which lasts until another is made.
 
     Raises:
       StorageError: a download fails, or its bytes are not those of the manifest, at each attempt.
     """
     global _copy
-    if not is_url(directory):
-        return make_plain(directory)
-    if not is_staged(directory) and (jax.process_count() > 1 or not arrays):
-        return directory
     files = list_files(directory)
     key = (os.fspath(directory), files)
     if _copy is None or _copy[0] != key:
@@ -137,7 +97,7 @@ def find_local(directory: PurePath, *, arrays: bool = False) -> PurePath:
 
 
 def remove_copy() -> None:
-    """Remove the local copy that `find_local` made last."""
+    """Remove the local copy that `copy_arrays` made last."""
     global _copy
     _copy = None
 
@@ -150,26 +110,3 @@ def _download(url: PurePath, target: Path, size: int, digest: str | None) -> Non
         if (problem := find_damage(target, target.name, size, digest)) is None:
             return
     raise StorageError(f"{url} has other bytes at each download: {problem}")
-
-
-def make_plain(directory: PurePath) -> PurePath:
-    """Return another path of a local directory if Orbax could not read or write at its own: one
-    through a link.
-
-    >>> from jengine.config.storage import storage_path
-    >>> make_plain(storage_path("path", "/runs/a")).as_posix()
-    '/runs/a'
-    """
-    if is_url(directory) or not _SPECIAL.search(str(directory)):
-        return directory
-    is_there = os.path.exists(directory)  # one that will be written is not
-    target = str(directory if is_there else directory.parent)
-    link = Path(_make_link_directory().name, hashlib.sha256(os.fsencode(target)).hexdigest()[:16])
-    with contextlib.suppress(FileExistsError):
-        link.symlink_to(target)
-    return link if is_there else link / directory.name
-
-
-@functools.cache
-def _make_link_directory() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="jengine-links-")  # until the process ends

@@ -24,11 +24,11 @@ from jengine.config.errors import ConfigError, read_seconds
 from jengine.config.json_codec import decode_object, encode
 from jengine.config.storage import (
     LARGE,
+    LocalFiles,
     StorageError,
     UnsafeFileError,
     get_filesystem,
     is_inside,
-    is_url,
     read_bytes,
     read_many,
 )
@@ -36,7 +36,7 @@ from jengine.config.storage import (
 _LOGGER = logging.getLogger("jengine")
 _INTERVAL = "JENGINE_UPLOAD_SECONDS"
 _DIRECTORY = "JENGINE_LOCAL_DIR"
-PATIENCE = 60.0  # seconds for which files are sent again before a seal and at the end of a run
+_PATIENCE = 60.0  # seconds for which files are sent again before a seal and at the end of a run
 _BATCH = 2**26  # bytes that are read into memory at once
 # Files that a resumed run only adds to: pictures, traces and event files. It need not have the
 # earlier ones
@@ -46,42 +46,15 @@ _TEMPORARY = ".new"  # the end of the name of a file that is renamed when it is 
 _SESSION = ".session"
 
 
-def choose_local_dir(work_dir: str) -> str:
-    """Return the directory for a run's small files: the work dir; for a URL a new local one, which
-    need not exist.
+def choose_local_dir(url: str) -> str:
+    """Return a new local directory for the small files of a run at a URL, which need not exist.
 
     The environment variable `JENGINE_LOCAL_DIR` names the parent directory. By default that is
     `jengine-UID` in the directory for temporary files, or a new directory there if another user was
     first to make one of that name.
-
-    >>> choose_local_dir("/data/run")
-    '/data/run'
     """
-    if not is_url(work_dir):
-        return work_dir
     parent = os.environ.get(_DIRECTORY) or _make_parent()
-    return os.path.join(
-        os.path.abspath(parent), f"{os.path.basename(work_dir)}-{uuid.uuid4().hex[:8]}"
-    )
-
-
-class LocalFiles:
-    """Small files of a run, which are in the work dir. Nothing has to be sent."""
-
-    def fetch(self, directory: str, skip: tuple[str, ...] = ()) -> None:
-        """Make the files of an earlier session available, which this one continues."""
-
-    def start(self) -> None:
-        """Start to send changed files every so often."""
-
-    def try_to_send(self, patience: float = 0.0) -> bool:
-        """Send all changed files, for `patience` seconds again after errors; return False if one
-        is left.
-        """
-        return True
-
-    def close(self, *, keep: bool = True) -> None:
-        """Send what is left; without `keep` the local files may be removed."""
+    return os.path.join(os.path.abspath(parent), f"{os.path.basename(url)}-{uuid.uuid4().hex[:8]}")
 
 
 class UploadedFiles(LocalFiles):
@@ -296,7 +269,7 @@ class UploadedFiles(LocalFiles):
         thread = self._thread
         self._thread = None
         self._done.set()
-        thread.join(PATIENCE)
+        thread.join(_PATIENCE)
         if thread.is_alive() or self._is_failing:
             _LOGGER.error(
                 "some files of the run were not sent to %s: they are in %s",
@@ -309,7 +282,11 @@ class UploadedFiles(LocalFiles):
     def _run(self, done: threading.Event) -> None:
         while not done.wait(self._interval):
             self.try_to_send()
-        self.try_to_send(PATIENCE)
+        self.try_to_send(_PATIENCE)
+
+    def send_all(self) -> None:
+        """Send all changed files, for a minute again while the store refuses them."""
+        self.try_to_send(_PATIENCE)
 
     def try_to_send(self, patience: float = 0.0) -> bool:
         """Send all changed files, for `patience` seconds again while the store refuses them.

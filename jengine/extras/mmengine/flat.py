@@ -22,7 +22,7 @@ from jengine.config.dump import parse_config, parse_modules
 from jengine.config.errors import ConfigError, did_you_mean
 from jengine.config.merge import merge_into
 from jengine.config.modules import import_listed
-from jengine.extras.cloud.remote import fetch_base
+from jengine.config.remote import fetch_base
 from jengine.extras.mmengine.mmengine_keys import SECTIONS, WITHOUT_EFFECT
 
 DATA_SUFFIXES = (".json", ".yaml", ".yml")

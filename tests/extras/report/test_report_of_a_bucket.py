@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from jengine.checkpoint.lock import make_lock
 from jengine.cli import main
 from jengine.config.storage import get_filesystem, read_bytes
-from jengine.extras.cloud.lease import Lease
 from jengine.extras.report.page import collect_data
 from tests.extras.report.report_runs import losses, write_run
 
@@ -35,7 +35,7 @@ def test_a_report_of_runs_in_a_bucket_equals_one_of_local_runs(tmp_path, url):
     assert json.dumps(remote["runs"]).replace(url, str(tmp_path)) == json.dumps(local["runs"])
     assert [run["path"] for run in remote["runs"]] == [f"{url}/{name}/20250131_120000" for name in "ab"]
     assert [run["status"] for run in remote["runs"]] == ["finished", "stopped"]
-    lease = Lease(f"{url}/b", 60)
+    lease = make_lock(f"{url}/b")
     lease.acquire()
     log_dir = collect_data([f"{url}/b/20250131_120000"], 8)["runs"]
     assert [run["status"] for run in log_dir] == ["training"]

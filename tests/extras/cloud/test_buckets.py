@@ -16,6 +16,7 @@ from jengine.checkpoint.inventory import list_checkpoint_entries, remove_checkpo
 from jengine.checkpoint.layout import find_latest, read_meta, write_current_run
 from jengine.cli import main
 from jengine.config.storage import StorageError, list_files, write_bytes
+from jengine.extras.weights import load_pretrained
 from tests.checkpoint.conftest import make_meta, make_state
 
 
@@ -162,7 +163,7 @@ def test_weights_are_loaded_from_a_url(work_dir, tmp_path):
     safetensors.numpy.save_file({"fc.kernel": np.full((2, 3), 2.0, np.float32)}, tmp_path / "model.safetensors")
     write_bytes(f"{work_dir}/model.safetensors", (tmp_path / "model.safetensors").read_bytes())
     for path in (f"{work_dir}/model.safetensors", work_dir):
-        loaded, _, report = checkpoint.load_pretrained(path, params)
+        loaded, _, report = load_pretrained(path, params)
         assert loaded["fc"]["kernel"].sum() == 12
     assert report.fits
 
@@ -174,7 +175,7 @@ def test_the_commands_take_urls(writer, work_dir, capsys):
     assert "2 checkpoints, " in (out := capsys.readouterr().out)
     assert f" in {work_dir}" in out
     main(["ckpt", "export", f"{work_dir}/iter_1", f"{work_dir}/model.safetensors"])
-    loaded, _, _ = checkpoint.load_pretrained(f"{work_dir}/model.safetensors", make_state(0.0)["params"])
+    loaded, _, _ = load_pretrained(f"{work_dir}/model.safetensors", make_state(0.0)["params"])
     assert loaded["head"][0].tolist() == [1.0, 1.0, 1.0]
     main(["ckpt", "rm", work_dir, "iter_1"])
     assert [entry.name for entry in list_checkpoint_entries(work_dir)] == ["iter_2"]

@@ -8,6 +8,7 @@ from etils import epath
 from jengine import checkpoint
 from jengine.checkpoint.layout import read_current_run
 from jengine.config.errors import ConfigError
+from tests.runner.conftest import make_runner as make_runner
 
 
 @pytest.fixture(params=["gs_bucket", "s3_bucket"])
