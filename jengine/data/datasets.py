@@ -11,11 +11,11 @@ import jax
 import numpy as np
 
 from jengine.config.annotations import Count
+from jengine.config.downloads import local_copy
 from jengine.config.errors import require_extra
 from jengine.config.registry import DATASETS
 from jengine.data.collate import count_examples, is_flat
 from jengine.data.host_entries import Batch
-from jengine.extras.cloud.downloads import local_copy
 
 
 @DATASETS.register_module()

@@ -24,7 +24,7 @@ class InitStrategy(Protocol):
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]: ...  # noqa: D102
     def compile_init(
         self, make: Callable[..., PyTree], *args: Any, model: Model | None = None
-    ) -> Any: ...  # noqa: D102
+    ) -> Any: ...
 
 
 class StateInitializer:

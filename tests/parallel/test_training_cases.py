@@ -10,12 +10,12 @@ import sys
 
 import numpy as np
 import pytest
+from tests.distributed import training_cases
 
 from jengine import checkpoint
 from jengine.extras.diagnose.replay import read_dump
-from tests.distributed import training_cases
-from tests.parallel.test_processes import PATIENCE, address, environment
 from tests.parallel.test_exactness import SAVED
+from tests.parallel.test_processes import PATIENCE, address, environment
 
 SHARDED = ["tensor", "data_tensor", "tensor_stream", "data_tensor_stream"]
 MORE_SHARDS = [

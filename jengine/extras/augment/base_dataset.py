@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from jengine.config.annotations import Count, is_mapping
+from jengine.config.downloads import local_copy
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import DATASETS
 from jengine.config.storage import (
@@ -26,7 +27,6 @@ from jengine.config.storage import (
 from jengine.data.host_entries import Sample
 from jengine.data.pipeline import Pipeline
 from jengine.data.samplers import random_state
-from jengine.extras.cloud.downloads import local_copy
 
 Record = dict[str, Any]
 Indices = int | Sequence[int] | np.ndarray | None

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import numpy as np
 
 from jengine.config.annotations import Count
+from jengine.config.downloads import apply_backend_args, check_backend_args
 from jengine.config.errors import ConfigError, require_extra
 from jengine.config.registry import DATASETS, TRANSFORMS
 from jengine.config.storage import list_files, read_bytes
 from jengine.data.host_entries import Sample
 from jengine.extras.augment.base_dataset import BaseDataset, Indices, Record
-from jengine.extras.cloud.downloads import apply_backend_args, check_backend_args
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 Mode = Literal["RGB", "L"]
@@ -81,7 +81,7 @@ class LoadImage:
       mode: 'RGB', 'L' for gray values, or None for the values in the file, such as segmentation
         classes.
       size: (height, width) of the result.
-      backend_args: as in MMEngine, see `jengine.extras.cloud.downloads.apply_backend_args`.
+      backend_args: as in MMEngine, see `jengine.config.downloads.apply_backend_args`.
     """
 
     path: str = "img_path"

@@ -3,8 +3,8 @@
 import os
 import pathlib
 
+from jengine.config.downloads import temporary_copies
 from jengine.config.storage import download_file, get_filesystem, strip_query
-from jengine.extras.cloud.downloads import temporary_copies
 
 _DIRECTORY = "configs"  # of temporary copies
 

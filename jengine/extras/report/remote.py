@@ -4,6 +4,7 @@ import hashlib
 import pathlib
 import re
 
+from jengine.config.downloads import temporary_copies
 from jengine.config.storage import (
     FileInfo,
     is_url,
@@ -13,7 +14,6 @@ from jengine.config.storage import (
     storage_path,
 )
 from jengine.config.work_dir import RECORD
-from jengine.extras.cloud.downloads import temporary_copies
 
 TIMESTAMP = re.compile(r"\d{8}_\d{6}(_\d+)?")
 _READ = re.compile(r"[^/]+\.json|vis_data/([^/]+\.(json|py)|.+\.png)")  # below a log directory

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.config.annotations import Count, NonNegative
+from jengine.config.downloads import apply_backend_args, check_backend_args
 from jengine.config.registry import HOOKS
 from jengine.data.masking import get_mask
 from jengine.extras.augment.image_files import read_image
-from jengine.extras.cloud.downloads import apply_backend_args, check_backend_args
 from jengine.extras.drawing.draw import resize_nearest
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from jengine.cli.commands import build_runner
+from jengine.config.downloads import local_copy
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import encode
 from jengine.config.storage import file_name, storage_path, write_bytes
 from jengine.evaluation.dump import write_arrays
 from jengine.evaluation.sections import list_dataloaders, loader_path
-from jengine.extras.cloud.downloads import local_copy
 from jengine.extras.weights.files import list_npz, read_npz
 from jengine.runner.runner import Runner
 

@@ -31,9 +31,9 @@ from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import ALONE, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.restore import list_arrays
+from jengine.config.downloads import local_copy
 from jengine.config.paths import dotted, flatten
 from jengine.config.storage import download_file, is_url, list_directory, storage_path
-from jengine.extras.cloud.downloads import local_copy
 from jengine.extras.weights import files
 from jengine.extras.weights.huggingface import CONFIG, read_config
 from jengine.parallel.processes import ProcessGroup
