@@ -7,6 +7,12 @@ heavy; its dict `provides` has sections, each with names and the modules that de
     provides = {
         "HOOKS": {"SwAVHook": "jengine.extras.selfsup.swav"},  # entries of a registry
         "names": {"sinkhorn": "jengine.extras.selfsup.losses"},  # to import from the package
+        "readers": {"npz": "jengine.extras.weights.sources"},  # of weights, each a `WeightReader`
+        # Rules of `rename` by name: functions (stored names, parameters, settings) -> rules; other
+        # names and axis orders of parameters; and what continues another loop's training.
+        "rename": {"gpt2": "jengine.extras.weights.huggingface"},
+        "layouts": {"torch_layouts": "jengine.extras.weights.torch_layout"},
+        "continue": {"continue_other_loop": "jengine.extras.weights.optimizer_state"},
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
     }
 

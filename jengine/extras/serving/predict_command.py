@@ -13,9 +13,9 @@ from jengine.config.downloads import local_copy
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import encode
 from jengine.config.storage import file_name, storage_path, write_bytes
+from jengine.data.npz import list_npz, read_npz
 from jengine.evaluation.dump import write_arrays
 from jengine.evaluation.sections import list_dataloaders, loader_path
-from jengine.extras.weights.files import list_npz, read_npz
 from jengine.runner.runner import Runner
 
 _MODES = ("test", "val", "train")

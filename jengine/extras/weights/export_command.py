@@ -10,7 +10,7 @@ from jengine.config.annotations import is_mapping
 from jengine.config.dump import parse_config
 from jengine.config.errors import ConfigError
 from jengine.extras.weights.export import export_params
-from jengine.extras.weights.export_hub import export_hub
+from jengine.extras.weights.hub import export_hub
 from jengine.extras.weights.huggingface import read_config
 
 

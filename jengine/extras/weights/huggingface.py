@@ -11,12 +11,12 @@ files.
 """
 
 import dataclasses
+import functools
 import os
 import re
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from jengine.checkpoint.array_rules import RuleLike
 from jengine.config.annotations import Positive, Range, check_values, is_host_number
@@ -31,8 +31,7 @@ Config = Mapping[str, Any]  # the content of a `config.json`
 Shapes = dict[str, tuple[int, ...]]
 
 CONFIG = "config.json"
-ModelType = Literal["gpt2", "llama", "mistral"]
-MODEL_TYPES: tuple[ModelType, ...] = typing.get_args(ModelType)
+MODEL_TYPES = ("gpt2", "llama", "mistral")
 # Hugging Face's `gelu` is the exact one; `gelu_new` and `gelu_pytorch_tanh` are one approximation
 _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
@@ -379,12 +378,19 @@ def find_differences(config: Config, model: object) -> list[str]:
     ]
 
 
-def is_transformer(paths: Iterable[str]) -> bool:
-    """Return whether parameters are those of `TransformerLM`, scanned or not."""
-    names = set(paths)
-    return "embed.embedding" in names and any(
+def choose_rules(
+    config: Config, stored: Iterable[str], target: Iterable[str]
+) -> Sequence[RuleLike]:
+    """Return the rules of a config's model type for the parameters of `TransformerLM`, scanned or
+    not; none for other parameters.
+    """
+    names = set(target)
+    is_transformer = "embed.embedding" in names and any(
         f"{layer}.attn.query.kernel" in names for layer in ("layers", "layers_0")
     )
+    if config.get("model_type") not in MODEL_TYPES or not is_transformer:
+        return ()
+    return make_rules(config["model_type"], stored, names, config)
 
 
 def make_rules(
@@ -420,6 +426,12 @@ def make_rules(
     return [
         rule for rule in rules if any(re.match(rf"(?:{rule[0]})(?=\.|$)", name) for name in stored)
     ]
+
+
+# as `rename` names them
+gpt2 = functools.partial(make_rules, "gpt2")
+llama = functools.partial(make_rules, "llama")
+mistral = functools.partial(make_rules, "mistral")
 
 
 def _gpt2_rules(layer: str, stack: Mapping[str, int], embed: str | list[str]) -> list[RuleLike]:
