@@ -6,8 +6,8 @@ files.
 
 | `model_type` | model |
 |---|---|
-| `gpt2` | GPT-2: layer norms, learned positions, tied embeddings; projections are `Conv1D`, stored (in, out) |
-| `llama`, `mistral` | RMS norms, rotary positions, shared keys and values, gated MLP; projections stored (out, in) |
+| `gpt2` | layer norms, learned positions, tied embeddings; `Conv1D` stored (in, out) |
+| `llama`, `mistral` | RMS norms, rotary positions, shared keys, gated MLP; stored (out, in) |
 """
 
 import dataclasses
@@ -53,16 +53,19 @@ _ROPE_KEYS = {
 # what old files store for generation. All others are read, or refused: a multiplier or a cap would
 # be left out in silence.
 _HARMLESS_KEYS = """
-    _attn_implementation _commit_hash _name_or_path architectures attention_dropout attn_implementation attn_pdrop
-    bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward decoder_start_token_id diversity_penalty
-    do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_range label2id
-    length_penalty max_length max_position_embeddings min_length model_max_length model_type n_ctx no_repeat_ngram_size
-    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_scores
-    pad_token_id padding_side prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn
-    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params
-    temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
-    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
+    _attn_implementation _commit_hash _name_or_path architectures attention_dropout
+    attn_implementation attn_pdrop bad_words_ids begin_suppress_tokens bos_token_id
+    chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype early_stopping
+    embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label
+    initializer_range label2id length_penalty max_length max_position_embeddings min_length
+    model_max_length model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_scores pad_token_id
+    padding_side prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id suppress_tokens
+    task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype
+    torchscript transformers_version typical_p unk_token_id unsloth_fixed unsloth_version
+    use_bfloat16 use_cache
 """
 _HARMLESS = frozenset(_HARMLESS_KEYS.split())
 _HARMLESS_PREFIXES = ("summary_",)  # of a head for classes

@@ -2,9 +2,9 @@
 
 | weights | names of the arrays |
 |---|---|
-| `.safetensors`, an index of such files, or a directory with `model.safetensors` | as in the file, such as PyTorch's |
+| `.safetensors`, an index of such files, or a directory with one of these | as in the file |
 | `.npz` | as in the file, with dots for slashes |
-| Orbax: a PyTree checkpoint, a step of a `CheckpointManager`, or its directory for the newest one | dotted paths |
+| Orbax: a PyTree checkpoint, a step of a `CheckpointManager`, or its directory | dotted paths |
 | `.msgpack` of Flax's `to_bytes`, or `checkpoint_N` of its old `save_checkpoint` | dotted paths |
 | `.eqx` of Equinox's `tree_serialise_leaves` | dotted paths in the pytree that was saved |
 """

@@ -4,10 +4,10 @@
 |---|---|
 | Dense `kernel` (in, out) | Linear `weight` (out, in) |
 | Conv `kernel` (*window, in / groups, out) | Conv `weight` (out, in / groups, *window) |
-| attention `query`, `key`, `value`: `kernel` (in, heads, size), `bias` (heads, size) | Linear (heads * size, in) |
+| attention `query`, `key`, `value`: `kernel` (in, heads, size) | Linear (heads * size, in) |
+| their names | `q_proj`, `k_proj`, `v_proj`; or a third each of `qkv`, `in_proj_weight` |
 | attention `out`: `kernel` (heads, size, out) | Linear `weight` (out, heads * size) |
-| attention `query`, `key`, `value` | also `q_proj`, `k_proj`, `v_proj`; or a third each of `qkv` or `in_proj_weight` |
-| attention `out` | also `proj`, `out_proj`, `o_proj` |
+| name of attention `out` | `proj`, `out_proj`, `o_proj` |
 | norm `scale`, Embed `embedding` | `weight`, unchanged |
 | batch norm `mean`, `var` in the model state | `running_mean`, `running_var` |
 
