@@ -104,10 +104,10 @@ def load_pretrained(
         tops = {name.partition(".")[0] for name in source.structs}
         raise UnknownNameError(f"{source.label} has no {item!r}{closest(item, tops)}")
     if isinstance(rename, str):
-        rename = load_rules(rename)(stored, structs["params"], source.config)
-    elif not rename:
-        rename = source.find_rules(stored, structs["params"])
-    assignments, report = match(stored, structs, rename, exclude, interpolate, interpolation)
+        rules = load_rules(rename)(stored, structs["params"], source.config)
+    else:
+        rules = rename or source.find_rules(stored, structs["params"])
+    assignments, report = match(stored, structs, rules, exclude, interpolate, interpolation)
     if report.ambiguous or (strict and not report.fits):
         raise CheckpointMismatchError(source.label, report, _ADVICE)
     _read(source, prefix, assignments, values)
