@@ -146,6 +146,26 @@ def test_plugins_import_nothing_and_name_what_exists(extra):
             assert module in _modules(), (section, name, module)
 
 
+REGISTERED = """
+import importlib
+from jengine.config import registry
+registries = lambda: {{id(r): (r, set(r._entries)) for r in list(registry._REGISTRIES)}}
+for room in {rooms}: importlib.import_module("jengine." + room)
+before = registries()
+for module in {modules}: importlib.import_module(module)
+for key, (found, names) in registries().items():
+    new = names - before.get(key, (None, set()))[1]
+    print(*sorted(new - set(found._provided())))
+"""
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_plugins_list_all_that_their_modules_register(extra):
+    modules = [m for m in _modules() if m.startswith(f"jengine.extras.{extra}.") and "__main__" not in m]
+    done = _run(REGISTERED.format(rooms=ROOMS, modules=modules), ROOT.parent)
+    assert (done.stdout.split(), done.stderr) == ([], "")
+
+
 def test_the_index_of_names_has_the_entries_of_all_extras():
     # An extra that was deleted can no longer say what it had.
     index = json.loads((ROOT / "extras" / "names.json").read_text())

@@ -6,35 +6,33 @@ import types
 from collections.abc import Iterator
 
 from jengine.config import HOOKS, OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS, PARAM_SCHEDULERS
+from jengine.config.plugins import list_extras
 
 # Their entries are called by configs alone, and are described in the pages of the registries.
 _REGISTRIES = (HOOKS, OPTIMIZERS, OPTIM_WRAPPER_CONSTRUCTORS, PARAM_SCHEDULERS)
+_ROOMS = (
+    "runner",
+    "hooks",
+    "model",
+    "data",
+    "optim",
+    "optim.schedules",
+    "optim.transforms",
+    "train",
+    "evaluation",
+    "checkpoint",
+    "logging",
+    "parallel",
+    "config",
+    "config.registry",
+    "config.annotations",
+    "config.paths",
+    "config.errors",
+    "config.plugins",
+)
 PACKAGES = (
-    "jengine.runner",
-    "jengine.hooks",
-    "jengine.model",
-    "jengine.data",
-    "jengine.optim",
-    "jengine.optim.schedules",
-    "jengine.optim.transforms",
-    "jengine.train",
-    "jengine.evaluation",
-    "jengine.train",
-    "jengine.checkpoint",
-    "jengine.logging",
-    "jengine.logging",
-    "jengine.parallel",
-    "jengine.parallel",
-    "jengine.config",
-    "jengine.config.registry",
-    "jengine.extras.sweeps",
-    "jengine.config.annotations",
-    "jengine.config.paths",
-    "jengine.config.errors",
-    "jengine.extras.selfsup",
-    "jengine.extras.segmentation",
-    "jengine.extras.imix",
-    "jengine.extras.language",
+    *(f"jengine.{room}" for room in _ROOMS),
+    *(f"jengine.extras.{extra}" for extra in list_extras()),
 )
 
 
@@ -57,7 +55,8 @@ def _list_public_names(module: types.ModuleType) -> Iterator[str]:
     defines.
     """
     is_package = hasattr(module, "__path__")
-    for name, value in sorted(vars(module).items(), key=lambda item: item[0].lower()):
+    for name in sorted(dir(module), key=str.lower):  # an extra's page imports names on access
+        value = getattr(module, name)
         defined_in = getattr(value, "__module__", "")
         if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
             continue

@@ -21,28 +21,33 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "benchmarks/RESULTS.md": "results.md",
 }
-START = ["overview", "install", "start", "optim_tutorial", "coming_from", "comparison", "mmengine"]
-GUIDES = [
-    "model",
-    "equinox",
-    "data",
-    "batches",
-    "config",
-    "runner",
-    "hooks",
-    "optim",
-    "schedules",
-    "evaluation",
-    "logging",
-    "visualization",
-    "sweeps",
+LEARN = [
+    "overview",
+    "install",
+    "start",
+    "optim_tutorial",
     "notebooks",
-    "checkpoints",
-    "storage",
-    "devices",
-    "processes",
+    "coming_from",
+    "comparison",
+    "mmengine",
 ]
-PROJECT = ["benchmarks", "results", "contributing", "changelog"]
+# What the extras add; all other pages of docs/ are about the core.
+EXTRAS = [
+    "before",
+    "imix",
+    "language",
+    "plan",
+    "predict",
+    "pretrained",
+    "finetuning",
+    "report",
+    "scale",
+    "segmentation",
+    "selfsup",
+    "storage",
+    "sweeps",
+]
+PROJECT = ["house", "public_names", "benchmarks", "results", "contributing", "changelog"]
 
 
 def write_sources(directory: pathlib.Path) -> None:
@@ -78,7 +83,7 @@ def _write_pages() -> Iterator[tuple[str, str]]:
         yield f"reference/{name}.md", registry_pages.write_page(reference)
     for name in api_pages.PACKAGES:
         yield f"{_api_path(name)}.md", api_pages.write_page(name)
-    how_tos = [page for page in pages if page not in {*START, *GUIDES, *PROJECT}]
+    use = [page for page in pages if page not in {*LEARN, *EXTRAS, *PROJECT}]
     notebooks = sorted(
         f"notebooks/{path.stem}" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")
     )
@@ -90,9 +95,9 @@ def _write_pages() -> Iterator[tuple[str, str]]:
         ),
     )
     sections = {
-        "Start": [*START, *notebooks],
-        "Guides": GUIDES,
-        "How-tos": [*how_tos, "examples"],
+        "Learn": [*LEARN, *notebooks, "examples"],
+        "Use": use,
+        "Extras": EXTRAS,
         "Reference": ["reference/index", "api/index"],
         "Project": PROJECT,
     }

@@ -16,7 +16,6 @@ from jengine.checkpoint.lock import WorkDirLock as WorkDirLock
 from jengine.checkpoint.lock_holder import WorkDirLockedError as WorkDirLockedError
 from jengine.checkpoint.pretrained import load_pretrained as load_pretrained
 from jengine.checkpoint.publish import publish as publish
-from jengine.checkpoint.report import CheckpointMismatchError as CheckpointMismatchError
 from jengine.checkpoint.report import LoadReport as LoadReport
 from jengine.checkpoint.restore import Checkpoint as Checkpoint
 from jengine.checkpoint.restore import list_arrays as list_arrays
@@ -27,3 +26,4 @@ from jengine.checkpoint.weights import WeightReader as WeightReader
 from jengine.checkpoint.weights import WeightSource as WeightSource
 from jengine.checkpoint.weights import locate_weights as locate_weights
 from jengine.checkpoint.weights import open_weights as open_weights
+from jengine.config.errors import CheckpointMismatchError as CheckpointMismatchError

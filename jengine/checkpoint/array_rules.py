@@ -1,7 +1,7 @@
 """Rules for loaded arrays: `(old, new)`, or `(old, new, options)` with functions on the arrays.
 
 The options are applied in this order: `merge`, `reshape`, `split` or `unstack`, `transform`,
-  `stack`.
+`stack`.
 """
 
 import dataclasses

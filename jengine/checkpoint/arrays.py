@@ -90,7 +90,7 @@ def check_storable(state: Any) -> None:
     >>> check_storable({"a": {"b": 1}, "a.b": 2})
     Traceback (most recent call last):
     jengine.config.errors.ConfigError: two arrays of the state have the same dotted path; use names
-      without dots
+    without dots
     """
     leaves = flatten(state)
     # The store is flat: the second array with a path would overwrite the first.
@@ -392,8 +392,7 @@ def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) 
     """Read arrays from disk into a flat dict by dotted path; see `read`.
 
     If a sharding has devices of several processes, all of them call this together: what more than
-      one needs is read
-    by one of them.
+    one needs is read by one of them.
     """
     stored = {path: struct for path, struct in structs.items() if struct.size}
     plans = plan_reads(stored, _read_chunks(directory)) if jax.process_count() > 1 else {}

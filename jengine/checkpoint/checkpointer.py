@@ -33,10 +33,9 @@ class Checkpointer:
     """Checkpoint manager that saves one checkpoint at a time, in the background.
 
     A save has four steps: write the files and seal them (see `jengine.checkpoint.commit`), update
-      `last_checkpoint`,
-    and remove older checkpoints. Each step is on disk before the next begins, so a complete
-    checkpoint is left whenever the process is killed or the power fails. Directories without a
-    manifest are never replaced or removed.
+    `last_checkpoint`, and remove older checkpoints. Each step is on disk before the next begins, so
+    a complete checkpoint is left whenever the process is killed or the power fails. Directories
+    without a manifest are never replaced or removed.
 
     Before the seal, Orbax reads the structure of the arrays, and at the first save in a directory
     also one array.

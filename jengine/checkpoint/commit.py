@@ -5,10 +5,9 @@ remove it, it is renamed to `epoch_5.outgoing` first. So a directory with a chec
 is complete whenever the process is killed.
 
 Object storage has no rename. There the files are written under their final names and the manifest
-  is written last: a
-directory without one is no checkpoint. To remove a checkpoint, the manifest is removed first.
-Objects with the names `epoch_5.incoming` and `epoch_5.outgoing` tell the next run what a killed one
-has left unfinished.
+is written last: a directory without one is no checkpoint. To remove a checkpoint, the manifest is
+removed first. Objects with the names `epoch_5.incoming` and `epoch_5.outgoing` tell the next run
+what a killed one has left unfinished.
 """
 
 import contextlib

@@ -136,7 +136,7 @@ class CheckpointDirectories:
         `earlier_<n>`.
 
         The first step is atomic: a process that is killed after it leaves no other run's checkpoint
-          to resume from.
+        to resume from.
 
         Returns:
           The directories with the moved checkpoints.

@@ -10,10 +10,10 @@ from jengine.checkpoint import arrays
 from jengine.checkpoint.array_rules import RuleLike, load_rules
 from jengine.checkpoint.interpolation import Method
 from jengine.checkpoint.matching import ITEMS, Assignment, match
-from jengine.checkpoint.report import CheckpointMismatchError, LoadReport
+from jengine.checkpoint.report import LoadReport
 from jengine.checkpoint.weights import WeightSource, open_weights
 from jengine.config.annotations import checked
-from jengine.config.errors import UnknownNameError, closest
+from jengine.config.errors import CheckpointMismatchError, UnknownNameError, closest
 from jengine.config.paths import flatten
 
 PyTree = Any

@@ -120,31 +120,6 @@ class LoadReport:
         return "\n".join(filter(None, (counts, self.table())))
 
 
-class CheckpointMismatchError(ValueError):
-    """Error of a checkpoint whose arrays differ from the expected ones; see `report`.
-
-    Args:
-      path: the checkpoint.
-      report: what does not fit.
-      advice: what to do if the cause is not known.
-      new_run: how to start a new run with it.
-      cause: what made the arrays different, and what to do.
-    """
-
-    def __init__(
-        self, path: str, report: LoadReport, advice: str, new_run: str = "", cause: str = ""
-    ) -> None:
-        lines = (
-            (cause, str(report), new_run) if cause else (str(report), f"{advice} {new_run}".strip())
-        )
-        super().__init__(
-            "\n".join(filter(None, (f"checkpoint {path} does not fit: {lines[0]}", *lines[1:])))
-        )
-        self.path = path
-        self.report = report
-        self.new_run = new_run
-
-
 def compare(
     stored: Mapping[str, jax.ShapeDtypeStruct],
     expected: Mapping[str, jax.ShapeDtypeStruct],

@@ -18,10 +18,10 @@ from jengine.checkpoint.layout import (
     locate_checkpoint,
     read_meta,
 )
-from jengine.checkpoint.report import CheckpointMismatchError, LoadReport, compare
+from jengine.checkpoint.report import LoadReport, compare
 from jengine.checkpoint.rules import list_prefixes
 from jengine.config.annotations import checked
-from jengine.config.errors import UnknownNameError, closest
+from jengine.config.errors import CheckpointMismatchError, UnknownNameError, closest
 from jengine.config.paths import flatten
 from jengine.config.storage import list_files, storage_path
 

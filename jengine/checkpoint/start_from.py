@@ -167,7 +167,7 @@ def find_checkpoint_to_resume(
     )
 
 
-def default_resume_command(load_from: object, path: str | None, *, guard: bool = False) -> str:
+def default_resume_command(load_from: object, path: str | None) -> str:
     """Return how to continue a run.
 
     >>> default_resume_command(None, None)
@@ -176,15 +176,13 @@ def default_resume_command(load_from: object, path: str | None, *, guard: bool =
     Args:
       load_from: the Runner's argument.
       path: a checkpoint; None for the newest one in the work dir, '' to start from scratch.
-      guard: whether to add a numerics guard.
     """
     # it would hold
     without = (
         ["load_from=None"] if path is None and isinstance(load_from, str | os.PathLike) else []
     )
     resume = [] if path == "" else [f"resume={path or True!r}"]
-    hooks = ["default_hooks=dict(guard=dict(type='NumericsGuardHook'))"] if guard else []
-    return f"Runner({', '.join(['...', *without, *resume, *hooks])})"
+    return f"Runner({', '.join(['...', *without, *resume])})"
 
 
 def choose_seed(randomness: Mapping[str, Any] | None, saved: int | None) -> int:

@@ -42,7 +42,7 @@ def train(runner: "Runner", argv: Sequence[str]) -> int:
     return 0
 
 
-def _resume_command(argv: Sequence[str], path: str | None, *, guard: bool = False) -> str:
+def _resume_command(argv: Sequence[str], path: str | None) -> str:
     """Return the command that continues the run with the arguments `argv`; see
     `default_resume_command`.
 
@@ -56,5 +56,4 @@ def _resume_command(argv: Sequence[str], path: str | None, *, guard: bool = Fals
         and not (i and argv[i - 1] == "--resume" and not arg.startswith("-"))
     ]
     resume = [] if path == "" else ["--resume", *([path] if path else [])]
-    hooks = ["--config.default_hooks.guard.type=NumericsGuardHook"] if guard else []
-    return shlex.join(["jengine", *kept, *hooks, *resume])
+    return shlex.join(["jengine", *kept, *resume])

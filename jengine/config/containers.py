@@ -1,8 +1,7 @@
 """Configs in memory: ConfigDicts and plain dicts, lists, tuples and references between values.
 
 These functions make up for limits in ml_collections: ConfigDicts lose `allow_dotted_keys` when they
-  are copied, sort
-the keys, and do not convert dicts in lists.
+are copied, sort the keys, and do not convert dicts in lists.
 """
 
 import copy

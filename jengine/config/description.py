@@ -1,7 +1,7 @@
 """JSON descriptions of values and objects, to compare two processes, or a run and its checkpoint.
 
 Equal values have equal descriptions in every process: there are no addresses, and nothing depends
-  on hash seeds.
+on hash seeds.
 """
 
 import contextlib

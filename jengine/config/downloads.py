@@ -54,11 +54,9 @@ def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
     """Return a local path unchanged, and for a URL of any fsspec scheme a local copy of the file.
 
     A file is fetched once: the copy stays in `~/.cache/jengine/files`, or in the directory that the
-      environment
-    variable `JENGINE_LOCAL_DIR` names, until the file at the URL changes by what the store says:
-      its ETag, time of
-    modification, generation, checksum or size. If a web server says no more than a size, the file
-    is fetched each time. You may remove the directory at any time.
+    environment variable `JENGINE_LOCAL_DIR` names, until the file at the URL changes by what the
+    store says: its ETag, time of modification, generation, checksum or size. If a web server says
+    no more than a size, the file is fetched each time. You may remove the directory at any time.
 
     >>> local_copy("data/tokens.npy").name
     'tokens.npy'
@@ -159,7 +157,7 @@ def check_backend_args(
     >>> check_backend_args(dict(backend="lmdb"))
     Traceback (most recent call last):
     jengine.config.errors.ConfigError: `backend_args` must be None or have backend='local', 's3' or
-      'http', got 'lmdb'; ...
+    'http', got 'lmdb'; ...
     """
     if backend_args is not None and file_client_args is not None:
         raise ConfigError(

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint.report import CheckpointMismatchError
 from jengine.config.construction import has_unwritable, to_config
 from jengine.config.containers import is_mapping
 from jengine.config.description import describe, flatten_description
 from jengine.config.dump import simplify
+from jengine.config.errors import CheckpointMismatchError
 from jengine.config.json_codec import Json
 
 _FLAGS = (

@@ -39,9 +39,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     """Run a config file and apply overrides to the config that `get_config()` returns.
 
     A file without this function is a flat MMEngine config: each top-level assignment is a key; see
-      `load_flat`. So are
-    `.json` and `.yaml` files. The file can import modules from the same directory, and name them in
-    types: 'my_net.MyCNN'.
+    `load_flat`. So are `.json` and `.yaml` files. The file can import modules from the same
+    directory, and name them in types: 'my_net.MyCNN'.
 
     Args:
       path: the file, or a URL such as `gs://bucket/config.py`. `path.py:argument` passes the string

@@ -5,9 +5,8 @@ Rules that match names (paramwise keys, layer decay, sharding) try both, so conf
 PyTorch models keep working.
 
 Flax wraps arrays: `nnx.Variable` in an `nnx.State` or `nnx.Module`, `nn.Partitioned` in Linen
-  parameters. JAX treats a
-wrapper as a tree level named `value`. The paths here omit that level, so a tree has the same paths
-with and without wrappers. Dict keys and fields named `value` are kept.
+parameters. JAX treats a wrapper as a tree level named `value`. The paths here omit that level, so a
+tree has the same paths with and without wrappers. Dict keys and fields named `value` are kept.
 """
 
 import difflib
@@ -128,8 +127,7 @@ def path_aliases(path: str) -> tuple[str, str]:
     """Return the names that substring rules are matched against: the Flax path and the torch alias.
 
     Names at the root start with a dot, as in MMEngine: the key `.pos_embed` matches `pos_embed` at
-      the root and
-    `x.pos_embed` in any module, but not `abs_pos_embed`.
+    the root and `x.pos_embed` in any module, but not `abs_pos_embed`.
     """
     alias = torch_alias(path)
     return (path if "." in path else f".{path}", alias if "." in alias else f".{alias}")

@@ -7,6 +7,7 @@ heavy; its dict `provides` has sections, each with names and the modules that de
     provides = {
         "HOOKS": {"SwAVHook": "jengine.extras.selfsup.swav"},  # entries of a registry
         "names": {"sinkhorn": "jengine.extras.selfsup.losses"},  # to import from the package
+        "explainers": {"add_place": "jengine.extras.diagnose.locate"},  # see `explain`
         "readers": {"npz": "jengine.extras.weights.sources"},  # of weights, each a `WeightReader`
         # Rules of `rename` by name: functions (stored names, parameters, settings) -> rules; other
         # names and axis orders of parameters; and what continues another loop's training.
@@ -24,6 +25,7 @@ import importlib
 import importlib.metadata
 import json
 import pathlib
+import runpy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -82,7 +84,9 @@ def load_provided(section: str, name: str) -> Any:
 
 
 def load_each(section: str) -> Iterator[Any]:
-    """Import and yield all objects that extras provide in a section, in the order of their names."""
+    """Import and yield all objects that extras provide in a section, in the order of their
+    names.
+    """
     for name in sorted(provided(section)):
         yield load_provided(section, name)
 
@@ -91,9 +95,9 @@ def find_missing(name: str) -> str:
     """Return where a name is that no installed extra provides, as the end of a sentence, or ""."""
     found = _find_extras()
     for extra, provides in found.items():
-        if missing := _missing(provides, found):
-            if any(name in names for names in provides.values()):
-                return f"; it is in the extra {extra!r}, whose {missing!r} is not installed"
+        missing = _missing(provides, found)
+        if missing and any(name in names for names in provides.values()):
+            return f"; it is in the extra {extra!r}, which needs {missing!r}, not installed"
     index = _FOLDER / "names.json"
     shipped = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
     for extra, names in shipped.items():
@@ -126,16 +130,17 @@ def lazy_names(package: str, provides: Provides) -> tuple[Callable[[str], Any], 
 
 @functools.cache
 def _find_extras() -> Mapping[str, Provides]:
-    modules: dict[str, str] = {}
+    found: dict[str, Provides] = {}
     for path in sorted(_FOLDER.glob("*/plugin.py")):
-        modules[path.parent.name] = f"{_GROUP}.{path.parent.name}.plugin"
+        found[path.parent.name] = runpy.run_path(str(path))["provides"]  # imports no package
     for point in importlib.metadata.entry_points(group=_GROUP):
-        if modules.setdefault(point.name, point.value) != point.value:
+        if point.name in found:
             raise ConfigError(
-                f"extras must have different names, got {point.name!r} from {point.value!r} and "
-                f"{modules[point.name]!r}"
+                f"extras must have different names, got {point.name!r} twice, also from the "
+                f"package {point.dist.name if point.dist else point.value!r}"
             )
-    return {name: importlib.import_module(module).provides for name, module in modules.items()}
+        found[point.name] = importlib.import_module(point.value).provides
+    return found
 
 
 def _missing(provides: Provides, found: Mapping[str, Provides]) -> str | None:

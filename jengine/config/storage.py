@@ -75,7 +75,7 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
     >>> storage_path("work_dir", "ftp://host/run")
     Traceback (most recent call last):
     jengine.config.errors.ConfigError: `work_dir` must be a local path or a URL of gs:// or s3://,
-      got 'ftp://host/run'; ...
+    got 'ftp://host/run'; ...
 
     Args:
       name: the argument, for the message.
@@ -118,7 +118,7 @@ def reading_only(directory: str | os.PathLike[str] | None) -> Iterator[None]:
     """Let code inside read files in `directory` alone, in this thread; None restricts nothing.
 
     For configs from elsewhere: what they name must be neither read nor requested with the rights of
-      this user.
+    this user.
     """
     token = _only.set(None if directory is None else os.fspath(directory))
     try:
@@ -237,7 +237,7 @@ def retry_read(path: str | os.PathLike[str], read: Callable[[], _T]) -> _T:
     """Return what `read` returns for a local path; try again if the disk fails.
 
     A network file system may answer ESTALE or EIO for a file that is whole: unreadable is not
-      absent.
+    absent.
 
     Raises:
       StorageError: all attempts failed. OSError: there is no such file or directory.
@@ -285,7 +285,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
     """Return the bytes of a file, with one request if it is a URL.
 
     A local file may be from anyone: a pipe, a device or a link to one is refused, since reading it
-      may never end.
+    may never end.
 
     Args:
       path: the file.
@@ -489,7 +489,7 @@ def make_pointer(directory: pathlib.PurePath, path: pathlib.PurePath) -> str:
     copy.
 
     It is relative, unless there is no relative path: to another bucket, or between a bucket and a
-      disk.
+    disk.
 
     >>> make_pointer(epath.Path("/runs/a"), epath.Path("/runs/a/iter_4"))
     'iter_4'
@@ -605,7 +605,7 @@ def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
     >>> check_local_path("work_dir", "s3://bucket/run")
     Traceback (most recent call last):
     jengine.config.errors.ConfigError: `work_dir` must be a path on a local or mounted file system,
-      got 's3://bucket/run'; ...
+    got 's3://bucket/run'; ...
     """
     text = os.fspath(path)
     if match := _SCHEME.match(text):

@@ -83,7 +83,7 @@ class BatchCheck:
     >>> check({"id": np.array([2**40])})
     Traceback (most recent call last):
     ValueError: `train_dataloader` must yield integers that fit in int32, got 1099511627776 to
-      1099511627776 in ...
+    1099511627776 in ...
 
     Args:
       loader: the loader's name in messages: 'train_dataloader'.

@@ -116,7 +116,7 @@ def prefetch_to_device(
     """Yield batches as device arrays, with `depth` of them sent ahead of the consumer.
 
     Transfers are asynchronous, so no thread is needed: while the device computes on a batch, the
-      next ones travel.
+    next ones travel.
 
     >>> import numpy as np
     >>> [int(batch["x"]) for batch in prefetch_to_device({"x": np.int32(i)} for i in range(3))]

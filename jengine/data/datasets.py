@@ -76,7 +76,7 @@ class Digits(ArrayDataset):
       ValueError: an unknown split. ImportError: scikit-learn is not installed.
 
     Source: E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI repository,
-      1998.
+    1998.
     """
 
     extra = "examples"
@@ -105,8 +105,7 @@ class TokenWindows:
     """Windows over a token sequence, for a language model that predicts each next token.
 
     Samples are `tokens`: int32[length], and `targets`: int32[length], the same shifted by one.
-      Windows do not overlap,
-    and an incomplete last one is dropped.
+    Windows do not overlap, and an incomplete last one is dropped.
 
     >>> TokenWindows(np.arange(7), length=3)[1]["targets"]
     array([4, 5, 6], dtype=int32)

@@ -193,7 +193,7 @@ class DataLoader:
         changed.
 
         Load a position afterwards: the next batch then starts at the example where the last one has
-          ended.
+        ended.
         """
         changed = False
         if (

@@ -172,8 +172,7 @@ def fold_in(dataset: Any, *parts: int) -> Any:
     draws none.
 
     As `jax.random.fold_in` does for keys: samples with the same index in two parts have the same
-      seed and epoch, and
-    must still be augmented differently.
+    seed and epoch, and must still be augmented differently.
 
     Args:
       dataset: the dataset, which may have a method `fold_in(*parts)`.

@@ -1,8 +1,8 @@
 """Foreign data in passes, which continue where a checkpoint was written.
 
 A `DataSource` hides how a library stores a position: grain in its iterators, Hugging Face and
-  torchdata in the object
-itself, PyTorch in a generator, TensorFlow in its own checkpoint, most others not at all.
+torchdata in the object itself, PyTorch in a generator, TensorFlow in its own checkpoint, most
+others not at all.
 """
 
 import copy

@@ -2,7 +2,6 @@
 
 import contextlib
 import inspect
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -14,92 +13,25 @@ from jengine.config.errors import ConfigError
 from jengine.config.json_codec import pack
 from jengine.config.registry import HOOKS, is_built_in
 from jengine.data.batch_check import Batch
-from jengine.extras.diagnose.locate import locate_sizes
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
-from jengine.model.adapters import describe_module
-from jengine.model.labels import LABEL_SETTINGS, OUTPUT_SETTINGS
 from jengine.train.traced_hooks import hook_names
 
 
 class NonFiniteLossError(FloatingPointError, AssertionError):
-    """Infinite or NaN loss; also an AssertionError, which MMEngine raises."""
+    """Infinite or NaN loss; also an AssertionError, which MMEngine raises.
+
+    Attributes:
+      iteration: the iteration that computed it; None if unknown.
+      checkpoint: path of the newest checkpoint from before it; None without one.
+    """
+
+    iteration: int | None = None
+    checkpoint: str | None = None
 
 
 class HookStateError(ConfigError):
     """State of a hook of the user's that a checkpoint cannot hold."""
-
-
-def describe_loss(
-    iteration: int,
-    value: float,
-    now: int,
-    labels: str | None,
-    rates: Mapping[str, Sequence[float]],
-    paths: Sequence[str | None],
-    command: str,
-    cfg: Any = None,
-) -> str:
-    """Return the message about a loss that is not finite, the likely cause first.
-
-    Args:
-      iteration, value: of the loss.
-      now: the iteration at which it was fetched.
-      labels: what is wrong with the labels of its batch.
-      rates: the learning rates of the groups, by name.
-      paths: the newest checkpoints from before and after it.
-      command: trains from there, or from scratch, with the numerics guard.
-      cfg: the config, for the setting with the number of outputs.
-    """
-    loss = f"the loss of iteration {iteration}, counted from 0, is {value} (noticed at iteration {now})"
-    path, later = paths
-    newest = (
-        f"The newest checkpoint from before it is {path}."
-        if path
-        else "No checkpoint is from before it."
-    )
-    if later:
-        newest += f" Do not resume from {later}, which was saved after it."
-    elif not path:
-        newest = "No checkpoint was saved, since its parameters could not be trusted."
-    if labels is not None:
-        labels = labels.replace(
-            LABEL_SETTINGS, "in the data or the settings of `train_dataloader.dataset`"
-        )
-        count = re.search(r"the outputs have (\d+) classes", labels)
-        sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
-        setting = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
-        if not setting and (module := describe_module(cfg)) is not None:
-            setting = f"an argument of {module} in `model.module`, or in its code"
-        if setting:
-            labels = labels.replace(f" {OUTPUT_SETTINGS}", f" by {setting}")
-        return f"{labels}. Therefore {loss}. {newest}"
-    # With several groups, `base_lr` is the rate of none
-    largest = max(
-        (rate for name, group in rates.items() if not name.endswith("base_lr") for rate in group),
-        default=0,
-    )
-    rate = f", here {largest:g}," if largest else ""
-    # At a rate that no run has, updates of clipped gradients are too large as well.
-    clip = (
-        ", or limit the gradients with `optim_wrapper.clip_grad=dict(max_norm=1.0)`"
-        if largest < 10
-        else ""
-    )
-    cause = (
-        f"Often the learning rate{rate} is too large: set a smaller "
-        f"`optim_wrapper.optimizer.lr`{clip}"
-        if iteration
-        else "No update came before it: look for values that are not finite, or too large, in the "
-        "first batch, and for "
-        "a division, root or logarithm of zero in the model and its loss"
-    )
-    return (
-        f"{loss}. {cause}. {newest}\n"
-        "If that is not it, train with the numerics guard, which drops such steps, and after "
-        "several in a row stores "
-        f"the batch and the state of one, for `jengine replay` to compute again:\n  {command}"
-    )
 
 
 def check_saved_states(hooks: Sequence[Hook]) -> None:
@@ -129,8 +61,7 @@ class CheckInvalidLossHook(Hook):
     NonFiniteLossError.
 
     Each check waits for the device, errors are detected late, and nothing is saved: you should
-      prefer
-    `NumericsGuardHook`, which checks every step and skips the bad ones.
+    prefer `NumericsGuardHook`, which checks every step and skips the bad ones.
 
     Args:
       interval: iterations between two checks.

@@ -25,10 +25,10 @@ class EarlyStoppingHook(Hook):
     """End of training after `patience` validations in a row without an improvement.
 
     After each validation, the first rule that fits applies: a score that is not finite ends
-      training; a score beyond
-    `stopping_threshold` ends training; a score that beats the best by more than `min_delta` becomes
-    the best; any other score, also an equal one, counts as no improvement. Checkpoints contain the
-    best score and the count, so that a resumed run stops at the same epoch as an uninterrupted one.
+    training; a score beyond `stopping_threshold` ends training; a score that beats the best by more
+    than `min_delta` becomes the best; any other score, also an equal one, counts as no improvement.
+    Checkpoints contain the best score and the count, so that a resumed run stops at the same epoch
+    as an uninterrupted one.
 
     Args:
       monitor: the metric.

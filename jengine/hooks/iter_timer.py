@@ -22,8 +22,7 @@ class IterTimerHook(Hook):
     the info `eta`.
 
     The device works asynchronously, and the loop keeps a few steps in flight: a single `time` shows
-      when a step
-    was dispatched, and only the mean over a log interval is the true step time.
+    when a step was dispatched, and only the mean over a log interval is the true step time.
 
     About every 10 seconds it also updates `run.json`, names the slowest of several processes in the
     next log line, and starts a profile if `jengine profile WORK_DIR` or SIGUSR2 has requested one;

@@ -25,8 +25,7 @@ class LoggerHook(Hook):
     """Log lines every `interval` iterations and after each validation and test.
 
     Metrics leave the device only for a log line: those of all past iterations, in one transfer. A
-      background thread
-    waits for them and writes the line while training continues.
+    background thread waits for them and writes the line while training continues.
 
     In the backends all scalars have the number of completed training iterations as step. JSON lines
     have a `mode`: 'train', 'val' or 'test'.

@@ -115,7 +115,7 @@ class RunVisBackend(BaseVisBackend):
     """Backend that writes to a run, such as one on a server, which the first value opens.
 
     The config and the graph wait for it: a checkpoint that is loaded before may have the run to
-      continue.
+    continue.
 
     Attributes:
       extra: the extra of jengine that installs the client.

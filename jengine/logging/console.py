@@ -56,7 +56,7 @@ def build_logger(
     than the first only print errors.
 
     Building a logger again replaces the handlers: a second run in the same process writes to
-      another file.
+    another file.
 
     Args:
       name: the logger name; it also prints the records of child loggers, such as 'name.child'.

@@ -127,9 +127,8 @@ class LocalVisBackend(FilesVisBackend):
     PNG.
 
     Each line is complete on disk when the call returns. JSON has no NaN or infinity: they are
-      written as the strings
-    "NaN", "Infinity" and "-Infinity", which `float()` reads. The arguments are those of
-    `FilesVisBackend`.
+    written as the strings "NaN", "Infinity" and "-Infinity", which `float()` reads. The arguments
+    are those of `FilesVisBackend`.
 
     Examples:
       >>> import tempfile
@@ -192,8 +191,7 @@ class CSVVisBackend(FilesVisBackend):
     as PNG.
 
     Every number is a row, because training and validation log different names: a new name does not
-      change the rows
-    already written. `pandas.read_csv(...).pivot_table(index='step', columns='name',
+    change the rows already written. `pandas.read_csv(...).pivot_table(index='step', columns='name',
     values='value')` turns the names into columns. The arguments are those of `FilesVisBackend`.
     """
 

@@ -118,7 +118,8 @@ def plot(points: Sequence[tuple[int, float]]) -> str:
     finite = [(x, y) for x, y in points if math.isfinite(y)]
     if len(finite) < 2:
         return ""
-    (first, last) = (finite[0][0], finite[-1][0])
+    first = finite[0][0]
+    last = finite[-1][0]
     values = [y for _, y in finite]
     low = min(values)
     high = max(values)

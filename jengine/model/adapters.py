@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from jengine.config.annotations import parameters_of
 from jengine.config.errors import config_path
 from jengine.config.registry import MODELS, Registry, as_config, check_arguments, resolve_functions
 from jengine.model.model import ArrayTree, Batch, Losses
@@ -82,21 +81,6 @@ def build_module(module: Any, **extra: Any) -> Any:
     arguments = resolve_functions(entry, arguments | extra)
     check_arguments(entry, arguments)
     return entry(**arguments)
-
-
-def describe_module(cfg: Any) -> str | None:
-    """Return the class and the arguments of the network in the config of a run, or None.
-
-    >>> describe_module(dict(model=dict(module=dict(type="flax.linen.Dropout", rate=0.5))))
-    'Dropout(rate, broadcast_dims, deterministic, rng_collection)'
-    """
-    with contextlib.suppress(Exception):  # a model that is an object, or a function
-        entry = cfg["model"]["module"]["type"]
-        entry = _NETWORKS.get(entry) if isinstance(entry, str) else entry
-        # which Flax sets
-        names = [name for name in parameters_of(entry) if name not in ("parent", "name", "rngs")]
-        return f"{entry.__name__}({', '.join(names)})"
-    return None
 
 
 def call_loss(

@@ -204,10 +204,9 @@ class _NamedArguments:
     """Function `fn` that is called with those available arguments that it has.
 
     Arguments called `names` are passed by name. Those in `main` may have other names in `fn`, in
-      order: all, as one
-    alone would be ambiguous, or the first ones with `optional`. `role` is the argument of
-    `FunctionalModel`, for error messages. `train` is the mode for arguments that select training or
-    inference, None to leave them alone.
+    order: all, as one alone would be ambiguous, or the first ones with `optional`. `role` is the
+    argument of `FunctionalModel`, for error messages. `train` is the mode for arguments that select
+    training or inference, None to leave them alone.
     """
 
     def __init__(

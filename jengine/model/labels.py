@@ -17,7 +17,7 @@ import numpy as np
 from jengine.config import paths
 from jengine.data.masking import get_mask
 
-# What `describe_loss` replaces with the settings of a config.
+# What an explainer replaces with the settings of a config.
 OUTPUT_SETTINGS = "in `model.module`"
 LABEL_SETTINGS = "in the dataset"
 

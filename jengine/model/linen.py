@@ -232,7 +232,7 @@ class LinenModel(Model):
         does nothing.
 
         Only collections that may be sown are tried: tuples, which is how `sow` collects values, and
-          names with 'loss'.
+        names with 'loss'.
         """
         if name == "params" or name in self._sown.names:
             return name != "params"

@@ -48,8 +48,7 @@ def select_trained(module: "nnx.Module", wrt: NnxFilter) -> list[Path]:
     None.
 
     Random streams, statistics, caches and sown values are left out: filters by path
-      (`nnx.PathContains`) select them
-    with the parameters, but nothing of them can be trained.
+    (`nnx.PathContains`) select them with the parameters, but nothing of them can be trained.
 
     Raises:
       ConfigError: `wrt` selects nothing, or an array that is not floating-point.

@@ -13,12 +13,6 @@ from jengine.optim.optimizers.optimizer import Optimizer as Optimizer
 from jengine.optim.param_groups.constructor import (
     DefaultOptimWrapperConstructor as DefaultOptimWrapperConstructor,
 )
-from jengine.optim.param_groups.layer_decay import (
-    LearningRateDecayOptimizerConstructor as LearningRateDecayOptimizerConstructor,
-)
-from jengine.optim.param_groups.layer_decay import (
-    LearningRateDecayOptimWrapperConstructor as LearningRateDecayOptimWrapperConstructor,
-)
 from jengine.optim.param_groups.modules import Module as Module
 from jengine.optim.param_groups.modules import Parameter as Parameter
 from jengine.optim.param_groups.multi_constructor import (

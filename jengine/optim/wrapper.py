@@ -80,10 +80,10 @@ class OptimWrapper:
     """Optimizer wrapper with an optax chain, `tx`, and the hyperparameters of the parameter groups.
 
     `tx` does all computation and can be used like any optax transformation. From the outside to the
-      inside it has: the
-    group hyperparameters, kept in the state; accumulation and the mean over replicas; loss scaling
-    (`AmpOptimWrapper`); and a chain of named parts: clipping, weight decay, the optimizer and the
-    learning rate. `update`, `accumulate` and the other methods call it as a training loop does.
+    inside it has: the group hyperparameters, kept in the state; accumulation and the mean over
+    replicas; loss scaling (`AmpOptimWrapper`); and a chain of named parts: clipping, weight decay,
+    the optimizer and the learning rate. `update`, `accumulate` and the other methods call it as a
+    training loop does.
 
     >>> import jax.numpy as jnp
     >>> from jengine.optim.optimizers.sgd import SGD
@@ -705,7 +705,7 @@ class OptimWrapper:
         nothing else.
 
         Without low precision nothing else is necessary: within an accumulation window replicas
-          exchange nothing.
+        exchange nothing.
         """
         yield self.should_sync()
 

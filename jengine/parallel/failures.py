@@ -71,8 +71,8 @@ class FailureWatch:
         latest.
 
         A broken collective is a consequence: another process will publish the cause, or JAX will
-          end this one when it
-        has detected which process is gone. So that error is only published if neither happens.
+        end this one when it has detected which process is gone. So that error is only published if
+        neither happens.
         """
         if self.failing:
             return

@@ -121,7 +121,7 @@ def detect_launcher(environ: Mapping[str, str]) -> str:
     """Return the launcher that has started this process with others; 'none' if it is alone.
 
     Only what the environment says is used. A TPU VM without Kubernetes says nothing: pass 'tpu'
-      there.
+    there.
 
     >>> detect_launcher({"PMI_SIZE": "8", "PMI_RANK": "2"})
     'mpi'

@@ -210,7 +210,7 @@ class MeshStrategy(Strategy):
         a model requires.
 
         Otherwise it has no mesh, also within `jax.set_mesh`: Linen would take logical axes for mesh
-          axes.
+        axes.
         """
         is_explicit = AxisType.Explicit in self.mesh.axis_types
         return self._with_mesh(

@@ -29,10 +29,9 @@ class Pjit(MeshStrategy):
     """Strategy that compiles the step with `jax.jit` (which replaced pjit) over a mesh.
 
     The step computes the same as on one device: losses, norms and statistics are computed over the
-      whole batch.
-    Optimizer state, averages and accumulated gradients are sharded like the parameters, so
-    gradients are also exchanged in iterations that only accumulate; `DataParallel`, with the same
-    mesh and rules, exchanges them once per update.
+    whole batch. Optimizer state, averages and accumulated gradients are sharded like the
+    parameters, so gradients are also exchanged in iterations that only accumulate; `DataParallel`,
+    with the same mesh and rules, exchanges them once per update.
 
     Args:
       mesh: number of devices along `data`, `fsdp` and `tensor`; -1 for the remaining ones; see

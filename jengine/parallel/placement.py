@@ -30,9 +30,8 @@ class Placement:
     """Rules for how each parameter is sharded.
 
     The first match applies: the longest rule whose key is part of the parameter's Flax or PyTorch
-      name; the logical
-    axes that the model has set; for a large parameter, `fsdp` along the largest divisible axis.
-    Others are replicated.
+    name; the logical axes that the model has set; for a large parameter, `fsdp` along the largest
+    divisible axis. Others are replicated.
 
     Args:
       mesh: the mesh.

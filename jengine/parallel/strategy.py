@@ -195,8 +195,7 @@ def bind_axis_names(step: Callable[..., Any], names: Sequence[str]) -> Callable[
     """Return `step` within mapped axes of these names and of size 1.
 
     Code for `jax.pmap` names the axis of its devices: `nn.BatchNorm(axis_name='batch')`. Where one
-      program computes on
-    the whole batch, a mean over the devices is the value itself.
+    program computes on the whole batch, a mean over the devices is the value itself.
 
     >>> bind_axis_names(lambda x: jax.lax.pmean(x, "batch"), ["batch"])(jax.numpy.float32(3)).item()
     3.0

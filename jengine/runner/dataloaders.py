@@ -12,13 +12,12 @@ import numpy as np
 
 from jengine.config.description import hash_text
 from jengine.config.errors import ConfigError, UnknownNameError, config_path
+from jengine.config.explain import explain
 from jengine.data.batch_check import Batch, BatchCheck
 from jengine.data.build import build_dataloader
 from jengine.data.host_entries import list_host_entries, select_arrays
 from jengine.data.masking import whole_batches
 from jengine.evaluation.sections import loader_path
-from jengine.extras.diagnose.failing_layer import explain_failing_layer
-from jengine.extras.diagnose.locate import add_place
 from jengine.hooks.runner_protocol import Loader
 from jengine.logging.slow_call import report_if_slow
 from jengine.model.selection import describe_tree
@@ -223,22 +222,17 @@ class DataLoaders:
         try:
             yield
         except Exception as error:
-            add_place(error, self._cfg)
+            example = None if ends() else self._examples.get(path)
             notes = getattr(error, "__notes__", ())
-            is_clear = isinstance(error, ConfigError) or any(
+            # The message alone says enough, or the error has passed here with another batch
+            is_clear = isinstance(error, ConfigError | UnknownNameError) or any(
                 note.startswith(_CLEAR) for note in notes
             )
-            if path in self._examples and not is_clear and not ends():
-                explained = explain_failing_layer(error, self._examples[path])
-                add_place(explained, self._cfg)
-                for shown in [
-                    name
-                    for name in dict.fromkeys((path, "train_dataloader"))
-                    if name in self._examples
-                ]:
-                    explained.add_note(f"with the first batch of {shown}: {self._examples[shown]}")
-                if explained is not error:
-                    raise explained from None
+            example = None if is_clear else example
+            explain(error, cfg=self._cfg, example=example)
+            for shown in dict.fromkeys((path, "train_dataloader")) if example else ():
+                if shown in self._examples:
+                    error.add_note(f"with the first batch of {shown}: {self._examples[shown]}")
             if (entries := self._host_entries.get(path)) and isinstance(error, UnknownNameError):
                 listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
                 error.add_note(

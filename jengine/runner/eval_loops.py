@@ -14,6 +14,7 @@ import optax
 
 from jengine.config.annotations import Count
 from jengine.config.errors import ConfigError
+from jengine.config.explain import explain
 from jengine.config.registry import LOOPS
 from jengine.data.batch_check import Batch, BatchCheck
 from jengine.data.batch_stream import prefetch_to_device
@@ -22,7 +23,6 @@ from jengine.data.host_entries import put_arrays, select_arrays
 from jengine.data.masking import on_whole_batches, whole_batches
 from jengine.evaluation.evaluator import Evaluator, EvaluatorState
 from jengine.evaluation.sections import EvalSettings, loader_path
-from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import Loader
 from jengine.model.model import Model
@@ -30,7 +30,7 @@ from jengine.model.precision import CastModel, Precision
 from jengine.parallel.local_batch import process_local_batch
 from jengine.parallel.processes import all_gather_objects, to_host
 from jengine.runner.end_report import wait_for_device
-from jengine.runner.failures import mark_inconsistent, step_failed
+from jengine.runner.failures import mark_inconsistent
 from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.programs import report_first_compile
@@ -46,9 +46,8 @@ class EvalLoop:
     device.
 
     Several evaluations have names, which prefix their results: 'robust/accuracy/top1'. They run one
-      after the other
-    between the stages `before_val_epoch` and `after_val_epoch`, which gets the results of all;
-    `dataloader`, `evaluator` and `epoch_length` are those of the current one.
+    after the other between the stages `before_val_epoch` and `after_val_epoch`, which gets the
+    results of all; `dataloader`, `evaluator` and `epoch_length` are those of the current one.
 
     Args:
       runner: provides the model.
@@ -189,12 +188,7 @@ class EvalLoop:
                     runner.call_hook(f"after_{mode}")
                 return metrics
         except Exception as error:
-            program = None if self._current is None else self._current.program
-            # else training ran out of memory, noticed here
-            if program is not None and not step_failed(runner):
-                explain_out_of_memory(
-                    error, program.traced.name, program.step, program.traced.shapes
-                )
+            explain(error, run=runner, cfg=runner.cfg, evaluation=self._current)
             raise
         finally:
             self._current = None

@@ -2,12 +2,11 @@
 the run is closed.
 
 The error comes before anything that can wait, and waits for the device, files and services have a
-  limit: a step that
-never finishes, or a disk that hangs, must neither hide the error nor keep the process alive.
+limit: a step that never finishes, or a disk that hangs, must neither hide the error nor keep the
+process alive.
 """
 
 import contextlib
-import itertools
 import logging
 import math
 import os
@@ -15,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 
@@ -25,13 +23,11 @@ from jengine.checkpoint.layout import find_manifests
 from jengine.checkpoint.lock_holder import WorkDirLockedError
 from jengine.config.dump import write_config
 from jengine.config.errors import read_seconds
+from jengine.config.explain import explain
 from jengine.config.storage import storage_path
-from jengine.data.host_entries import select_arrays
-from jengine.extras.diagnose.out_of_memory import explain_out_of_memory, is_out_of_memory
-from jengine.hooks.checks import NonFiniteLossError, describe_loss
+from jengine.hooks.checks import NonFiniteLossError
 from jengine.logging.console import log_error, open_log_file
 from jengine.optim.amp import AmpOptimWrapper
-from jengine.parallel.local_batch import process_local_batch
 from jengine.parallel.strategy import is_pending
 from jengine.runner.interrupts import watch_waits
 from jengine.runner.runner_protocol import RunnerInternals, TrainLoopInternals
@@ -79,42 +75,23 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
             f"The loss of iteration {iteration}, counted from 0, is {value}; training continues."
         )
         return
-    labels = _find_wrong_labels(runner, iteration)
-    paths = _find_checkpoints(runner, iteration)
-    command = runner.resume_command(paths[0] or "", guard=True)
-    raise NonFiniteLossError(
-        describe_loss(
-            iteration, value, loop.iter, labels, wrapper.get_lr(), paths, command, runner.cfg
-        )
+    before, later = _find_checkpoints(runner, iteration)
+    newest = (
+        f"The newest checkpoint from before it is {before}."
+        if before
+        else "No checkpoint is from before it."
     )
-
-
-def _find_wrong_labels(runner: RunnerInternals, iteration: int) -> str | None:
-    """Return what is wrong with the labels of the current batch, or of that of `iteration`; None
-    if nothing is.
-    """
-
-    count = runner.train_loop.batches_per_iteration
-
-    def batches() -> Iterator[Any]:
-        if runner.train_loop.batch is not None:
-            batch = select_arrays(runner.train_loop.batch)
-            batch = jax.device_get(process_local_batch(batch, batch))
-            yield from batch if count > 1 else [batch]
-        loader = runner.train_dataloader
-        if loader.has_random_access:
-            epoch, start = divmod(iteration * count, loader.length or 1)
-            with contextlib.closing(loader.copy_at_epoch(epoch)) as again:
-                again.set_epoch(epoch, start)
-                yield from map(select_arrays, itertools.islice(again, count))
-
-    with contextlib.suppress(Exception):  # the data may fail as well, and must not hide the loss
-        find = runner.programs.find_wrong_labels
-        hyperparams = runner.step_hyperparams()
-        return next(
-            filter(None, (find(runner.state, batch, hyperparams) for batch in batches())), None
-        )
-    return None
+    if later:
+        newest += f" Do not resume from {later}, which was saved after it."
+    elif not before:
+        newest = "No checkpoint was saved, since its parameters could not be trusted."
+    error = NonFiniteLossError(
+        f"the loss of iteration {iteration}, counted from 0, is {value} (noticed at iteration "
+        f"{loop.iter}). {newest}"
+    )
+    error.iteration = iteration
+    error.checkpoint = before
+    raise error
 
 
 def _find_checkpoints(runner: RunnerInternals, iteration: int) -> tuple[str | None, ...]:
@@ -251,17 +228,8 @@ def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
     """Name the iteration in the error, show it, save the completed iterations, and call the
     stage `on_failure`.
     """
-    if is_out_of_memory(error):
-        # Steps after the one that failed fail at once, so a wait that reaches its limit is for a
-        # device that works
-        runner.programs.explain_out_of_memory(
-            error, noticed=step_failed(runner, limit=5), cfg=runner.cfg
-        )
-        explain_out_of_memory(error, "a program other than the training step")
+    explain(error, run=runner, cfg=runner.cfg)
     is_loss = isinstance(error, NonFiniteLossError)  # whose message names the iteration
-    is_guard = isinstance(error, FloatingPointError) and not is_loss
-    if is_guard and (labels := _find_wrong_labels(runner, runner.iter)) is not None:
-        error.add_note(labels)
     if not is_loss and not any("at iteration" in note for note in getattr(error, "__notes__", ())):
         error.add_note(f"in training, at iteration {runner.iter} (epoch {runner.epoch})")
     if isinstance(error, Exception):

@@ -1,8 +1,8 @@
 """Resume of a run: what differs from the checkpoint, and the optimizer that continues.
 
 One rule: counters, arrays, the seed, the data position and the learned state come from the
-  checkpoint, settings from
-the config that is given now. What differs is printed once; `resume='exact'` refuses any difference.
+checkpoint, settings from the config that is given now. What differs is printed once;
+`resume='exact'` refuses any difference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -131,8 +131,7 @@ def match_optimizer_state(
     """Match the optimizer state to a checkpoint.
 
     If only the hyperparameters in the state differ, they are not restored: each update receives
-      them. A state that does
-    not fit is new.
+    them. A state that does not fit is new.
 
     Args:
       runner: the run.

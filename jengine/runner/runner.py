@@ -16,12 +16,12 @@ from jengine.config.construction import convert_call
 from jengine.config.containers import resolve
 from jengine.config.dump import format_config
 from jengine.config.errors import ConfigError
+from jengine.config.explain import explained
 from jengine.config.fingerprint import describe_settings
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.evaluation.predict import Predictor, open_batches
 from jengine.evaluation.sections import suggest_metrics
-from jengine.extras.diagnose.locate import locate_errors
 from jengine.extras.mmengine.mmengine_names import MMEngineNames
 from jengine.hooks.hook import Hook
 from jengine.hooks.hook_list import HookList
@@ -254,7 +254,7 @@ class Runner(MMEngineNames):
             package.
         """
         plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
-        with locate_errors(plain):
+        with explained(cfg=plain):
             runner = cls(
                 **{name: value for name, value in plain.items() if name != "vars"}, cfg=plain
             )
@@ -572,8 +572,7 @@ class Runner(MMEngineNames):
         group.
 
         Groups keep their multipliers. A schedule goes on from the new rate, and checkpoints keep
-          it: see
-        `ScheduleChain`.
+        it: see `ScheduleChain`.
 
         Args:
           lr: the rate of the optimizer itself.

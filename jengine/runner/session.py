@@ -158,7 +158,7 @@ def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
     """Log a description before training, and what the run cannot do as configured.
 
     The complete tables with parameters, groups and stages have the level DEBUG: the log file has
-      them.
+    them.
 
     Raises:
       ConfigError: the position in the data cannot be saved, and `resume` is 'exact'.

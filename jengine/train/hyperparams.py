@@ -93,7 +93,7 @@ class HyperparamsRaveler:
         """Return the host arrays of a step, by name or in nested containers, as one vector.
 
         A new value must be a new array: as long as all arrays are the same objects, the vector is
-          the last one.
+        the last one.
         """
         leaves, treedef = jax.tree.flatten(hyperparams)
         spec = self._last.spec

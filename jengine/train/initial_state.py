@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
+from jengine.config.explain import explained
 from jengine.logging.slow_call import report_if_slow
 from jengine.model.model import Batch, Model
 from jengine.optim.wrapper import OptimWrapper
@@ -22,7 +22,7 @@ class InitStrategy(Protocol):
     """Part of a `Strategy` that creates a state."""
 
     def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]: ...  # noqa: D102
-    def compile_init(
+    def compile_init(  # noqa: D102
         self, make: Callable[..., PyTree], *args: Any, model: Model | None = None
     ) -> Any: ...
 
@@ -68,15 +68,10 @@ class StateInitializer:
         program: Any = self._strategy.compile_init(init_state, self._seed, batch, model=self._model)
 
         def init() -> TrainState:  # compiles the program, for which the trace is reused
-            try:
-                with report_if_slow("creating the state"):
-                    return program(self._seed, batch)
-            except jax.errors.JaxRuntimeError as error:
-                args = self._seed, batch
-                explain_out_of_memory(
-                    error, "the creation of the state", program, args, cfg=self._cfg
-                )
-                raise
+            args = self._seed, batch
+            called = "the creation of the state", program, args
+            with report_if_slow("creating the state"), explained(program=called, cfg=self._cfg):
+                return program(*args)
 
         # the shapes are checked before memory is used
         return program.trace(self._seed, batch), init

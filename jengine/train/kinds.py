@@ -132,8 +132,7 @@ class CosineEMA(_MomentumAverage):
     `end_momentum`.
 
     BYOL and DINO use this schedule. As in MMPretrain, the values are weights of the new value: for
-      a paper's decay that
-    rises from 0.996 to 1, set `momentum` to 0.004 and `end_momentum` to 0.
+    a paper's decay that rises from 0.996 to 1, set `momentum` to 0.004 and `end_momentum` to 0.
 
     Args:
       momentum: the weight of the new value at the start, in (0, 1).

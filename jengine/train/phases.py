@@ -343,8 +343,7 @@ def accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepC
     """Add the gradients to the accumulator.
 
     An update does this too before it begins: in a chunk the sum is then outside the branch, within
-      which XLA would
-    round it differently than in a single step.
+    which XLA would round it differently than in a single step.
     """
     opt_state = phase.optim_wrapper.accumulate(ctx.grads, ctx.opt_state, ctx.loss_weight)
     model_state = ctx.model_state

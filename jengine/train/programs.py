@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -14,18 +13,14 @@ import numpy as np
 from jengine.config.errors import ConfigError
 from jengine.data.collate import stack_batches
 from jengine.data.host_entries import select_arrays
-from jengine.data.masking import on_whole_batches, whole_batches
-from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
-from jengine.hooks.hook import Hook
+from jengine.data.masking import on_whole_batches
 from jengine.logging.phase_timer import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
-from jengine.model.labels import find_wrong_labels
 from jengine.model.model import Model, ModelWrapper
 from jengine.optim.param_groups.freeze import PREFIX
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.parallel.placement import Rules
-from jengine.parallel.replica_axis import map_per_replica
 from jengine.parallel.strategy import DispatchLimiter, Strategy
 from jengine.train.flops import Flops, count_flops
 from jengine.train.hyperparams import HyperparamsRaveler, HyperparamsVector
@@ -65,13 +60,14 @@ class TrainPrograms:
       chunk: several steps, see `build_scanned_step`.
       hashes: hashes of the traced programs, by program, batch structure, devices and versions; a
         resumed run starts with those in the checkpoint.
+      failed: whether a dispatch raised.
     """
 
     def __init__(
         self,
         model: Model,
         optim_wrapper: OptimWrapper | OptimWrapperDict,
-        hooks: Sequence[Hook],
+        hooks: Sequence[Any],
         strategy: Strategy,
         limiter: DispatchLimiter,
         timer: PhaseTimer,
@@ -136,7 +132,7 @@ class TrainPrograms:
         self._reported: set[str] = set()  # hyperparameters that nothing reads
         self._intervals = update.intervals  # of phases that act every n-th iteration
         self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
-        self._failed = False  # whether a dispatch raised
+        self.failed = False
         self._environment = (
             f"{type(strategy).__name__} {strategy.mesh_description or {}} {strategy.platform} "
             f"jax-{jax.__version__}"
@@ -241,7 +237,7 @@ class TrainPrograms:
             with report, jax.transfer_guard_host_to_device("allow"):
                 new_state, metrics = self._compiled[step](state, batch, inputs)
         except jax.errors.JaxRuntimeError:
-            self._failed = True
+            self.failed = True
             step.record_shapes(state, batch, inputs)  # for the estimate in the note
             raise
         if compilation_counter.count != compiled:
@@ -264,35 +260,6 @@ class TrainPrograms:
         inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
         return _SLOW_IN_SCAN in str(program.trace(state, self._put_chunk(batches), inputs).jaxpr)
 
-    def find_wrong_labels(
-        self, state: TrainState, batch: PyTree, hyperparams: Mapping[str, Any]
-    ) -> str | None:
-        """Return what is wrong with the labels in a batch of NumPy arrays, whose loss is NaN;
-        None if nothing is.
-        """
-        # A loss alone has no collectives, so the first replica is enough
-        state = (
-            state
-            if self._strategy.replicas is None
-            else map_per_replica(lambda leaf: leaf[0], state)
-        )
-        losses = [self._model.loss]
-        if isinstance(self._optim_wrapper, OptimWrapperDict):
-            losses = [
-                functools.partial(self._model.phase_loss, name) for name in self._optim_wrapper
-            ]
-
-        def compute_losses(batch: PyTree) -> None:
-            def run(params: PyTree, model_state: PyTree) -> None:
-                for loss in losses:
-                    loss(params, model_state, batch, rng=jax.random.key(0), hyperparams=hyperparams)
-
-            # The batch is no argument of `eval_shape`: the labels must keep their values
-            jax.eval_shape(run, state.params, state.model_state)
-
-        with whole_batches(self._batch_rules is not None):
-            return find_wrong_labels(compute_losses, batch)
-
     def follow_model(self, *, end: bool = False) -> None:
         """Let numbers that hooks assign to attributes of the model be hyperparameters, until the
         end of training.
@@ -307,7 +274,7 @@ class TrainPrograms:
         steps.
 
         Once the step is traced, only attributes that it has read: others would compile it again for
-          nothing.
+        nothing.
         """
         if name.startswith("_") or name in self._optimizer_names or not is_number(value):
             return
@@ -402,16 +369,14 @@ class TrainPrograms:
             programs["chunk"] = self._compiled[self.chunk].trace(state, batches, inputs)
         return programs
 
-    def explain_out_of_memory(self, error: BaseException, noticed: bool, cfg: Any) -> None:
-        """Add a note to an error if the device ran out of memory; the host may have `noticed`
-        that at a later wait.
-        """
-        if self._last is not None and (noticed or self._failed):
-            kind = {self.update: "update", self.accumulate: "accumulation", self.chunk: "chunk"}[
-                self._last
-            ]
-            last = f"{self._last.name} ({kind})", self._compiled[self._last], self._last.shapes
-            explain_out_of_memory(error, *last, noticed, cfg)
+    @property
+    def last(self) -> tuple[str, Any, Any] | None:
+        """Name, compiled function and argument shapes of the last program that was called."""
+        if self._last is None:
+            return None
+        kinds = {self.update: "update", self.accumulate: "accumulation", self.chunk: "chunk"}
+        name = f"{self._last.name} ({kinds[self._last]})"
+        return name, self._compiled[self._last], self._last.shapes
 
 
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:

@@ -1,27 +1,21 @@
-"""Recompilations: how many programs were compiled, and why a function that should compile once
-compiles again.
-"""
+"""Recompilations: how many programs were compiled, and whether a function compiles again."""
 
-import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.typing import ArrayLike
 
 from jengine.config.errors import closest
-from jengine.config.paths import dotted
+from jengine.config.explain import explain
 
 logger = logging.getLogger("jengine")
 PyTree = Any
-Signature = dict[str, Any]
+_Placed = dict[tuple[Any, ...], jax.ShapeDtypeStruct]  # by path
 
-_PLAIN_CONTAINERS = (dict, list, tuple, type(None))  # without static data
-_MAX_LINES = 5
-_MAX_CHARACTERS = 200
 _MODES = ("warn", "raise")
 
 
@@ -74,11 +68,10 @@ def check_on_recompile(mode: str | None) -> str:
 class RecompilationGuard:
     """Function for `jax.jit` that reports each call whose arguments cause a recompilation.
 
-    Each change is reported once, with the changed paths: as a warning, after which the new
-      signature is compiled too;
-    or as an error, before it is compiled. The wrapper runs only when JAX traces, so it adds no cost
-    to compiled calls. A changed sharding alone will recompile without a trace: callers detect it
-    with `compilation_counter`, and call `check_shardings`.
+    Each change is reported once: as a warning, after which the new arguments are compiled too; or
+    as an error, before they are compiled. Explainers name the changed paths. The wrapper runs only
+    when JAX traces, so it adds no cost to compiled calls. A changed sharding alone will recompile
+    without a trace: callers detect it with `compilation_counter`, and call `check_shardings`.
 
     >>> guard = RecompilationGuard(lambda x: 2 * x, ["batch"], on_recompile="raise")
     >>> step = jax.jit(guard)
@@ -87,7 +80,7 @@ class RecompilationGuard:
 
     Args:
       fn: the function to wrap.
-      arguments: names of the positional arguments, for the message.
+      arguments: names of the positional arguments, for explainers.
       name: function name, for messages.
       on_recompile: 'warn' or 'raise'; see `check_on_recompile`.
 
@@ -111,8 +104,8 @@ class RecompilationGuard:
         self._arguments = tuple(arguments)
         self.name = name
         self._on_recompile = check_on_recompile(on_recompile)
-        self._signatures: list[Signature] = []
-        self._shardings: list[Signature] = []
+        self._signatures: list[tuple[tuple[str, ...], Any]] = []
+        self._placed: list[_Placed] = []
         self._expects_change = False
         compilation_counter.install()
 
@@ -127,7 +120,10 @@ class RecompilationGuard:
             "dtypes. Batches of many "
             "sizes need few of them: pad each to the next of some fixed sizes (bucketing)."
         )
-        self._compare(self._signatures, abstract_signature(args, self._arguments), advice)
+        leaves, structure = jax.tree.flatten(args)
+        signature = tuple(map(_describe, leaves)), structure
+        if signature not in self._signatures:
+            self._report(self._signatures, signature, advice)
         self.traces += 1
         return self._fn(*args)
 
@@ -146,29 +142,25 @@ class RecompilationGuard:
           RecompilationError: with `on_recompile='raise'`, an earlier call had other shardings.
         """
         self.record_shapes(*args)
-        shardings = sharding_signature(args, self._arguments)
-        if self._shardings:  # the trace has already reported added and removed entries
-            first = self._shardings[0]
-            shardings = {path: shardings.get(path, sharding) for path, sharding in first.items()}
-        self._compare(
-            self._shardings, shardings, "Keep the shardings of arrays that the strategy has set."
-        )
+        placed = dict(jax.tree_util.tree_flatten_with_path(self.shapes)[0])
+        # JAX has a program for known ones, even if the last call had others
+        if not any(_have_equal_shardings(placed, known) for known in self._placed):
+            advice = "Keep the shardings of arrays that the strategy has set."
+            self._report(self._placed, placed, advice)
 
-    def _compare(self, known: list[Signature], signature: Signature, advice: str) -> None:
-        if signature in known:  # JAX has a program for it, even if the last call had another one
-            return
+    def _report(self, known: list[Any], new: Any, advice: str) -> None:
         is_expected = self._expects_change
         self._expects_change = False
-        if known and not is_expected and (changes := differences(known[0], signature)):
-            text = "\n".join(
-                [f"{self.name} is compiled again, because its arguments changed:", *changes]
+        if known and not is_expected:
+            error = RecompilationError(
+                f"{self.name} is compiled again, because its arguments changed. {advice}"
             )
+            explain(error, changed=(self._arguments, known[0], new))
             if self._on_recompile == "raise":
-                raise RecompilationError(f"{text}\n{advice}")
-            logger.warning(
-                "%s\n%s `on_recompile='raise'` in train_cfg makes this an error.", text, advice
-            )
-        known.append(signature)
+                raise error
+            hint = "`on_recompile='raise'` in train_cfg makes this an error."
+            logger.warning("\n".join([f"{error} {hint}", *getattr(error, "__notes__", ())]))
+        known.append(new)
 
 
 def _shape(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
@@ -180,114 +172,19 @@ def _shape(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Static:
-    """A static value: a field that is not a leaf, or auxiliary container data."""
-
-    value: Any
-
-    def __str__(self) -> str:
-        text = repr(self.value)
-        return f"{text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + '…'} (static)"
+def _describe(leaf: ArrayLike) -> str:
+    aval = jax.typeof(leaf)
+    return f"{aval.str_short()}{' (weakly typed)' if getattr(aval, 'weak_type', False) else ''}"
 
 
-def abstract_signature(args: Sequence[PyTree], names: Sequence[str]) -> Signature:
-    """Return what a trace depends on: shape, dtype and weak type of each leaf, container types,
-    static values.
-
-    Equal signatures share a compiled program.
-
-    >>> abstract_signature([{"x": 1}], ["batch"])
-    {'batch': 'a dict', 'batch.x': 'int32[] (weakly typed)'}
-
-    Args:
-      args: the arguments, pytrees of arrays or tracers.
-      names: argument names.
-    """
-    return dict(
-        entry for name, arg in zip(names, args, strict=True) for entry in _entries(arg, name)
-    )
-
-
-def sharding_signature(args: Sequence[PyTree], names: Sequence[str]) -> Signature:
-    """Return what a compilation depends on besides the trace: devices and shardings.
-
-    Host arrays and uncommitted device arrays are moved to the others' devices, so they all compare
-    equal.
-    """
-    return {
-        f"{name}.{dotted(path)}" if path else name: _describe_sharding(leaf)
-        for name, arg in zip(names, args, strict=True)
-        for path, leaf in jax.tree_util.tree_flatten_with_path(arg)[0]
-    }
-
-
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return a line for each changed entry, at most five of them."""
-    changed = [
-        path
-        for path in {**first, **second}
-        if first.get(path, "absent") != second.get(path, "absent")
-    ]
-    lines = [
-        f"  {path}: was {first.get(path, 'absent')}, is {second.get(path, 'absent')}"
-        for path in changed[:_MAX_LINES]
-    ]
-    return lines + (
-        [f"  and {len(changed) - _MAX_LINES} more"] if len(changed) > _MAX_LINES else []
-    )
-
-
-def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, Any]]:
-    # flattens one level at a time, to find containers and their static data
-    children, structure = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda node: node is not tree
-    )
-    node = structure.node_data()  # type: ignore[attr-defined]
-    if node is None:
-        aval = jax.typeof(tree)
-        yield (
-            path,
-            f"{aval.str_short()}{' (weakly typed)' if getattr(aval, 'weak_type', False) else ''}",
+def _have_equal_shardings(first: _Placed, second: _Placed) -> bool:
+    # the trace has already reported added and removed entries
+    pairs = [(leaf, second[path]) for path, leaf in first.items() if path in second]
+    return all(
+        a.sharding is b.sharding
+        or (
+            None not in (a.sharding, b.sharding)
+            and a.sharding.is_equivalent_to(b.sharding, len(a.shape))
         )
-        return
-    kind, static = node
-    yield path, "None" if tree is None else f"a {kind.__name__}"
-    named_children = [(dotted(key), child) for key, child in children]
-    fields = (
-        [field.name for field in dataclasses.fields(tree)] if dataclasses.is_dataclass(tree) else []
+        for a, b in pairs
     )
-    child_names = [name for name, _ in named_children]
-    if fields and set(child_names) <= set(fields):
-        yield from (
-            (f"{path}.{name}", _Static(getattr(tree, name)))
-            for name in fields
-            if name not in child_names
-        )
-    elif kind not in _PLAIN_CONTAINERS and static is not None and static is not kind:
-        yield f"{path} of {kind.__name__}", _Static(static)
-    for name, child in named_children:
-        yield from _entries(child, f"{path}.{name}")
-
-
-def _describe_sharding(leaf: ArrayLike) -> str:
-    if not isinstance(leaf, jax.Array) or not leaf.committed:
-        return "uncommitted"
-    sharding = leaf.sharding
-    memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
-    devices = ", ".join(sorted(str(device) for device in sharding.device_set))
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return f"on {devices}{memory}"
-    # axes with one device and unsharded trailing dimensions have no effect
-    mesh = {axis: size for axis, size in sharding.mesh.shape.items() if size > 1}
-    spec = [_mesh_axes(part, mesh) for part in sharding.spec]
-    while spec and spec[-1] == "-":
-        spec.pop()
-    if not spec:
-        return f"replicated on {devices}{memory}"
-    return f"sharded by {', '.join(spec)} over {mesh} on {devices}{memory}"
-
-
-def _mesh_axes(part: object, mesh: dict[str, int]) -> str:
-    names = part if isinstance(part, tuple) else (part,)
-    return " x ".join(str(name) for name in names if name in mesh) or "-"

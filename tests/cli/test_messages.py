@@ -110,7 +110,7 @@ MISTAKES = {
     "an argument that the Runner passes": (["val_cfg.speed=2"], r"no argument 'speed'; expected one of: epoch_length, evaluations, fp16\n"),
     "an input with too few axes": (
         ["model.module.type=mistaken_nets.ConvNet"],
-        r"ConfigError: `LinenModel.module` must be a network for 'x', f32\[4,5\], got ConvNet, whose layer Conv_0 \(Conv\) takes "
+        r"^jengine: ValueError: .*broadcast.*\n  `LinenModel.module` must be a network for 'x', f32\[4,5\], got ConvNet, whose layer Conv_0 \(Conv\) takes "
         r"\[batch, height, width, channels\]; for vectors write another network, such as module=dict\(type='flax.linen.Dense', "
         r"features=N\) with N outputs; else give samples of the shape \[height, width, channels\] in the dataset\n"
         r"  called in __call__ at .*/mistaken_nets.py:19\n"

@@ -15,10 +15,10 @@ import time
 import jax
 import numpy as np
 import pytest
-from tests.distributed import train_script
 
 from jengine import checkpoint
 from jengine.config.storage import list_files, read_bytes
+from tests.parallel import train_script
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 PATIENCE = 180.0  # seconds; on an idle machine every wait takes less than ten

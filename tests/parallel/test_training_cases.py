@@ -10,10 +10,10 @@ import sys
 
 import numpy as np
 import pytest
-from tests.distributed import training_cases
 
 from jengine import checkpoint
 from jengine.extras.diagnose.replay import read_dump
+from tests.parallel import training_cases
 from tests.parallel.test_exactness import SAVED
 from tests.parallel.test_processes import PATIENCE, address, environment
 

@@ -18,7 +18,6 @@ import numpy as np
 from flax import nnx
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh
-from tests.sharding import test_exactness
 
 from jengine.data import ArrayDataset
 from jengine.data.masking import get_mask
@@ -37,6 +36,7 @@ from jengine.parallel import (
 from jengine.parallel.mesh import find_data_shard
 from jengine.runner import Runner
 from tests.extras.selfsup import test_odc_hook, test_swav_hook
+from tests.parallel import test_exactness
 from tests.parallel.conftest import make_loader
 
 X = np.random.RandomState(0).randn(64, 8).astype(np.float32)

@@ -132,7 +132,7 @@ class MixUp(_Mix):
       label: the soft label entry, f[B, C]: see `SoftLabels`.
 
     Source: Zhang et al., mixup: Beyond Empirical Risk Minimization, arXiv:1710.09412. Pairs and
-      modes are timm's.
+    modes are timm's.
     """
 
     alpha: Positive = 0.8

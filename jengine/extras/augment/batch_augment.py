@@ -17,7 +17,7 @@ class BatchAugmentHook(Hook):
     """Augmentations of each training batch, in order, on the device.
 
     Unlike those of a `SwitchRecipeHook` they may change shapes and dtypes: class indices become
-      soft labels.
+    soft labels.
 
     Args:
       augments: one or a list. Each is a function `(batch, rng) -> batch`, the config of one in

@@ -111,8 +111,7 @@ class ImageFolder(BaseDataset):
     """Images in directories named by their class: `root/cat/1.jpg`, `root/dog/a/2.png`.
 
     Samples are `image`: uint8[H, W, 3], `label`: int32[], the class index in alphabetical order,
-      and
-    `sample_idx`. The files are listed once. `metainfo["classes"]` has the class names, and
+    and `sample_idx`. The files are listed once. `metainfo["classes"]` has the class names, and
     `get_data_info(i)["img_path"]` is the image path.
 
     >>> import fsspec, PIL.Image

@@ -2,8 +2,8 @@
 it to the others.
 
 Without this each process would read its own copy of a replicated array. Reading a slice on each
-  would not help: an
-array is stored as a grid of chunks, and whoever reads a part of a chunk fetches all of it.
+would not help: an array is stored as a grid of chunks, and whoever reads a part of a chunk fetches
+all of it.
 """
 
 import collections

@@ -126,9 +126,8 @@ class UploadedFiles(LocalFiles):
         """Fetch the files directly at the URL and those below `directory`, except `skip`, once.
 
         Pictures, traces and event files stay in the store: a run only adds others. What a process
-          on this machine that
-        was killed has not sent of the files below `directory` is taken from its local directory,
-        and sent.
+        on this machine that was killed has not sent of the files below `directory` is taken from
+        its local directory, and sent.
         """
         if self._fetched:
             return
@@ -183,7 +182,7 @@ class UploadedFiles(LocalFiles):
         oldest first.
 
         Only directories count that no other user can have made or written to: what is in them is
-          sent to the URL.
+        sent to the URL.
         """
         parent = self._local_dir.parent
         name = self._local_dir.name.rpartition("-")[0]

@@ -20,7 +20,9 @@ class _Overfit(argparse.Action):
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `schedule`, `lr-find`, `model`, `data`, `replay` and `profile`, and options of `train`."""
+    """Add `schedule`, `lr-find`, `model`, `data`, `replay` and `profile`, and options of
+    `train`.
+    """
     short = commands["train"].add_mutually_exclusive_group()
     debug = (
         "try everything in three steps: memory, hooks, a validation, a save and a restore; leaves "

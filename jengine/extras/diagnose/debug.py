@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jengine.cli.commands import build_runner, format_bytes, load, temporary_runner
 from jengine.cli.train import train
 from jengine.config.errors import ConfigError
+from jengine.config.plugins import load_provided, provided
 from jengine.data.collate import stack_batches
 from jengine.data.host_entries import select_arrays
-from jengine.extras.plan.program_costs import measure_program
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.tables import format_table
@@ -175,6 +175,9 @@ def describe_memory(runner: Any) -> list[str]:
     """Return the memory of the training step on a device, as the compiler plans it: a table, and
     whether it fits.
     """
+    if "measure_program" not in provided("names"):
+        return ["The memory of the step is unknown: it needs the extra `plan`."]
+    measure_program = load_provided("names", "measure_program")
     strategy = runner.strategy
     loader = runner.train_dataloader
     steps = runner.train_loop.steps_per_call
@@ -266,8 +269,7 @@ def overfit(cfg: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return the entries of a config that change for a training on its first `count` batches alone.
 
     An epoch keeps its length, so that schedules stay. The work dir gets the suffix `_overfit`: the
-      checkpoints of the
-    real run stay apart.
+    checkpoints of the real run stay apart.
 
     Raises:
       ConfigError: `count` is below 1, or there are no training data.

@@ -6,9 +6,10 @@ import re
 import sys
 import traceback
 import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jengine.config.errors import ConfigError
+from jengine.extras.diagnose.locate import PLACE, has_place, locate_argument
 from jengine.model.model import Model
 from jengine.model.selection import describe_array, describe_tree
 
@@ -24,37 +25,37 @@ class _Found(NamedTuple):
     network: Any  # the outermost one
 
 
-def explain_failing_layer(error: Exception, example: str = "") -> Exception:
-    """Return the error with a note on the layer or the function that failed, or a clear error about
-    its input.
+def describe_failing_layer(
+    error: BaseException, context: Mapping[str, Any]
+) -> str | list[str] | None:
+    """Return the layer or the function that failed in a first trace, or what its input must be.
 
-    Args:
-      error: from a trace of the model or the loss.
-      example: the entries of the batch with dtypes and shapes, for their names: 'x f32[16,5], y
-        i32[16]'.
+    Explainer, for errors of the model or the loss. The example of the context, the entries of the
+    batch with dtypes and shapes ('x f32[16,5], y i32[16]'), gives their names.
     """
+    example = context.get("example")
+    if example is None or has_place(error):
+        return None
     found = _find_layer(error)
     if found is None:
-        if (call := _describe_call(error)) is not None:
-            error.add_note(call)
-        return error
+        return _describe_call(error)
     adapter = _find_adapter(error)
     setting = f"`{adapter}.module`" if adapter else "the network"
-    if (message := _describe_wrong_input(error, found, setting, example)) is None:
+    message = _describe_wrong_input(error, found, setting, example)
+    if message is None:
         listed = f": {describe_tree(found.inputs, 'call')}" if found.inputs else ""
-        error.add_note(f"in the layer {found.name}{listed}")
-        return error
-    # A new error instead of a note, as the library's own text speaks of a kernel that the user has
-    # never seen; its traceback stays.
-    clear = ConfigError(message)
+        return f"in the layer {found.name}{listed}"
+    notes = [message]
     if own := _own_frames(error):
         frame, line = own[-1]
-        clear.add_note(f"called in {frame.f_code.co_name} at {frame.f_code.co_filename}:{line}")
-    return clear.with_traceback(error.__traceback__)
+        notes.append(f"called in {frame.f_code.co_name} at {frame.f_code.co_filename}:{line}")
+    if path := locate_argument(context.get("cfg"), f"{adapter}.module"):
+        notes.append(f"{PLACE}`{path}`")
+    return notes
 
 
 def _describe_wrong_input(
-    error: Exception, found: _Found, setting: str, example: str
+    error: BaseException, found: _Found, setting: str, example: str
 ) -> str | None:
     """Return the message about an input with too few axes or another number of features; None if
     both are right.

@@ -2,13 +2,13 @@
 `model.loss.label`.
 """
 
-import contextlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from jengine.config.containers import is_mapping, iter_nodes
 
+PLACE = "in the config at "  # as notes by `config_path` begin
 _ARGUMENT = re.compile(r"`(\w+)\.([\w.]+)`")
 
 
@@ -49,29 +49,19 @@ def locate_sizes(cfg: Any, sizes: Collection[int]) -> dict[str, int]:
     }
 
 
-def add_place(error: Exception, cfg: Any) -> None:
-    """Add the path in the config to an error that begins with the argument of a class, unless it
-    has a path.
+def add_place(error: BaseException, context: Mapping[str, Any]) -> str | None:
+    """Return the path in the config for an error that begins with the argument of a class.
+
+    Explainer, the first of all in the order of names: others leave an error with a path as it is.
     """
-    # The argument that names labels out of range is right: the message has the places of the
-    # remedies.
-    match = None if isinstance(error, FloatingPointError) else _ARGUMENT.match(str(error))
-    path = locate_argument(cfg, f"{match[1]}.{match[2]}") if match else None
-    # The error may pass here twice, from the section and from the whole config.
-    if path and not any(
-        note.startswith("in the config at ") for note in getattr(error, "__notes__", ())
-    ):
-        error.add_note(f"in the config at `{path}`")
+    match = None if has_place(error) else _ARGUMENT.match(str(error))
+    path = locate_argument(context.get("cfg"), f"{match[1]}.{match[2]}") if match else None
+    return f"{PLACE}`{path}`" if path else None
 
 
-@contextlib.contextmanager
-def locate_errors(cfg: Any) -> Iterator[None]:
-    """Add the path in the config to an error of the body; see `add_place`."""
-    try:
-        yield
-    except Exception as error:
-        add_place(error, cfg)
-        raise
+def has_place(error: BaseException) -> bool:
+    """Return whether a note has the path in the config that an error is about."""
+    return any(note.startswith(PLACE) for note in getattr(error, "__notes__", ()))
 
 
 def _sections(cfg: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -83,8 +83,7 @@ class MemoryProfilerHook(Hook):
     """Log line with the memory use every `interval` iterations, in all loops.
 
     For the host: the memory available, used and swapped (with psutil installed), and used by the
-      process. For each
-    device that reports it: the memory in use, and the peak.
+    process. For each device that reports it: the memory in use, and the peak.
 
     Args:
       interval: iterations between two log lines.

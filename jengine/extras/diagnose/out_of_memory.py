@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax
 from jengine.config import paths
 from jengine.extras.diagnose.locate import locate_sizes
 from jengine.model.selection import describe_array
+from jengine.runner.failures import step_failed
 from jengine.versions import describe_device
 
 _EXPLANATION = "the device ran out of memory"
@@ -25,18 +27,47 @@ _REMEDIES = (
 )
 
 
-def explain_out_of_memory(
+def explain_out_of_memory(error: BaseException, context: Mapping[str, Any]) -> None:
+    """Name the program that ran out of memory, what it needs, and what needs less.
+
+    Explainer. Its note comes first, and notes that blame a hook which only waited change.
+    """
+    # The same error passes several layers, each of which may explain it; once is enough.
+    notes = getattr(error, "__notes__", ())
+    if not is_out_of_memory(error) or any(_EXPLANATION in note for note in notes):
+        return
+    cfg = context.get("cfg")
+    run: Any = context.get("run")
+    if "program" in context:
+        _add_note(error, *context["program"], cfg=cfg)
+    elif "evaluation" in context:
+        program = context["evaluation"] and context["evaluation"].program
+        if program and not step_failed(run):  # else training ran out of memory, noticed here
+            _add_note(error, program.traced.name, program.step, program.traced.shapes)
+    elif run is not None:
+        # Steps after the one that failed fail at once, so a wait that reaches its limit is for a
+        # device that works
+        noticed = step_failed(run, limit=5)
+        last = run.programs.last if noticed or run.programs.failed else None
+        if last is None:
+            _add_note(error, "a program other than the training step")
+        else:
+            _add_note(error, *last, noticed=noticed, cfg=cfg)
+
+
+def _add_note(
     error: BaseException,
     name: str,
     program: Any = None,
     args: tuple[Any, ...] | None = None,
+    *,
     noticed: bool = False,
     cfg: Any = None,
 ) -> None:
-    """Add a note to an out-of-memory error, unless it has one.
+    """Add the note for a program.
 
     Args:
-      error: any error; also one that was caused by the device's.
+      error: the error that is or was caused by the device's.
       name: the program that failed: 'the training step'.
       program: what `jax.jit` returned, for the memory that it needs.
       args: the arguments, arrays or `jax.ShapeDtypeStruct`s; None if it was not called.
@@ -44,10 +75,7 @@ def explain_out_of_memory(
         waited for it.
       cfg: the config, for the settings that make the largest array as large as it is.
     """
-    # The same error passes several layers, each of which may explain it; once is enough.
     notes = getattr(error, "__notes__", ())
-    if not is_out_of_memory(error) or any(_EXPLANATION in note for note in notes):
-        return
     device = jax.local_devices()[0]
     # CPUs have no statistics: there the memory of the machine is the limit.
     limit = (device.memory_stats() or {}).get("bytes_limit") or _host_memory(device)
@@ -91,7 +119,7 @@ def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int
     bytes.
 
     The program needs `needed` bytes, which a mesh divides over its devices; for `cfg` see
-    `explain_out_of_memory`.
+    `_add_note`.
     """
     if _count_bytes(others) > _count_bytes(state):
         return [
@@ -107,7 +135,8 @@ def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int
     return [
         "The parameters and the state of the optimizer alone are larger than the memory, so "
         "smaller batches do not "
-        f"help. The largest array is {path}, {describe_array(largest)}. What helps (docs/scale.md):",
+        f"help. The largest array is {path}, {describe_array(largest)}. "
+        "What helps (docs/scale.md):",
         f"  a model with 1/{parts} of the memory: set a smaller {smaller}",
         f"{_REMEDIES[-1]}; N must be at least {parts} here",
     ]

@@ -16,6 +16,13 @@ provides = {
         "replay": "jengine.extras.diagnose.commands",
         "profile": "jengine.extras.diagnose.commands",
     },
+    "explainers": {
+        "add_place": "jengine.extras.diagnose.locate",
+        "describe_failing_layer": "jengine.extras.diagnose.failing_layer",
+        "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
+        "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
+        "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
+    },
     "names": {
         "Findings": "jengine.extras.diagnose.replay",
         "replay_step": "jengine.extras.diagnose.replay",

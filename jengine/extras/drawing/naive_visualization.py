@@ -27,15 +27,14 @@ class NaiveVisualizationHook(Hook):
     """Pictures of every sample in every `interval`-th test batch, with label and prediction.
 
     The hook reverts the preprocessing of images: it computes `image * std + mean`, removes the
-      padding (if the batch
-    has `scale`, int[B, 2], width and height), and restores the original size (if it has `ori_width`
-    and `ori_height`, int[B]). A sample is named by the file in `img_path` of the dataset metainfo,
-    or else by its index. With several processes, only examples of the first one are drawn.
+    padding (if the batch has `scale`, int[B, 2], width and height), and restores the original size
+    (if it has `ori_width` and `ori_height`, int[B]). A sample is named by the file in `img_path` of
+    the dataset metainfo, or else by its index. With several processes, only examples of the first
+    one are drawn.
 
     Labels and predictions are classes, numbers or segmentations: int[B], float[B], logits float[B,
-      C], class indices
-    int[B, H, W], or logits float[B, H, W, C]. For others you can override `make_data_sample` in a
-    subclass.
+    C], class indices int[B, H, W], or logits float[B, H, W, C]. For others you can override
+    `make_data_sample` in a subclass.
 
     Args:
       interval: number of test batches between two that are drawn.

@@ -6,10 +6,9 @@ The rules are those in `imix/solver/default_constructor.py` of https://github.co
 alias; a module is also a `LayerNorm` by its class, or by Flax's default name (`LayerNorm_0`).
 
 Differences from iMIX: `paramwise_cfg` works with DefaultOptimizerConstructor;
-  DevlbertOptimizerConstructor exempts
-biases and norms from decay instead of everything else (`strict_upstream=True` restores iMIX's
-behavior); a listed language weight matches inside any outer module; and a setting that matches no
-parameter is an error.
+DevlbertOptimizerConstructor exempts biases and norms from decay instead of everything else
+(`strict_upstream=True` restores iMIX's behavior); a listed language weight matches inside any outer
+module; and a setting that matches no parameter is an error.
 """
 
 import logging
@@ -48,8 +47,7 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
     """Constructor with iMIX's rules for names and module types.
 
     Norms are group and layer norms, but not batch norms. At most one decay rule applies to a
-      parameter: that of norms,
-    else that of depthwise convolutions, else that of biases.
+    parameter: that of norms, else that of depthwise convolutions, else that of biases.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor; the optimizer's

@@ -15,9 +15,8 @@ class IterationTimerHook(HookBase):
     summary.
 
     All times are in seconds. The device runs asynchronously: a single `iter_time` is the host's
-      time, but the mean over
-    several iterations is the step time (see IterTimerHook). After a resume the summary covers the
-    new iterations only.
+    time, but the mean over several iterations is the step time (see IterTimerHook). After a resume
+    the summary covers the new iterations only.
 
     >>> IterationTimerHook(warmup_iter=10).warmup_iter
     10

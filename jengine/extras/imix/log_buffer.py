@@ -41,8 +41,8 @@ class LogBuffer:
     """Events that hooks have added since the last write; training metrics are in the message hub.
 
     The host does not wait for the device: histograms are computed there and transferred when they
-      are written. With
-    several processes all of them add the same events, and the first one keeps them.
+    are written. With several processes all of them add the same events, and the first one keeps
+    them.
 
     Args:
       keep: whether a writer accepts events; otherwise they are dropped.

@@ -1,8 +1,8 @@
 """iMIX's learning rate schedules, whose steps are iterations.
 
 Each rule computes a factor of the initial value: first iMIX's own rules and BERT's, then the rules
-  of Hugging Face
-Transformers that iMIX wraps, then the plateau settings. The module ends with the registration.
+of Hugging Face Transformers that iMIX wraps, then the plateau settings. The module ends with the
+registration.
 """
 
 import bisect

@@ -5,9 +5,8 @@ but no check within a process stops `9**9**9` or a text that doubles forty times
 system does.
 
 Each line of the standard input is a request in JSON, each line of the standard output its answer: a
-  list of texts with
-the spans of `{% generation %}`, or a string that says what is wrong. The arguments are the limits
-for a request: seconds of CPU time, bytes, and characters of a text.
+list of texts with the spans of `{% generation %}`, or a string that says what is wrong. The
+arguments are the limits for a request: seconds of CPU time, bytes, and characters of a text.
 """
 
 import contextlib

@@ -198,8 +198,8 @@ def _attend_blocks(
     """Compute the scores for one query block at a time, and again in the backward pass.
 
     The key slices are static, so later keys cost nothing: half the scores without a window. A loop
-      with one slice
-    size for all blocks would compute them all, as does a query `offset` that is not known here.
+    with one slice size for all blocks would compute them all, as does a query `offset` that is not
+    known here.
     """
     length = query.shape[1]
     count = key.shape[1]

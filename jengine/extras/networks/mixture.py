@@ -21,10 +21,10 @@ class MixtureOfExperts(nn.Module):
     router weights.
 
     No token is dropped: tokens are sorted by expert, and each expert multiplies its own part
-      (`jax.lax.ragged_dot`). On
-    a mesh, each device sorts its own tokens, and gathers all experts' parameters. With the axis
-    `expert`, devices hold and gather the parameters for some experts only: they gather the tokens
-    along it, and exchange the sums. The axis `tensor` divides hidden channels.
+    (`jax.lax.ragged_dot`). On a mesh, each device sorts its own tokens, and gathers all experts'
+    parameters. With the axis `expert`, devices hold and gather the parameters for some experts
+    only: they gather the tokens along it, and exchange the sums. The axis `tensor` divides hidden
+    channels.
 
     The balance loss, 1 if all experts get equally many tokens and `experts` if one gets all, is
     sown as `balance` into the collection `losses`: `LinenModel(..., sown_losses={"balance":
@@ -36,7 +36,7 @@ class MixtureOfExperts(nn.Module):
       width: hidden width per MLP.
 
     Sources: Shazeer et al. 2017 (top-k routing); Fedus et al. 2022 (balance loss); Gale et al. 2023
-      (without dropping).
+    (without dropping).
     """
 
     experts: int
@@ -143,8 +143,7 @@ def _apply_experts(
     to other experts.
 
     Rows are computed in `parts`, as many as the devices whose tokens these are: most rows belong to
-      other
-    experts, and parts without a row for these are left out.
+    other experts, and parts without a row for these are left out.
     """
     top_k = chosen.shape[-1]
     count = kernels[0].shape[0]

@@ -243,9 +243,8 @@ class TransformerLM(nn.Module):
         loss must know `jengine.model.logits.ChunkedLogits`, as `CrossEntropy` does.
 
     Sources: Vaswani et al. 2017 (transformer); Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020
-      (gated MLP); Su et al.
-    2021 (rotary position embedding); Ainslie et al. 2023 (shared keys and values); Radford et al.
-    2019 (GPT-2); Touvron et al. 2023 (Llama).
+    (gated MLP); Su et al. 2021 (rotary position embedding); Ainslie et al. 2023 (shared keys and
+    values); Radford et al. 2019 (GPT-2); Touvron et al. 2023 (Llama).
     """
 
     vocab_size: Count
@@ -412,9 +411,8 @@ def _look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
     """Return f[B, T, D], the entries in `table` f[V, D] for `tokens` int[B, T].
 
     On a mesh each device looks up some columns for the tokens on all devices, and then the parts
-      are exchanged: as many
-    bytes as its own tokens have, where gathering the table would take as many as the table, on any
-    number of devices.
+    are exchanged: as many bytes as its own tokens have, where gathering the table would take as
+    many as the table, on any number of devices.
     """
     table = jnp.asarray(table)  # an export has NumPy arrays, which traced tokens cannot index
     x = constrain(table, None, _WIDTH)[constrain(tokens, "data")]

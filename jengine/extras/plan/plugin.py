@@ -8,6 +8,7 @@ provides = {
         "Collective": "jengine.extras.plan.collectives",
         "Operation": "jengine.extras.plan.hlo",
         "Program": "jengine.extras.plan.hlo",
+        "measure_program": "jengine.extras.plan.program_costs",
         "find_collectives": "jengine.extras.plan.collectives",
         "traffic": "jengine.extras.plan.collectives",
     },

@@ -24,7 +24,7 @@ class Kmeans:
     """scikit-learn's k-means on whitened, L2-normalized features.
 
     Source: Caron et al., Deep Clustering for Unsupervised Learning of Visual Features, 2018,
-      arXiv:1807.05520.
+    arXiv:1807.05520.
 
     Args:
       k: cluster count.
@@ -67,8 +67,7 @@ class PIC:
     by the means.
 
     Source: Lin and Cohen, Power Iteration Clustering, 2010; with a neighbor graph, in Caron et al.,
-      Deep Clustering for
-    Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
+    Deep Clustering for Unsupervised Learning of Visual Features, 2018, arXiv:1807.05520.
 
     Args:
       k: largest cluster count, the head's class count.

@@ -155,8 +155,7 @@ def swav_loss(
     """Compute the SwAV loss, which predicts the assignments in one view from the other views.
 
     Source: Caron et al., Unsupervised Learning of Visual Features by Contrasting Cluster
-      Assignments, 2020,
-    arXiv:2006.09882.
+    Assignments, 2020, arXiv:2006.09882.
 
     Under `DataParallel` each replica gathers the other replicas' embeddings: the assignments are
     for the whole batch, and all replicas have the same queue.

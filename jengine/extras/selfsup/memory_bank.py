@@ -1,7 +1,7 @@
 """ODC's memory, with the feature and label of each sample and the centroids: pure functions.
 
 Source: Zhan et al., Online Deep Clustering for Unsupervised Representation Learning, 2020,
-  arXiv:2006.10645.
+arXiv:2006.10645.
 """
 
 from typing import Any, NamedTuple

@@ -20,8 +20,8 @@ class SimSiamHook(Hook):
     arXiv:2011.10566).
 
     Mark groups in the optimizer wrapper: `custom_keys={'predictor': dict(fix_lr=True)}`. Schedules,
-      by epoch or by
-    iteration, skip marked groups, so that the rate is constant between two calls of this hook.
+    by epoch or by iteration, skip marked groups, so that the rate is constant between two calls of
+    this hook.
 
     >>> SimSiamHook(fix_pred_lr=True, lr=0.05).adjust_by_epoch
     True

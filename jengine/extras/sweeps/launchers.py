@@ -25,7 +25,7 @@ class Command:
     """Command to run in a job, with its output in a file.
 
     A scheduler that preempts the job, or ends its time, submits it again: the command continues the
-      run.
+    run.
     """
 
     arguments: Sequence[str]  # with the program

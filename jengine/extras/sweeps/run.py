@@ -95,7 +95,7 @@ def sweep(
     >>> sweep("configs/digits_cnn.py", grid={"lrr": [1e-3, 1e-2]}, seeds=4)
     Traceback (most recent call last):
     jengine.config.errors.ConfigError: 'lrr' must be a path in the config or the end of one; did you
-      mean 'lr'?
+    mean 'lr'?
     """
     directory = _find_directory(cfg, work_dir)
     config = os.fspath(cfg) if isinstance(cfg, str | os.PathLike) else _write(cfg, directory)

@@ -12,8 +12,9 @@ import numpy as np
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.matching import Layout
-from jengine.checkpoint.report import CheckpointMismatchError, compare
+from jengine.checkpoint.report import compare
 from jengine.checkpoint.restore import list_arrays, list_item_arrays
+from jengine.config.errors import CheckpointMismatchError
 from jengine.config.paths import flatten
 from jengine.config.storage import is_url, storage_path, upload_file
 from jengine.extras.networks.lora import add_updates

@@ -16,8 +16,8 @@ import numpy as np
 from jengine.checkpoint import arrays
 from jengine.checkpoint.array_rules import split_sizes
 from jengine.checkpoint.matching import Assignment, match
-from jengine.checkpoint.report import CheckpointMismatchError
 from jengine.config.annotations import Range, checked
+from jengine.config.errors import CheckpointMismatchError
 from jengine.config.storage import check_local_path
 from jengine.extras.weights.export import read_source, write_safetensors
 from jengine.extras.weights.huggingface import (

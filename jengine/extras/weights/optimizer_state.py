@@ -2,9 +2,8 @@
 optax state.
 
 Chains differ from loop to loop, so states are matched by their fields: `opt_state.0.mu` has an
-  array for each
-parameter, which is for the `mu` of this run wherever that is in its chain; numbers next to it, as
-`count`, go along.
+array for each parameter, which is for the `mu` of this run wherever that is in its chain; numbers
+next to it, as `count`, go along.
 """
 
 import dataclasses

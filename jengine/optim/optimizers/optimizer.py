@@ -29,7 +29,7 @@ class Optimizer:
     """Optimizer: a chain, and parameter group settings.
 
     It is also a gradient transformation: `init` and `update` are those of
-      `OptimWrapper(optimizer).tx`.
+    `OptimWrapper(optimizer).tx`.
 
     >>> import jax.numpy as jnp
     >>> from jengine.optim.optimizers.sgd import SGD

@@ -69,9 +69,9 @@ class GroupedChain:
         """Return the chain with the hyperparameters in the state, as in `optax.inject_hyperparams`.
 
         The update takes `hyperparams`, values by name that replace those in the state: float32[] or
-          [G] each; names
-        that are not in the state are ignored. An entry `frozen:PATTERN` that is not 0 freezes the
-        parameters whose path contains PATTERN. Other extra arguments are passed to the parts.
+        [G] each; names that are not in the state are ignored. An entry `frozen:PATTERN` that is not
+        0 freezes the parameters whose path contains PATTERN. Other extra arguments are passed to
+        the parts.
 
         Args:
           before: parts that act on all gradients, before the optimizer.

@@ -7,10 +7,10 @@ schedule, in the order in which a training run does, so that the digits are the 
 groups only receive the result.
 
 Two things besides the step change a value, and are kept as events: reductions on a plateau, and
-  values that are set
-by hand (`runner.set_lr`, `param_groups[i]['lr'] = ...`), of which the newest counts. A value that
-is set replaces the current one, and the schedule goes on from it: what multiplies the value
-multiplies the new one, and what sets it (optax, one-cycle, a restart) sets it times new over old.
+values that are set by hand (`runner.set_lr`, `param_groups[i]['lr'] = ...`), of which the newest
+counts. A value that is set replaces the current one, and the schedule goes on from it: what
+multiplies the value multiplies the new one, and what sets it (optax, one-cycle, a restart) sets it
+times new over old.
 """
 
 import functools

@@ -38,8 +38,8 @@ def map_floats(function: Callable[..., float], *columns: Iterable[Any]) -> np.nd
     """Return `function` of each row as float64[n].
 
     It calls functions of `math`: those of NumPy may round differently, and differently for other
-      array sizes, so that
-    a value that is computed later would not be the one that was used in training.
+    array sizes, so that a value that is computed later would not be the one that was used in
+    training.
     """
     return np.fromiter(map(function, *columns), np.float64)
 

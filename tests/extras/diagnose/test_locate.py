@@ -2,7 +2,8 @@
 
 import pytest
 
-from jengine.extras.diagnose.locate import locate_argument, locate_errors
+from jengine.config.explain import explained
+from jengine.extras.diagnose.locate import locate_argument
 from jengine.hooks import CheckpointHook
 
 CFG = dict(
@@ -24,6 +25,6 @@ CFG = dict(
 )
 def test_an_argument_has_the_path_of_the_only_section_with_its_class(argument, path):
     assert locate_argument(CFG, argument) == path
-    with pytest.raises(ValueError, match="must be") as error, locate_errors(CFG):
+    with pytest.raises(ValueError, match="must be") as error, explained(cfg=CFG):
         raise ValueError(f"`{argument}` must be an entry of the batch")
     assert getattr(error.value, "__notes__", []) == ([f"in the config at `{path}`"] if path else [])

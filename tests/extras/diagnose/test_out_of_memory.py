@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jengine.extras.diagnose.out_of_memory import explain_out_of_memory
+from jengine.config.explain import explain
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 
@@ -100,6 +100,6 @@ def test_arguments_that_do_not_fit_alone_have_only_remedies_that_help(state, bat
     error = jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
     args = tuple(jax.ShapeDtypeStruct((size // 4,), jnp.float32) for size in (state, batch))
     cfg = {"model": {"module": {"features": PIB // 4, "depth": 2}}}
-    explain_out_of_memory(error, "the step", jax.jit(lambda state, batch: state[0] + batch[0]), args, cfg=cfg)
+    explain(error, program=("the step", jax.jit(lambda state, batch: state[0] + batch[0]), args), cfg=cfg)
     assert re.search(rf"GiB, in the step\n  on each device .*\n{remedy}", error.__notes__[0])
     assert "precision=" not in error.__notes__[0]

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 from jengine.config import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.extras.optimizers import layer_depth
 from jengine.optim import build_optim_wrapper
-from jengine.optim.param_groups import layer_depth
 
 ONE = np.ones(1, np.float32)
 

@@ -9,16 +9,10 @@ import pytest
 
 from jengine import optim
 from jengine.config import OPTIMIZERS
+from jengine.extras import optimizers
+from jengine.extras.optimizers import adagrad, adan, large_batch, rmsprop
 from jengine.optim import OptimWrapper, build_optim_wrapper
-from jengine.optim.optimizers import (
-    adagrad,
-    adam,
-    adan,
-    large_batch,
-    optax_optimizers,
-    rmsprop,
-    sgd,
-)
+from jengine.optim.optimizers import adam, optax_optimizers, sgd
 
 RNG = np.random.default_rng(0)
 PARAMS = {"kernel": RNG.normal(size=(4, 3)).astype("f"), "bias": RNG.normal(size=3).astype("f")}
@@ -58,7 +52,7 @@ def test_adafactor_factors_the_last_two_axes():
             scale = max(1e-3, np.sqrt((p**2).mean())) * rate
             excess = max(1, np.sqrt((direction**2).mean()))
             p -= 0.01 * 0.1 * p + scale / excess * direction
-    actual, _ = train(OptimWrapper(optim.TorchAdafactor(lr=0.01, weight_decay=0.1)))
+    actual, _ = train(OptimWrapper(optimizers.TorchAdafactor(lr=0.01, weight_decay=0.1)))
     assert_close(actual, {"kernel": w, "bias": v}, rtol=1e-5, atol=1e-6)
 
 
@@ -73,7 +67,7 @@ def test_names_that_differ_from_those_of_optax_in_case_only_are_aliases_with_a_w
 
 
 def test_muon_orthogonalises_matrices():
-    wrapper = OptimWrapper(optim.TorchMuon(lr=0.1, weight_decay=0.0))
+    wrapper = OptimWrapper(optimizers.TorchMuon(lr=0.1, weight_decay=0.0))
     params = {"kernel": PARAMS["kernel"]}
     state = wrapper.init(params)
     updates, _ = wrapper.update({"kernel": GRADS[0]["kernel"]}, state, params)
@@ -81,26 +75,26 @@ def test_muon_orthogonalises_matrices():
     singular = np.linalg.svd(np.asarray(updates["kernel"]), compute_uv=False) / 0.1
     assert np.all((singular > 0.6) & (singular < 1.3))
     wide = {"kernel": np.ascontiguousarray(PARAMS["kernel"].T)}
-    transposed, _ = wrapper.update({"kernel": GRADS[0]["kernel"].T}, OptimWrapper(optim.TorchMuon()).init(wide), wide)
+    transposed, _ = wrapper.update({"kernel": GRADS[0]["kernel"].T}, OptimWrapper(optimizers.TorchMuon()).init(wide), wide)
     # a kernel (in 3, out 4) gets sqrt(4 / 3) of the rate of (in 4, out 3)
     np.testing.assert_allclose(transposed["kernel"], updates["kernel"].T * (4 / 3) ** 0.5, rtol=2e-2, atol=2e-3)
     with pytest.raises(ValueError, match="TorchMuon: parameter 'bias' must be a matrix, got shape"):
-        OptimWrapper(optim.TorchMuon()).init(PARAMS)
+        OptimWrapper(optimizers.TorchMuon()).init(PARAMS)
 
 
 @pytest.mark.parametrize(
     ("optimizer", "reference"),
     [
-        (optim.Lion(lr=0.01, weight_decay=0.1), optax.lion(0.01, b1=0.9, b2=0.99, weight_decay=0.1)),
-        (optim.Adadelta(lr=0.5), optax.adadelta(0.5, rho=0.9, eps=1e-6)),
+        (optimizers.Lion(lr=0.01, weight_decay=0.1), optax.lion(0.01, b1=0.9, b2=0.99, weight_decay=0.1)),
+        (optimizers.Adadelta(lr=0.5), optax.adadelta(0.5, rho=0.9, eps=1e-6)),
         (optim.Adamax(lr=0.01), optax.adamax(0.01)),
-        (optim.RMSprop(lr=0.01, alpha=0.9), optax.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=False)),
+        (optimizers.RMSprop(lr=0.01, alpha=0.9), optax.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=False)),
         (
-            optim.RMSprop(lr=0.01, alpha=0.9, centered=True, momentum=0.5),
+            optimizers.RMSprop(lr=0.01, alpha=0.9, centered=True, momentum=0.5),
             optax.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=False, centered=True, momentum=0.5),
         ),
         (
-            optim.Lamb(lr=0.01, weight_decay=0.1),
+            optimizers.Lamb(lr=0.01, weight_decay=0.1),
             optax.chain(optax.clip_by_global_norm(1.0), optax.lamb(0.01, eps=1e-6, weight_decay=0.1)),
         ),
         (optim.Adam(lr=0.01, maximize=True), optax.chain(optax.scale(-1.0), optax.adam(0.01))),
@@ -114,13 +108,13 @@ def test_optimizers_that_optax_has_too(optimizer, reference):
 @pytest.mark.parametrize(
     ("optimizer", "parts"),
     [
-        (optim.Adagrad(lr=0.01), (adagrad.scale_by_adagrad(0.0, 1e-10), optax.scale(-0.01))),
-        (optim.ProximalAdan(lr=0.01), (adan.scale_by_adan(0.98, 0.92, 0.99, 1e-8), optax.scale(-0.01))),
+        (optimizers.Adagrad(lr=0.01), (adagrad.scale_by_adagrad(0.0, 1e-10), optax.scale(-0.01))),
+        (optimizers.ProximalAdan(lr=0.01), (adan.scale_by_adan(0.98, 0.92, 0.99, 1e-8), optax.scale(-0.01))),
         (optim.ASGD(lr=0.01), (sgd.averaged_sgd(0.01, 1e-4, 0.75, 1e6),)),
-        (optim.LARS(lr=0.01), (large_batch.scale_by_lars(0.01, 0.0, 0.001, 1e-8), optax.scale(-1.0))),
+        (optimizers.LARS(lr=0.01), (large_batch.scale_by_lars(0.01, 0.0, 0.001, 1e-8), optax.scale(-1.0))),
         (optim.NAdam(lr=0.01), (adam.scale_by_nadam(0.9, 0.999, 1e-8, 4e-3), optax.scale(-0.01))),
         (optim.RAdam(lr=0.01), (adam.scale_by_radam(0.9, 0.999, 1e-8), optax.scale(-0.01))),
-        (optim.Rprop(lr=0.01), (rmsprop.scale_by_rprop(0.01, 0.5, 1.2, 1e-6, 50.0), optax.scale(-1.0))),
+        (optimizers.Rprop(lr=0.01), (rmsprop.scale_by_rprop(0.01, 0.5, 1.2, 1e-6, 50.0), optax.scale(-1.0))),
     ],
 )
 def test_transformations_chain_with_those_of_optax(optimizer, parts):
@@ -148,7 +142,7 @@ def test_lars_exclude_differs_from_parameter_to_parameter():
 
 
 @pytest.mark.parametrize(
-    "optimizer", [optim.Lamb(), optim.ProximalAdan(max_grad_norm=1.0), {"type": "BertAdam1", "lr": 0.1}]
+    "optimizer", [optimizers.Lamb(), optimizers.ProximalAdan(max_grad_norm=1.0), {"type": "BertAdam1", "lr": 0.1}]
 )
 @pytest.mark.parametrize("clip_grad", [{"max_norm": 1.0}, {"clip_value": 0.1}])
 def test_optimizers_that_clip_work_with_clipping_in_the_wrapper(optimizer, clip_grad):

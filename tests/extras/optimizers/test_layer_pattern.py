@@ -10,8 +10,8 @@ import pytest
 from flax import nnx
 
 from jengine.config.errors import ConfigError
+from jengine.extras.optimizers.layer_depth import LayerPattern
 from jengine.optim import build_optim_wrapper
-from jengine.optim.param_groups.layer_depth import LayerPattern
 
 PATTERN = r"layers?[._](\d+)|block(\d+)|encoderblock_(\d+)"
 ARRAY = np.ones((2, 2), np.float32)

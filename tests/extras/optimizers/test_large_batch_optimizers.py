@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.optim import LARS, OptimWrapper, build_optim_wrapper
+from jengine.extras.optimizers import LARS
+from jengine.optim import OptimWrapper, build_optim_wrapper
 
 ZERO_LAST = ((0.6, 0.8), (1.0, 0.0), (0.0, 0.0))
 SIGN_CHANGE = ((0.6, 0.8), (1.0, 0.0), (0.5, -0.5))

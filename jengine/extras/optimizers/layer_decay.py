@@ -10,14 +10,14 @@ from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ArgumentError, ConfigError, closest
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
-from jengine.optim.param_groups import layer_depth
+from jengine.extras.optimizers import layer_depth
+from jengine.extras.optimizers.layer_depth import STEM, LayerPattern
 from jengine.optim.param_groups.constructor import (
     DECAY_RULES,
     DefaultOptimWrapperConstructor,
     find_overridden_rules,
     format_pattern,
 )
-from jengine.optim.param_groups.layer_depth import STEM, LayerPattern
 from jengine.optim.param_groups.modules import (
     Module,
     Parameter,
@@ -77,8 +77,8 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     [0.125, 0.25, 0.5, 1.0]
 
     Weight decay follows `paramwise_cfg`: custom_keys (decay_mult), norm_decay_mult,
-      bias_decay_mult,
-    dwconv_decay_mult and flat_decay_mult; learning-rate multipliers are ignored with a warning.
+    bias_decay_mult, dwconv_decay_mult and flat_decay_mult; learning-rate multipliers are ignored
+    with a warning.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor.

@@ -1,0 +1,155 @@
+"""Why a loss is not finite: labels out of range, or else what is often the cause."""
+
+import contextlib
+import functools
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from jengine.config.annotations import parameters_of
+from jengine.config.registry import MODELS
+from jengine.data.host_entries import select_arrays
+from jengine.data.masking import whole_batches
+from jengine.extras.diagnose.locate import locate_sizes
+from jengine.hooks.checks import NonFiniteLossError
+from jengine.model.labels import LABEL_SETTINGS, OUTPUT_SETTINGS, find_wrong_labels
+from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.parallel.local_batch import process_local_batch
+from jengine.parallel.replica_axis import map_per_replica
+
+PyTree = Any
+
+
+def name_wrong_labels(error: BaseException, context: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the labels of a step whose loss was not finite, or what else to do.
+
+    Explainer for the errors of the loss check and of the numerics guard.
+    """
+    run = context.get("run")
+    if run is None or "evaluation" in context or not isinstance(error, FloatingPointError):
+        return None
+    iteration = getattr(error, "iteration", None)
+    if labels := _search(run, run.iter if iteration is None else iteration):
+        return describe_labels(labels, run.cfg)
+    if isinstance(error, NonFiniteLossError) and iteration is not None:
+        return _describe_likely_cause(run, error)
+    return None
+
+
+def describe_labels(labels: str, cfg: Any) -> str:
+    """Return a message of `find_wrong_labels` with the settings of a config that it is about."""
+    labels = labels.replace(
+        LABEL_SETTINGS, "in the data or the settings of `train_dataloader.dataset`"
+    )
+    count = re.search(r"the outputs have (\d+) classes", labels)
+    sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
+    setting = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
+    if not setting and (module := describe_module(cfg)) is not None:
+        setting = f"an argument of {module} in `model.module`, or in its code"
+    return labels.replace(f" {OUTPUT_SETTINGS}", f" by {setting}") if setting else labels
+
+
+def describe_module(cfg: Any) -> str | None:
+    """Return the class and the arguments of the network in the config of a run, or None.
+
+    >>> describe_module(dict(model=dict(module=dict(type="flax.linen.Dropout", rate=0.5))))
+    'Dropout(rate, broadcast_dims, deterministic, rng_collection)'
+    """
+    with contextlib.suppress(Exception):  # a model that is an object, or a function
+        entry = cfg["model"]["module"]["type"]
+        entry = MODELS.get(entry) if isinstance(entry, str) else entry
+        # which Flax sets
+        names = [name for name in parameters_of(entry) if name not in ("parent", "name", "rngs")]
+        return f"{entry.__name__}({', '.join(names)})"
+    return None
+
+
+def _search(run: Any, iteration: int) -> str | None:
+    """Return what is wrong with the labels of the current batch, or of the batch at `iteration`."""
+    count = run.train_loop.batches_per_iteration
+
+    def batches() -> Iterator[Any]:
+        if run.train_loop.batch is not None:
+            batch = select_arrays(run.train_loop.batch)
+            batch = jax.device_get(process_local_batch(batch, batch))
+            yield from batch if count > 1 else [batch]
+        loader = run.train_dataloader
+        if loader.has_random_access:
+            epoch, start = divmod(iteration * count, loader.length or 1)
+            with contextlib.closing(loader.copy_at_epoch(epoch)) as again:
+                again.set_epoch(epoch, start)
+                yield from map(select_arrays, itertools.islice(again, count))
+
+    with contextlib.suppress(Exception):  # the data may fail as well
+        return next(filter(None, (_check_batch(run, batch) for batch in batches())), None)
+    return None
+
+
+def _check_batch(run: Any, batch: PyTree) -> str | None:
+    """Return what is wrong with the labels in a batch of NumPy arrays; None if nothing is."""
+    # A loss alone has no collectives, so the first replica is enough
+    state = (
+        run.state
+        if run.strategy.replicas is None
+        else map_per_replica(lambda leaf: leaf[0], run.state)
+    )
+    hyperparams = run.step_hyperparams()
+    losses = [run.model.loss]
+    if isinstance(run.optim_wrapper, OptimWrapperDict):
+        losses = [functools.partial(run.model.phase_loss, name) for name in run.optim_wrapper]
+
+    def compute_losses(batch: PyTree) -> None:
+        def compute(params: PyTree, model_state: PyTree) -> None:
+            for loss in losses:
+                loss(params, model_state, batch, rng=jax.random.key(0), hyperparams=hyperparams)
+
+        # The batch is no argument of `eval_shape`: the labels must keep their values
+        jax.eval_shape(compute, state.params, state.model_state)
+
+    with whole_batches(run.train_dataloader.batch_rules is not None):
+        return find_wrong_labels(compute_losses, batch)
+
+
+def _describe_likely_cause(run: Any, error: NonFiniteLossError) -> str:
+    # With several groups, `base_lr` is the rate of none
+    largest = max(
+        (
+            rate
+            for name, group in run.optim_wrapper.get_lr().items()
+            if not name.endswith("base_lr")
+            for rate in group
+        ),
+        default=0,
+    )
+    rate = f", here {largest:g}," if largest else ""
+    # At a rate that no run has, updates of clipped gradients are too large as well.
+    clip = (
+        ", or limit the gradients with `optim_wrapper.clip_grad=dict(max_norm=1.0)`"
+        if largest < 10
+        else ""
+    )
+    cause = (
+        f"Often the learning rate{rate} is too large: set a smaller "
+        f"`optim_wrapper.optimizer.lr`{clip}"
+        if error.iteration
+        else "No update came before it: look for values that are not finite, or too large, in the "
+        "first batch, and for "
+        "a division, root or logarithm of zero in the model and its loss"
+    )
+    return (
+        f"{cause}.\n"
+        "If that is not it, train with the numerics guard, which drops such steps, and after "
+        "several in a row stores "
+        "the batch and the state of one, for `jengine replay` to compute again:\n"
+        f"  {_add_guard(run.resume_command(error.checkpoint or ''))}"
+    )
+
+
+def _add_guard(command: str) -> str:
+    """Return a command that trains, or a call of the Runner, with the numerics guard."""
+    if command.endswith(")"):
+        return f"{command[:-1]}, default_hooks=dict(guard=dict(type='NumericsGuardHook')))"
+    return f"{command} --config.default_hooks.guard.type=NumericsGuardHook"
