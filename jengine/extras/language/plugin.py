@@ -3,7 +3,7 @@
 provides = {
     "DATASETS": {
         "Additions": "jengine.extras.language.datasets",
-        "PackedText": "jengine.extras.language.packed_text",
+        "PackedText": "jengine.extras.language.packed_files",
         "Prompts": "jengine.extras.language.prompts",
         "StandardLibrary": "jengine.extras.language.datasets",
     },
@@ -25,9 +25,9 @@ provides = {
         "build_tokenizer": "jengine.extras.language.tokenizers",
         "encode_all": "jengine.extras.language.packing",
         "exact_match": "jengine.extras.language.text_score",
-        "generate": "jengine.extras.language.generate",
+        "generate": "jengine.extras.language.generation",
         "pack": "jengine.extras.language.packing",
-        "packed_text": "jengine.extras.language.packed_text",
-        "sample": "jengine.extras.language.generate",
+        "packed_text": "jengine.extras.language.packed_files",
+        "sample": "jengine.extras.language.generation",
     },
 }

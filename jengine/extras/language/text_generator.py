@@ -12,7 +12,7 @@ from jengine.config.annotations import ConfigOf, Count, Fraction, NonNegative
 from jengine.config.errors import ConfigError
 from jengine.config.registry import MODELS
 from jengine.extras.language.chat import ChatTemplate
-from jengine.extras.language.generate import check_length, check_sampling, generate
+from jengine.extras.language.generation import check_length, check_sampling, generate
 from jengine.extras.language.prompts import Prompts
 from jengine.extras.language.records import Source
 from jengine.extras.language.tokenizers import TokenizerLike, build_tokenizer, decode_text
