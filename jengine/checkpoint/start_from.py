@@ -8,27 +8,26 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jengine.checkpoint.array_rules import RuleLike, parse_rules
+from jengine.checkpoint.array_rules import RuleLike, load_rules, parse_rules
 from jengine.checkpoint.layout import find_checkpoint, find_latest
 from jengine.checkpoint.manifest import read_manifest
+from jengine.checkpoint.weights import describe_formats, is_pytree_of_arrays, locate_weights
 from jengine.config.errors import ConfigError, config_path
-from jengine.config.plugins import load_each
+from jengine.config.plugins import load_each, provided
 from jengine.config.registry import check_arguments
 from jengine.config.storage import storage_path
-from jengine.extras.weights.huggingface import ModelType
-from jengine.extras.weights.sources import FORMATS, is_pytree_of_arrays, locate_weights
 from jengine.parallel.processes import ProcessGroup
 
 
 @dataclasses.dataclass(frozen=True)
 class LoadFrom:
-    """Weights that a run starts from; see `jengine.extras.weights.load_pretrained`.
+    """Weights that a run starts from; see `jengine.checkpoint.load_pretrained`.
 
     Attributes:
       path: where the weights are, or an object in memory: a pytree of arrays, an `nnx.State` or an
         `nnx.Module`.
       rename: `(old, new)` prefixes of parameter paths, for a model with other names; or `(old, new,
-        options)` with functions on the arrays.
+        options)` with functions on the arrays; or the name of rules that an extra has.
       strict: False keeps the model's own values where there are no matching ones.
       raw: True loads the raw parameters from a run that saved averages.
       exclude: paths of parameters that keep the initial values.
@@ -42,7 +41,7 @@ class LoadFrom:
     """
 
     path: Any
-    rename: Sequence[RuleLike] | ModelType = ()
+    rename: Sequence[RuleLike] | str = ()
     strict: bool = True
     raw: bool = False
     exclude: Sequence[str] = ()
@@ -86,10 +85,17 @@ def parse_load_from(load_from: Any, processes: ProcessGroup) -> LoadFrom | None:
                 # Verified now, before anything is built
                 options["path"] = locate_weights(path, checksums=True, processes=processes)
             elif not is_pytree_of_arrays(path):
-                raise TypeError(f"`load_from` must be {FORMATS}; got {path!r}")
+                raise TypeError(f"`load_from` must be {describe_formats()}; got {path!r}")
         check_arguments(LoadFrom, options)
-        if not isinstance(rules := options.get("rename", ()), str):
-            parse_rules(rules)  # a wrong rule is found before the model is built
+        # A wrong rule is found before the model is built
+        if isinstance(rules := options.get("rename", ()), str):
+            load_rules(rules)
+        else:
+            parse_rules(rules)
+        if options.get("optimizer") and not provided("continue"):
+            raise ConfigError(
+                "`optimizer` must be False without an extra that reads other loops' optimizers"
+            )
         return LoadFrom(**options)
 
 

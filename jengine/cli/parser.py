@@ -103,6 +103,9 @@ class Commands:
         parser = self._groups[""].add_parser(name, help=text)
         self._groups[name] = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._parsers
+
     def __getitem__(self, name: str) -> argparse.ArgumentParser:
         """Return the parser of a command, for further options."""
         return self._parsers[name]
@@ -153,7 +156,8 @@ def build_parser() -> argparse.ArgumentParser:
         commands.config,
     )
     _add_ckpt(commands)
-    for module in sorted(set(provided("commands").values())):
+    # By name: options of a command, 'ckpt export --jax-export', come after the command
+    for module in dict.fromkeys(module for _, module in sorted(provided("commands").items())):
         importlib.import_module(module).add_commands(commands)
     completion = commands.add(
         "completion",

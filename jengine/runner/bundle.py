@@ -13,35 +13,32 @@ import optax
 from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
 from jengine.checkpoint.layout import read_meta
+from jengine.checkpoint.pretrained import load_pretrained
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.checkpoint.restore import list_arrays, restore_verified
 from jengine.checkpoint.start_from import LoadFrom
+from jengine.checkpoint.weights import open_weights
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
 from jengine.config.fingerprint import name_model_settings
 from jengine.config.plugins import load_each
-from jengine.extras.serving.base_variables import loadable_variables
-from jengine.extras.weights.huggingface import find_differences
-from jengine.extras.weights.optimizer_state import load_optimizer
-from jengine.extras.weights.pretrained import load_pretrained
-from jengine.extras.weights.sources import open_weights
 from jengine.hooks.run_record import update_record
 from jengine.model.model import get_model
 from jengine.optim.schedules.chain import chain_of
-from jengine.optim.schedules.state import schedulers_state_dict, seek_schedulers
+from jengine.optim.schedules.state import schedulers_state_dict
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.parallel.processes import put_whole
 from jengine.parallel.replica_axis import convert_replica_axis, convert_replica_axis_structs
+from jengine.runner.base_variables import loadable_variables
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import check_losses, recreate_work_dir
 from jengine.runner.resume_check import (
-    check_length,
     collect_fingerprint,
     complete_optimizer_state,
     match_optimizer_state,
     restore_schedules,
 )
-from jengine.runner.resume_data import collect_position, restore_position, start_at
+from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import TracedHooks, hook_names
@@ -351,7 +348,7 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     is_raw = source.raw or (is_evaluated and "evaluated" in rest)
     averaged = "averaged " if "exchanged" in rest and not is_raw else ""
     runner.logger.info(f"Loaded the {averaged}weights of {opened.label}:\n{report.summary()}")
-    if differences := find_differences(opened.config, get_model(runner.model)):
+    if differences := opened.find_differences(get_model(runner.model)):
         runner.logger.warning(
             f"The model computes something else than that of {opened.label}: "
             f"{'; '.join(differences)}."
@@ -361,34 +358,5 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
             f"Not all parameters were loaded from {opened.label} (strict=False): {report}"
         )
     if source.optimizer and runner.train_loop is not None:
-        _continue_other_loop(runner, source, opened, report.matched)
-
-
-def _continue_other_loop(
-    runner: RunnerInternals, source: LoadFrom, opened: Any, loaded: Iterable[str]
-) -> None:
-    """Load the optimizer state and the step of another training loop, and set the schedules and
-    the data to it.
-    """
-    state = runner.state
-    opt_state, report = load_optimizer(
-        opened, state.opt_state, list(loaded), rename=source.rename, item=source.item
-    )
-    if not report.matched or (source.strict and report.missing):
-        raise ConfigError(
-            f"`load_from.optimizer` must be False for {opened.label}: the state of the optimizer "
-            "does not fit; "
-            f"strict=False starts what is missing anew:\n{report.summary()}"
-        )
-    step = report.step or 0
-    loop = runner.train_loop
-    runner.state = state.replace(
-        opt_state=opt_state, step=_put_like(np.asarray(step, np.int32), state.step)
-    )
-    start_at(runner, step)
-    check_length(runner, opened.label, {"iter": loop.iter, "epoch": loop.epoch})
-    if runner.param_schedulers is not None:
-        seek_schedulers(runner.param_schedulers, iters=loop.iter, epochs=loop.epoch)
-    runner.logger.info(
-        f"Continue the training of {opened.label} after {step} iterations:\n{report.summary()}"
-    )
+        for continue_loop in load_each("continue"):
+            continue_loop(runner, source, opened, report.matched)

@@ -22,7 +22,6 @@ from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.evaluation.predict import Predictor, open_batches
 from jengine.evaluation.sections import suggest_metrics
-from jengine.extras.serving.trained_module import trained_module
 from jengine.hooks.hook import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.priority import Priority
@@ -50,6 +49,7 @@ from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
 from jengine.runner.resume_check import check_resume
 from jengine.runner.session import RunFiles, record_session
+from jengine.runner.trained_module import trained_module
 from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.hyperparams import Hyperparams
 from jengine.train.initial_state import StateInitializer

@@ -3,7 +3,7 @@
 provides = {
     "DATASETS": {
         "Additions": "jengine.extras.language.datasets",
-        "PackedText": "jengine.extras.language.packed_source",
+        "PackedText": "jengine.extras.language.packed_files",
         "Prompts": "jengine.extras.language.prompts",
         "StandardLibrary": "jengine.extras.language.datasets",
     },
@@ -27,7 +27,7 @@ provides = {
         "exact_match": "jengine.extras.language.text_score",
         "generate": "jengine.extras.language.generation",
         "pack": "jengine.extras.language.packing",
-        "packed_text": "jengine.extras.language.packed_source",
+        "packed_text": "jengine.extras.language.packed_files",
         "sample": "jengine.extras.language.generation",
     },
     "requires": {

@@ -13,10 +13,9 @@ import numpy as np
 from jengine.config.annotations import Count
 from jengine.config.downloads import local_copy
 from jengine.config.errors import require_extra
-from jengine.config.json_codec import decode
+from jengine.config.json_codec import decode, decode_object
 from jengine.config.storage import read_bytes, read_text
 from jengine.extras.language.chat import ChatTemplate
-from jengine.extras.weights.huggingface import read_settings
 
 END = "<|endoftext|>"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # in vocabularies of characters, for other characters
@@ -129,9 +128,9 @@ class FileTokenizer:
         end_ids = []
         tokens = {}
         if file.is_dir():
-            settings = read_settings(file / _SETTINGS)
+            settings = _read_settings(file / _SETTINGS)
             tokens = _find_special_tokens(
-                {**read_settings(file / "special_tokens_map.json"), **settings}
+                {**_read_settings(file / "special_tokens_map.json"), **settings}
             )
             if (template := _read_template(file, settings)) is not None:
                 self.chat_template = ChatTemplate.from_tokens(template, tokens)
@@ -266,7 +265,7 @@ def _read_end_tokens(directory: Path) -> list[int]:
     else of the model.
     """
     for name in ("generation_config.json", "config.json"):
-        if (ids := read_settings(directory / name).get("eos_token_id")) is not None:
+        if (ids := _read_settings(directory / name).get("eos_token_id")) is not None:
             found = ids if isinstance(ids, list) else [ids]
             if not all(type(number) is int and number >= 0 for number in found):
                 raise ValueError(
@@ -275,6 +274,14 @@ def _read_end_tokens(directory: Path) -> list[int]:
                 )
             return found
     return []
+
+
+def _read_settings(file: Path) -> dict[str, Any]:
+    """Return the settings in a JSON file; {} if there is no such file."""
+    try:
+        return decode_object(read_bytes(file)) if file.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{file} must have settings in JSON: {error}") from error
 
 
 def _read_template(directory: Path, settings: Mapping[str, Any]) -> str | None:

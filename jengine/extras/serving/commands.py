@@ -1,4 +1,4 @@
-"""The command `jengine predict`, and the artifact of `jengine ckpt export`."""
+"""The command `jengine predict`."""
 
 from jengine.cli.parser import CHECKPOINT, Commands
 

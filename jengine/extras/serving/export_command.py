@@ -3,8 +3,10 @@ code.
 """
 
 import argparse
+import importlib
 import os
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -23,12 +25,25 @@ _KNOWN_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _INPUT = re.compile(r"(\w+)=(\w+)\[([\d, ]*)\]")
 
 
-def run(args: argparse.Namespace) -> None:
-    """Write the artifact and print the inputs and outputs."""
-    if args.batch_stats:
-        raise ConfigError(
-            "`--batch-stats` must be left out with --jax-export, which always contains them"
-        )
+def run(args: argparse.Namespace, overrides: Sequence[str]) -> int | None:
+    """Write the artifact and print the inputs and outputs; without `--jax-export`, run the command
+    of the extra that exports parameters.
+    """
+    file = getattr(args, "file", None)  # and other options of that extra
+    if (file is None) == (args.jax_export is None):
+        raise ConfigError("`jengine ckpt export` must have either FILE or --jax-export FILE")
+    if args.jax_export is None:
+        for name in ("input", "batch_size", "platforms", "trust"):
+            if getattr(args, name) not in (None, False):
+                raise ConfigError(f"`--{name.replace('_', '-')}` must be given with --jax-export")
+        module, _, function = args.run_other.partition(":")
+        return getattr(importlib.import_module(module), function)(args, overrides)
+    for name in ("to", "like", "batch_stats"):
+        if getattr(args, name, None):
+            raise ConfigError(
+                f"`--{name.replace('_', '-')}` must be left out with --jax-export, which contains "
+                "all that the model needs"
+            )
     platforms = PLATFORMS if args.platforms is None else args.platforms.split(",")
     for platform in platforms:
         if platform not in _KNOWN_PLATFORMS:
@@ -51,6 +66,7 @@ def run(args: argparse.Namespace) -> None:
         f"predictions of {model.path} on {', '.join(platforms)}: {size:,} bytes, written to "
         f"{args.jax_export}"
     )
+    return None
 
 
 def _first_batch(model: LoadedModel) -> Any:

@@ -11,6 +11,7 @@ provides = {
         "BaseTTAModel": "jengine.extras.serving.tta",
     },
     "commands": {
+        "ckpt export --jax-export": "jengine.extras.serving.export_options",
         "predict": "jengine.extras.serving.commands",
     },
     "jengine": {

@@ -4,7 +4,7 @@ to a .jsonl file.
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,13 +13,25 @@ from jengine.config.downloads import local_copy
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import encode
 from jengine.config.storage import file_name, storage_path, write_bytes
+from jengine.data.npz import list_npz, read_npz
 from jengine.evaluation.sections import list_dataloaders, loader_path
 from jengine.extras.serving.dump import write_arrays
-from jengine.extras.weights.files import list_npz, read_npz
+from jengine.model.model import ModelWrapper
 from jengine.runner.runner import Runner
 
 _MODES = ("test", "val", "train")
 _PROMPTS = (".jsonl", ".txt")
+
+
+@runtime_checkable
+class _TextGenerator(Protocol):
+    """Model whose predictions for prompts are texts, such as `TextGenerator`."""
+
+    def make_prompts(self, source: str) -> Any:
+        """Return a dataset with the prompts in a file, whose `texts` are these."""
+
+    def decode(self, tokens: Any) -> list[str]:
+        """Return the texts for predictions."""
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
@@ -59,11 +71,10 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def _write_texts(args: argparse.Namespace, runner: Runner) -> None:
     """Continue the prompts of a file, and write a line of JSON for each."""
-    # In the function: arrays are written without importing the language package.
-    from jengine.extras.language.text_generator import find_generator
-
-    generator = find_generator(runner.model)
-    if generator is None:
+    generator = runner.model
+    while isinstance(generator, ModelWrapper) and not isinstance(generator, _TextGenerator):
+        generator = generator.model
+    if not isinstance(generator, _TextGenerator):
         raise ConfigError(
             "`model` must be a TextGenerator, dict(type='TextGenerator', model=..., "
             "tokenizer=...), for --out .jsonl, "

@@ -5,10 +5,7 @@ from jengine.cli.parser import CHECKPOINT, Commands
 
 def add_commands(commands: Commands) -> None:
     """Add `ckpt export`."""
-    text = (
-        "export the parameters for PyTorch, as a safetensors file, or the predictions as a "
-        "jax.export artifact"
-    )
+    text = "export the parameters for PyTorch, as a safetensors file"
     export = commands.add(
         "ckpt export",
         "jengine.extras.weights.export_command:run",
@@ -43,28 +40,4 @@ def add_commands(commands: Commands) -> None:
         "--batch-stats",
         action="store_true",
         help="export the running statistics of batch norms too",
-    )
-
-    group = export.add_argument_group("an artifact that predicts without the model's code")
-    group.add_argument(
-        "--jax-export",
-        metavar="FILE",
-        help="write a serialized jax.export artifact instead of FILE",
-    )
-    inputs = (
-        "an entry of a batch, without the batch axis, such as image=float32[8,8,1] (default: the "
-        "entries of the "
-        "config's data)"
-    )
-    group.add_argument("--input", action="append", metavar="NAME=DTYPE[SHAPE]", help=inputs)
-    group.add_argument(
-        "--batch-size", type=int, metavar="N", help="the only batch size (default: any)"
-    )
-    group.add_argument(
-        "--trust",
-        action="store_true",
-        help="let the checkpoint's config run any code that it names",
-    )
-    group.add_argument(
-        "--platforms", metavar="LIST", help="devices on which it can run (default: cpu,cuda,tpu)"
     )

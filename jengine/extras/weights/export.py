@@ -11,6 +11,7 @@ import numpy as np
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint, read_meta
+from jengine.checkpoint.matching import Layout
 from jengine.checkpoint.report import compare
 from jengine.checkpoint.restore import list_arrays, list_item_arrays
 from jengine.config.errors import CheckpointMismatchError
@@ -25,11 +26,11 @@ from jengine.extras.weights.files import (
 )
 from jengine.extras.weights.torch_layout import (
     STATISTICS,
-    TorchLayout,
     check_unique,
     is_statistic,
     param_layouts,
     statistic_layouts,
+    to_torch,
 )
 from jengine.model.model import FROZEN
 
@@ -74,7 +75,7 @@ def export_params(
             raise ValueError(
                 f"`{name}` must have a dtype that safetensors supports, got {array.dtype}"
             )
-        tensors[layout.name] = layout.to_torch(array)
+        tensors[layout.name] = to_torch(layout, array)
     write_safetensors(path, tensors)
     return tensors
 
@@ -208,7 +209,7 @@ def _read_item(directory: str, item: str) -> dict[str, np.ndarray]:
 def _read_file(
     path: str | os.PathLike[str],
     target: Any,
-    layouts: Mapping[str, TorchLayout],
+    layouts: Mapping[str, Layout],
     rename: Sequence[tuple[str, str]],
     is_relevant: Callable[[str], bool],
 ) -> Any:

@@ -1,4 +1,4 @@
-"""`jengine ckpt export`: parameters for other libraries, or predictions as an artifact."""
+"""`jengine ckpt export`: parameters for other libraries."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -10,22 +10,14 @@ from jengine.config.annotations import is_mapping
 from jengine.config.dump import parse_config
 from jengine.config.errors import ConfigError
 from jengine.extras.weights.export import export_params
-from jengine.extras.weights.hub_export import export_hub
+from jengine.extras.weights.hub import export_hub
 from jengine.extras.weights.huggingface import read_config
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Export parameters, or predictions as a jax.export artifact."""
-    if (args.file is None) == (args.jax_export is None):
-        raise ConfigError("`jengine ckpt export` must have either FILE or --jax-export FILE")
-    if args.jax_export is not None:
-        from jengine.extras.serving import export_command as jax_export
-
-        jax_export.run(args)
-        return
-    for name in ("input", "batch_size", "platforms", "trust"):
-        if getattr(args, name) not in (None, False):
-            raise ConfigError(f"`--{name.replace('_', '-')}` must be given with --jax-export")
+    """Export parameters."""
+    if args.file is None:
+        raise ConfigError("`jengine ckpt export` must have a FILE to write")
     path = find_checkpoint(args.checkpoint)
     # items with averages -> paths of the trained values
     exchanged = read_meta(path).get("exchanged", {})

@@ -1,14 +1,10 @@
-"""Readers for safetensors, .npz, .eqx and msgpack files; only that of msgpack loads the whole
-file.
-"""
+"""Readers for safetensors, .eqx and msgpack files; only that of msgpack loads the whole file."""
 
 import importlib.util
-import math
 import os
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +14,7 @@ from numpy.typing import DTypeLike
 from jengine.config.errors import MissingPackageError
 from jengine.config.json_codec import decode_object
 from jengine.config.storage import LARGE, read_bytes
+from jengine.data.npz import as_bfloat16, read_header
 
 SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
     "F64": np.float64,
@@ -34,12 +31,6 @@ SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
     "U8": np.uint8,
     "BOOL": np.bool_,
 }
-# NumPy writes version 3 only for structured dtypes, which no weights have
-_VERSIONS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-_BFLOAT16 = np.dtype("V2")  # what NumPy stores for an array of ml_dtypes' bfloat16
 
 
 def check_safetensors_installed() -> None:
@@ -112,38 +103,6 @@ def read_index(path: Path) -> dict[str, list[str]]:
     return shards
 
 
-def list_npz(path: Path) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shape and dtype of each array in an .npz file by name, from the headers.
-
-    Raises:
-      ValueError: not an .npz file.
-    """
-    try:
-        structs = {}
-        with zipfile.ZipFile(path) as archive:  # `np.load` would read each array to tell its shape
-            for member in archive.infolist():
-                with archive.open(member) as file:
-                    structs[member.filename.removesuffix(".npy")] = _read_header(
-                        file, member.file_size
-                    )
-        return structs
-    except OSError:
-        raise
-    except Exception as error:  # of zipfile, zlib or NumPy
-        raise ValueError(f"{path} is not a complete .npz file of arrays: {error}") from error
-
-
-def read_npz(path: Path, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield arrays from an .npz file by name, one at a time; pickled objects are refused."""
-    with np.load(path, allow_pickle=False) as file:
-        for name in names:
-            try:
-                array = _as_bfloat16(file[name])
-            except Exception as error:  # of zipfile, zlib or NumPy
-                raise ValueError(f"{path} is damaged at {name!r}: {error}") from error
-            yield name, array
-
-
 def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, tuple[str, jax.ShapeDtypeStruct]]:
     """Return the offset, for `read_eqx`, and the shape of each array in a file of
     `equinox.tree_serialise_leaves`.
@@ -193,7 +152,7 @@ def _iterate_arrays(path: Path) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
     with path.open("rb") as file:
         while (offset := file.tell()) < size:
             try:
-                struct = _read_header(file, size)
+                struct = read_header(file, size)
             except Exception as error:  # of NumPy
                 raise ValueError(
                     f"{path} is not a complete .eqx file of arrays: {error}"
@@ -207,30 +166,7 @@ def read_eqx(path: Path, offsets: Iterable[str]) -> Iterator[tuple[str, np.ndarr
     with path.open("rb") as file:
         for offset in offsets:
             file.seek(int(offset))
-            yield offset, _as_bfloat16(np.lib.format.read_array(file, allow_pickle=False))
-
-
-def _read_header(file: IO[bytes], end: int) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of an array that begins here; raise ValueError if it does not
-    fit before `end`.
-    """
-    version = np.lib.format.read_magic(file)
-    if version not in _VERSIONS:
-        raise ValueError(f"an array must be in version 1 or 2 of NumPy's format, got {version}")
-    shape, _, dtype = _VERSIONS[version](file)
-    if dtype.hasobject:
-        raise ValueError("an array must have no Python objects, whose pickles may run any code")
-    # NumPy would allocate what the header says before it reads the bytes.
-    if min(shape, default=0) < 0 or file.tell() + math.prod(shape) * dtype.itemsize > end:
-        raise ValueError(
-            f"an array with the shape {shape} must have {dtype} values for it, but the file ends "
-            "before"
-        )
-    return jax.ShapeDtypeStruct(shape, jnp.bfloat16 if dtype == _BFLOAT16 else dtype)
-
-
-def _as_bfloat16(array: np.ndarray) -> np.ndarray:
-    return array.view(jnp.bfloat16) if array.dtype == _BFLOAT16 else array
+            yield offset, as_bfloat16(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def read_msgpack(path: Path) -> Any:

@@ -6,17 +6,17 @@ files.
 
 | `model_type` | model |
 |---|---|
-| `gpt2` | GPT-2: layer norms, learned positions, tied embeddings; projections are `Conv1D`, stored (in, out) |
-| `llama`, `mistral` | RMS norms, rotary positions, shared keys and values, gated MLP; projections stored (out, in) |
+| `gpt2` | layer norms, learned positions, tied embeddings; `Conv1D` stored (in, out) |
+| `llama`, `mistral` | RMS norms, rotary positions, shared keys, gated MLP; stored (out, in) |
 """
 
 import dataclasses
+import functools
 import os
 import re
-import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from jengine.checkpoint.array_rules import RuleLike
 from jengine.config.annotations import Positive, Range, check_values, is_host_number
@@ -31,8 +31,7 @@ Config = Mapping[str, Any]  # the content of a `config.json`
 Shapes = dict[str, tuple[int, ...]]
 
 CONFIG = "config.json"
-ModelType = Literal["gpt2", "llama", "mistral"]
-MODEL_TYPES: tuple[ModelType, ...] = typing.get_args(ModelType)
+MODEL_TYPES = ("gpt2", "llama", "mistral")
 # Hugging Face's `gelu` is the exact one; `gelu_new` and `gelu_pytorch_tanh` are one approximation
 _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
@@ -54,16 +53,19 @@ _ROPE_KEYS = {
 # what old files store for generation. All others are read, or refused: a multiplier or a cap would
 # be left out in silence.
 _HARMLESS_KEYS = """
-    _attn_implementation _commit_hash _name_or_path architectures attention_dropout attn_implementation attn_pdrop
-    bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward decoder_start_token_id diversity_penalty
-    do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
-    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label initializer_range label2id
-    length_penalty max_length max_position_embeddings min_length model_max_length model_type n_ctx no_repeat_ngram_size
-    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_scores
-    pad_token_id padding_side prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn
-    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id suppress_tokens task_specific_params
-    temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version typical_p
-    unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
+    _attn_implementation _commit_hash _name_or_path architectures attention_dropout
+    attn_implementation attn_pdrop bad_words_ids begin_suppress_tokens bos_token_id
+    chunk_size_feed_forward decoder_start_token_id diversity_penalty do_sample dtype early_stopping
+    embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing id2label
+    initializer_range label2id length_penalty max_length max_position_embeddings min_length
+    model_max_length model_type n_ctx no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_scores pad_token_id
+    padding_side prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id suppress_tokens
+    task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype
+    torchscript transformers_version typical_p unk_token_id unsloth_fixed unsloth_version
+    use_bfloat16 use_cache
 """
 _HARMLESS = frozenset(_HARMLESS_KEYS.split())
 _HARMLESS_PREFIXES = ("summary_",)  # of a head for classes
@@ -379,12 +381,19 @@ def find_differences(config: Config, model: object) -> list[str]:
     ]
 
 
-def is_transformer(paths: Iterable[str]) -> bool:
-    """Return whether parameters are those of `TransformerLM`, scanned or not."""
-    names = set(paths)
-    return "embed.embedding" in names and any(
+def choose_rules(
+    config: Config, stored: Iterable[str], target: Iterable[str]
+) -> Sequence[RuleLike]:
+    """Return the rules of a config's model type for the parameters of `TransformerLM`, scanned or
+    not; none for other parameters.
+    """
+    names = set(target)
+    is_transformer = "embed.embedding" in names and any(
         f"{layer}.attn.query.kernel" in names for layer in ("layers", "layers_0")
     )
+    if config.get("model_type") not in MODEL_TYPES or not is_transformer:
+        return ()
+    return make_rules(config["model_type"], stored, names, config)
 
 
 def make_rules(
@@ -420,6 +429,12 @@ def make_rules(
     return [
         rule for rule in rules if any(re.match(rf"(?:{rule[0]})(?=\.|$)", name) for name in stored)
     ]
+
+
+# as `rename` names them
+gpt2 = functools.partial(make_rules, "gpt2")
+llama = functools.partial(make_rules, "llama")
+mistral = functools.partial(make_rules, "mistral")
 
 
 def _gpt2_rules(layer: str, stack: Mapping[str, int], embed: str | list[str]) -> list[RuleLike]:

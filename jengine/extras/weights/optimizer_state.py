@@ -15,12 +15,18 @@ import numpy as np
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.array_rules import RuleLike, parse_rules
+from jengine.checkpoint.pretrained import load_pretrained
 from jengine.checkpoint.rules import matches
+from jengine.checkpoint.start_from import LoadFrom
+from jengine.checkpoint.weights import WeightSource
+from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
-from jengine.extras.weights.huggingface import ModelType
-from jengine.extras.weights.pretrained import load_pretrained
-from jengine.extras.weights.sources import WeightSource
 from jengine.logging.tables import format_table
+from jengine.optim.schedules.state import seek_schedulers
+from jengine.parallel.processes import put_whole
+from jengine.runner.resume_check import check_length
+from jengine.runner.resume_data import start_at
+from jengine.runner.runner_protocol import RunnerInternals
 
 Fields = dict[str, dict[str, str]]  # path of a field -> path of a parameter -> name of the array
 
@@ -59,12 +65,46 @@ class OptimizerReport:
         )
 
 
+def continue_other_loop(
+    runner: RunnerInternals, source: LoadFrom, opened: WeightSource, loaded: Iterable[str]
+) -> None:
+    """Load the optimizer state and the step of another training loop, and set the schedules and
+    the data to it.
+
+    Args:
+      runner: the run, whose weights have been loaded.
+      source, opened: where they are from.
+      loaded: paths of the parameters that were loaded.
+    """
+    state = runner.state
+    opt_state, report = load_optimizer(
+        opened, state.opt_state, list(loaded), rename=source.rename, item=source.item
+    )
+    if not report.matched or (source.strict and report.missing):
+        raise ConfigError(
+            f"`load_from.optimizer` must be False for {opened.label}: the state of the optimizer "
+            f"does not fit; strict=False starts what is missing anew:\n{report.summary()}"
+        )
+    step = report.step or 0
+    loop = runner.train_loop
+    runner.state = state.replace(
+        opt_state=opt_state, step=put_whole(np.asarray(step, np.int32), state.step.sharding)
+    )
+    start_at(runner, step)
+    check_length(runner, opened.label, {"iter": loop.iter, "epoch": loop.epoch})
+    if runner.param_schedulers is not None:
+        seek_schedulers(runner.param_schedulers, iters=loop.iter, epochs=loop.epoch)
+    runner.logger.info(
+        f"Continue the training of {opened.label} after {step} iterations:\n{report.summary()}"
+    )
+
+
 def load_optimizer(
     source: WeightSource,
     opt_state: Any,
     loaded: Collection[str],
     *,
-    rename: Sequence[RuleLike] | ModelType = (),
+    rename: Sequence[RuleLike] | str = (),
     item: str | None = None,
 ) -> tuple[Any, OptimizerReport]:
     """Load an optimizer state and the step that are stored next to the parameters.
@@ -84,7 +124,7 @@ def load_optimizer(
         of its own, which may not hold for a state.
 
     >>> import optax
-    >>> from jengine.extras.weights.sources import open_weights
+    >>> from jengine.checkpoint.weights import open_weights
     >>> params = {"w": np.ones(2, np.float32)}
     >>> saved = {"params": params, "opt_state": optax.adam(0.1).init(params), "step": np.int32(7)}
     >>> state, report = load_optimizer(open_weights(saved), optax.adamw(0.1).init(params), ["w"])
@@ -212,7 +252,7 @@ def _load_field(
     source: WeightSource,
     names: Mapping[str, str],
     values: Mapping[str, Any],
-    rename: Sequence[RuleLike] | ModelType,
+    rename: Sequence[RuleLike] | str,
 ) -> tuple[dict[str, Any], set[str]]:
     """Return the values of a field by parameter, and the parameters for which they are stored."""
     if not names:
@@ -227,13 +267,8 @@ def _load_field(
             yield by_name[name], array
 
     # An array for each parameter loads as parameters do: renamed, permuted, stacked
-    field = WeightSource(
-        source.label,
-        {p: source.structs[name] for p, name in names.items()},
-        read,
-        {},
-        source.config,
-    )
+    structs = {param: source.structs[name] for param, name in names.items()}
+    field = dataclasses.replace(source, structs=structs, read=read, meta={})
     # Not strict: what is missing starts anew
     result, _, report = load_pretrained(field, dict(values), rename=rename, strict=False)
     return result, set(report.matched)

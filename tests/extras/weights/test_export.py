@@ -10,8 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from jengine.checkpoint import CheckpointMismatchError, CorruptCheckpointError, arrays
 from jengine.extras.weights import export_params, import_batch_stats, import_params
-
-from .conftest import make_meta
+from tests.checkpoint.conftest import make_meta
 
 
 class Net(nn.Module):

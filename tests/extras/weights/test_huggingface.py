@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jengine.checkpoint import CheckpointMismatchError
+from jengine.checkpoint import CheckpointMismatchError, load_pretrained, open_weights
 from jengine.config import paths, registry
 from jengine.config.errors import ConfigError
 from jengine.extras.networks import TransformerLM
-from jengine.extras.weights import export_hub, load_pretrained, transformer_arguments
+from jengine.extras.weights import export_hub, transformer_arguments
 from jengine.extras.weights.huggingface import list_tensors, read_config
-from jengine.extras.weights.sources import open_weights
 
 DATA = pathlib.Path(__file__).parents[2] / "data" / "pretrained"
 MODELS = ("gpt2", "llama", "mistral")

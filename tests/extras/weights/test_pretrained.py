@@ -19,11 +19,15 @@ from flax import nnx
 from flax.core import freeze
 from safetensors.numpy import load_file, save_file
 
-from jengine.checkpoint import CheckpointMismatchError
-from jengine.extras.weights import load_pretrained, locate_weights, open_weights
+from jengine.checkpoint import (
+    CheckpointMismatchError,
+    load_pretrained,
+    locate_weights,
+    open_weights,
+)
 from jengine.extras.weights.optimizer_state import load_optimizer
+from tests.checkpoint.conftest import make_meta
 
-from .conftest import make_meta
 from .pretrained_models import NnxBlock, NnxViT, ResNet, ViT
 
 DATA = pathlib.Path(__file__).parents[2] / "data" / "pretrained"
@@ -414,7 +418,7 @@ def test_a_wrong_path_or_format_names_the_accepted_formats(tmp_path):
     (tmp_path / "torn.npz").write_bytes(b"PK")
     (tmp_path / "torn.safetensors").write_bytes(b"no")
     with pytest.raises(
-        FileNotFoundError, match=r"no checkpoint .*; weights must be .*\.safetensors.*\.npz.*nnx\.Module"
+        FileNotFoundError, match=r"no checkpoint .*; weights must be .*\.npz.*\.safetensors.*nnx\.Module"
     ):
         locate_weights(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"contains .*model\.pth.*weights must be .*Orbax"):

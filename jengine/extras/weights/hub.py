@@ -15,6 +15,7 @@ import numpy as np
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.array_rules import split_sizes
+from jengine.checkpoint.matching import Assignment, match
 from jengine.config.annotations import Range, checked
 from jengine.config.errors import CheckpointMismatchError
 from jengine.config.storage import check_local_path
@@ -26,8 +27,8 @@ from jengine.extras.weights.huggingface import (
     make_rules,
     require_config,
 )
-from jengine.extras.weights.matching import Assignment, match
 from jengine.extras.weights.sources import HUB_FILES
+from jengine.extras.weights.torch_layout import to_torch
 
 _INDEX, _SINGLE = HUB_FILES
 # What reads the weights needs these too. Code and other weights are not copied.
@@ -169,7 +170,7 @@ def _make_tensor(
             axis, _ = split_sizes(options.split)
             shape[axis] //= len(users)  # the shipped rules split into equal parts
         if assignment.layout is not None:
-            array = assignment.layout.to_torch(array).reshape(shape)
+            array = to_torch(assignment.layout, array).reshape(shape)
         elif options.transform == "transpose":
             array = array.reshape(shape[::-1]).T
         parts.append(array.reshape(shape))

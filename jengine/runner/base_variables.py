@@ -5,8 +5,8 @@ adapter.
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from jengine.checkpoint.matching import ITEMS
 from jengine.config.paths import flatten, nest
-from jengine.extras.weights.matching import ITEMS
 from jengine.model.model import FROZEN, Model
 from jengine.parallel.replica_axis import convert_replica_axis
 

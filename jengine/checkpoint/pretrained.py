@@ -1,4 +1,4 @@
-"""Start from pretrained weights: from jengine, Flax or PyTorch, on disk or in memory."""
+"""Start from pretrained weights, on disk or in memory, in a model that may differ."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,15 +7,14 @@ import jax
 import numpy as np
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.array_rules import RuleLike
+from jengine.checkpoint.array_rules import RuleLike, load_rules
+from jengine.checkpoint.interpolation import Method
+from jengine.checkpoint.matching import ITEMS, Assignment, match
 from jengine.checkpoint.report import LoadReport
+from jengine.checkpoint.weights import WeightSource, open_weights
 from jengine.config.annotations import checked
 from jengine.config.errors import CheckpointMismatchError, UnknownNameError, closest
 from jengine.config.paths import flatten
-from jengine.extras.weights.huggingface import MODEL_TYPES, ModelType, is_transformer, make_rules
-from jengine.extras.weights.interpolation import Method
-from jengine.extras.weights.matching import ITEMS, Assignment, match
-from jengine.extras.weights.sources import WeightSource, open_weights
 
 PyTree = Any
 
@@ -32,7 +31,7 @@ def load_pretrained(
     params: PyTree,
     model_state: PyTree = None,
     *,
-    rename: Sequence[RuleLike] | ModelType = (),
+    rename: Sequence[RuleLike] | str = (),
     strict: bool = True,
     exclude: Sequence[str] = (),
     interpolate: Sequence[str] = (),
@@ -45,7 +44,7 @@ def load_pretrained(
     embeddings.
 
     Args:
-      weights: a path, or an object in memory; see the table in `jengine.extras.weights.sources`. Or
+      weights: a path, or an object in memory; see the table in `jengine.checkpoint.weights`. Or
         a `WeightSource`.
       params: the model parameters as a pytree of arrays.
       model_state: running statistics and other state; None for none.
@@ -53,9 +52,8 @@ def load_pretrained(
         empty `old` adds a prefix, an empty `new` removes one. `old` may be a regular expression,
         whose groups `new` may use. The first match is applied. With options, `(old, new,
         dict(stack=0))`, it is a function on the arrays, see
-        `jengine.checkpoint.array_rules.Options`; `None` for `new` leaves an array out. Or 'gpt2',
-        'llama' or 'mistral' for the rules of `TransformerLM`, which a `config.json` next to the
-        weights also chooses.
+        `jengine.checkpoint.array_rules.Options`; `None` for `new` leaves an array out. Or the name
+        of rules that an extra has, such as 'gpt2'.
       strict: False keeps the model's values where nothing fits, and ignores arrays that it does not
         have.
       exclude: paths that keep the model's values, such as a new head: prefixes of whole segments,
@@ -105,13 +103,11 @@ def load_pretrained(
     if not stored and item is not None:
         tops = {name.partition(".")[0] for name in source.structs}
         raise UnknownNameError(f"{source.label} has no {item!r}{closest(item, tops)}")
-    # named, or as the file says
-    model_type = rename if isinstance(rename, str) else source.config.get("model_type")
-    if isinstance(rename, str) or (
-        not rename and model_type in MODEL_TYPES and is_transformer(structs["params"])
-    ):
-        rename = make_rules(str(model_type), stored, structs["params"], source.config)
-    assignments, report = match(stored, structs, rename, exclude, interpolate, interpolation)
+    if isinstance(rename, str):
+        rules = load_rules(rename)(stored, structs["params"], source.config)
+    else:
+        rules = rename or source.find_rules(stored, structs["params"])
+    assignments, report = match(stored, structs, rules, exclude, interpolate, interpolation)
     if report.ambiguous or (strict and not report.fits):
         raise CheckpointMismatchError(source.label, report, _ADVICE)
     _read(source, prefix, assignments, values)

@@ -1,14 +1,9 @@
 """Matching of pretrained weights to model parameters, with the conversion that each array needs.
 
 A name is compared as it is stored, after `rename`. If there is no such parameter, module numbers
-may be written either way (`layers_3`, `layers.3`), and PyTorch names are tried: see the tables here
-and in `torch_layout`. A tensor that is stored as `weight` has PyTorch's axes: if it becomes a
-`kernel`, these are permuted.
-
-| Flax | PyTorch |
-|---|---|
-| attention `query`, `key`, `value` | `q_proj`, `k_proj`, `v_proj`; or a third each of `qkv` or `in_proj_weight` |
-| attention `out` | `proj`, `out_proj`, `o_proj` |
+may be written either way (`layers_3`, `layers.3`), and the names in the layouts that an extra knows
+are tried, such as PyTorch's. A tensor that is stored as `weight` has PyTorch's axes: if it becomes
+a `kernel`, these are permuted.
 
 Linear and convolution weights are permuted only where that is certain. A square matrix fits in both
 orders: it is taken to have PyTorch's if other weights of the same source fit only in that order,
@@ -24,15 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.checkpoint.array_rules import Options, Piece, RuleLike, apply_rules, parse_rules
+from jengine.checkpoint.interpolation import Method, find_grids, resize_positions
 from jengine.checkpoint.report import LoadReport, describe
 from jengine.checkpoint.rules import check_patterns, matches
-from jengine.extras.weights.interpolation import Method, find_grids, resize_positions
-from jengine.extras.weights.torch_layout import (
-    TorchLayout,
-    is_statistic,
-    param_layouts,
-    statistic_layouts,
-)
+from jengine.config.plugins import load_each
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
 # the item of a training state, None if the source does not tell, and the path in it
@@ -43,13 +33,30 @@ Alias = tuple[str, int | None]
 Order = Literal["stored", "torch", "either", "untorch", "none"]
 
 ITEMS = ("params", "model_state")
-_PROJECTIONS = ("query", "key", "value")
-_TORCH_PROJECTIONS = {
-    "query": ("q_proj",),
-    "key": ("k_proj",),
-    "value": ("v_proj",),
-    "out": ("proj", "out_proj", "o_proj"),
-}
+
+
+class Layout(NamedTuple):
+    """Names and axis order that another library gives a parameter."""
+
+    name: str
+    merged: tuple[int, ...]  # the shape here, with attention heads merged with their size
+    axes: tuple[int, ...]  # the axes of `merged` in the library's order
+    aliases: tuple[Alias, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in the library."""
+        return tuple(self.merged[axis] for axis in self.axes)
+
+    @property
+    def is_permuted(self) -> bool:
+        """Whether the axes are in another order in the library."""
+        return self.axes != tuple(range(len(self.axes)))
+
+    def to_flax(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Convert an array of the library to the `shape` of the parameter."""
+        # `argsort` inverts a permutation
+        return np.asarray(array.transpose(np.argsort(self.axes)).reshape(shape), order="C")
 
 
 class Assignment(NamedTuple):
@@ -62,7 +69,7 @@ class Assignment(NamedTuple):
     piece: Piece
     shape: tuple[int, ...]  # of the parameter, without the axis of a stack
     is_plain: bool = False  # whether the stored array is used as it is, apart from the dtype
-    layout: TorchLayout | None = None  # of an array with PyTorch's axes
+    layout: Layout | None = None  # of an array with PyTorch's axes
     method: Method | None = None  # for position embeddings of another grid
 
     def convert(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -92,7 +99,7 @@ class _Fit(NamedTuple):
     element: tuple[int, ...]  # the shape that the rule makes, without the axis of a stack
     # of the parameter, without the axis of a stack; None if the stack has another size
     shape: tuple[int, ...] | None
-    layout: TorchLayout
+    layout: Layout
     order: Order
 
     @property
@@ -133,9 +140,10 @@ class _Fit(NamedTuple):
             )
         if self.order == "untorch":
             return "a rule with transform='none' takes the axes as they are"
-        if self.piece.rule is not None and not self.piece.is_plain:
-            count = f"{len(self.piece.names)} of " if self.piece.options.stack is not None else ""
-            return f"the rule {self.piece.rule.shown} makes {count}{self.element} of {self.piece.label}"
+        piece = self.piece
+        if piece.rule is not None and not piece.is_plain:
+            count = f"{len(piece.names)} of " if piece.options.stack is not None else ""
+            return f"the rule {piece.rule.shown} makes {count}{self.element} of {piece.label}"
         if (
             "pos" in self.parameter.path
             and self.shape is not None
@@ -240,7 +248,7 @@ def _find_pieces(
     """
     aliases: dict[Key, Key | None] = {}  # None where several arrays have the same alias
     for item, path in pieces:
-        alias = (item, _number_modules(path))
+        alias = (item, number_modules(path))
         aliases[alias] = None if alias in aliases else (item, path)
 
     def find(parameter: _Parameter) -> tuple[Key, Piece] | None:
@@ -304,20 +312,16 @@ def _find_fits(
         yield _Fit(parameter, piece, source, element or source.shape, shape, layout, order)
 
 
-def _find_layouts(
-    item: str, shapes: Mapping[str, tuple[int, ...] | None]
-) -> dict[str, TorchLayout]:
-    structs = {
-        path: jax.ShapeDtypeStruct(shape or (), jnp.float32) for path, shape in shapes.items()
-    }
-    statistics = {
-        path: leaf for path, leaf in structs.items() if item == "model_state" and is_statistic(path)
-    }
-    return {**param_layouts(structs), **statistic_layouts(statistics)}
+def _find_layouts(item: str, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Layout]:
+    known = {path: shape or () for path, shape in shapes.items()}
+    layouts = {path: Layout(path, shape, tuple(range(len(shape)))) for path, shape in known.items()}
+    for find in load_each("layouts"):
+        layouts |= find(item, known)
+    return layouts
 
 
 def _find_order(
-    piece: Piece, element: tuple[int, ...], shape: tuple[int, ...], layout: TorchLayout
+    piece: Piece, element: tuple[int, ...], shape: tuple[int, ...], layout: Layout
 ) -> Order:
     """Return in which order of the axes an array fits a parameter."""
     squeezed = _squeeze(element)
@@ -385,39 +389,14 @@ def _list_parameters(target: Mapping[str, Structs]) -> Iterator[_Parameter]:
     for item in ITEMS:
         leaves = target[item]
         layouts = _find_layouts(item, {path: tuple(leaf.shape) for path, leaf in leaves.items()})
-        # Attention is recognized by its members, since a module called `query` alone may be
-        # anything.
-        parents = {
-            path.removesuffix("query.kernel") for path in leaves if path.endswith("query.kernel")
-        }
-        attentions = {
-            p for p in parents if all(f"{p}{name}.kernel" in leaves for name in _PROJECTIONS)
-        }
         for path, struct in leaves.items():
             shown = path if item == "params" or path not in target["params"] else f"{item}.{path}"
             aliases = (
-                (_number_modules(path), None),
+                (number_modules(path), None),
                 (layouts[path].name, None),
-                *_attention_aliases(path, attentions),
+                *layouts[path].aliases,
             )
             yield _Parameter(item, path, shown, struct, aliases)
-
-
-def _attention_aliases(path: str, attentions: set[str]) -> Iterator[Alias]:
-    """Yield the PyTorch names of a parameter that belongs to one of the `attentions`."""
-    *parents, module, leaf = ("", *path.split("."))
-    prefix = "".join(f"{parent}." for parent in parents[1:])
-    if prefix not in attentions or leaf not in ("kernel", "bias"):
-        return
-    prefix = _number_modules(prefix)
-    kind = "weight" if leaf == "kernel" else "bias"
-    for name in _TORCH_PROJECTIONS.get(module, ()):
-        yield f"{prefix}{name}.{kind}", None
-    if module in _PROJECTIONS:
-        third = _PROJECTIONS.index(module)
-        # PyTorch stores the three projections in one tensor, under timm's name or under that of
-        # nn.MultiheadAttention.
-        yield from ((f"{prefix}qkv.{kind}", third), (f"{prefix}in_proj_{kind}", third))
 
 
 def _divides(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
@@ -446,6 +425,6 @@ def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
 
 
-def _number_modules(path: str) -> str:
+def number_modules(path: str) -> str:
     """Return the path with module numbers as segments: `layers.3.kernel` for `layers_3.kernel`."""
     return re.sub(r"_(\d+)(?=\.)", r".\1", path)
