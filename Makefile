@@ -20,6 +20,7 @@ test: lint types pytest
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check jengine tests configs examples benchmarks docs/_gen .ci
+	$(BIN)/ruff format --check --quiet jengine configs examples/*.py benchmarks docs/_gen/*.py .ci
 
 types: $(VENV)/.installed
 	$(BIN)/mypy

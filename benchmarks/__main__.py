@@ -25,7 +25,8 @@ RATIOS = HERE / "ratios.json"
 MEASURED = HERE.parent / ".bench" / "RESULTS.md"
 INTRODUCTION = """# Results
 
-Written by `make bench` and `make bench-peers`, with `ARGS=--accept`; docs/benchmarks.md explains the numbers.
+Written by `make bench` and `make bench-peers`, with `ARGS=--accept`; docs/benchmarks.md explains \
+the numbers.
 """
 BENCHMARKS = {
     "speed": ("Time per iteration, compared with a hand-written loop", ["--rounds", "3"]),

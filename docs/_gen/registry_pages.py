@@ -36,15 +36,13 @@ PAGES = {
     "hooks": Page(
         "Hooks",
         "A config lists hooks in `custom_hooks`, and replaces those that every run has in "
-        "`default_hooks`: see "
-        "[Hooks](../hooks.md).",
+        "`default_hooks`: see [Hooks](../hooks.md).",
         (registry.HOOKS,),
     ),
     "optimizers": Page(
         "Optimizers",
         "The `optimizer` of an [optimizer wrapper](../optim.md). Names in lower case are the "
-        "factories of optax, with "
-        "optax's arguments.",
+        "factories of optax, with optax's arguments.",
         (registry.OPTIMIZERS,),
     ),
     "wrappers": Page(
@@ -69,8 +67,7 @@ PAGES = {
     "data": Page(
         "Datasets, samplers and transforms",
         "The `dataset` and the `sampler` of a dataloader, and transforms of samples or batches: "
-        "see "
-        "[Data](../data.md).",
+        "see [Data](../data.md).",
         (registry.DATASETS, registry.DATA_SAMPLERS, registry.TRANSFORMS),
     ),
     "metrics": Page(
@@ -88,15 +85,13 @@ PAGES = {
     "loops": Page(
         "Loops and strategies",
         "`train_cfg`, `val_cfg` and `test_cfg` describe a loop (see [The Runner](../runner.md)), "
-        "`parallel` the "
-        "devices (see [Devices](../devices.md)).",
+        "`parallel` the devices (see [Devices](../devices.md)).",
         (registry.LOOPS, registry.STRATEGIES),
     ),
     "visualization": Page(
         "Visualizers and logs",
         "`visualizer`, its `vis_backends`, and `log_processor`: see "
-        "[Visualization](../visualization.md) and "
-        "[Logging](../logging.md).",
+        "[Visualization](../visualization.md) and [Logging](../logging.md).",
         (registry.VISUALIZERS, registry.VISBACKENDS, registry.LOG_PROCESSORS),
     ),
 }

@@ -312,8 +312,7 @@ def _list_targets(
         if len(numbers) != 1:
             raise ValueError(
                 "`rename` must have one group of `old` with the number for `stack` that `new` "
-                "does not use, got "
-                f"{len(numbers)} in {rule.shown} for {path!r}"
+                f"does not use, got {len(numbers)} in {rule.shown} for {path!r}"
             )
         number = numbers[0]
     for part, new in enumerate(rule.new):
@@ -357,8 +356,7 @@ def _make_piece(
         shown = ", ".join(map(str, missing[:10])) + (", …" if len(missing) > 10 else "")
         raise ValueError(
             f"`rename` must find the numbers 0 to {numbers[-1]} for {path!r}, got none for "
-            f"{shown}, "
-            f"by the rule {rule.shown}"
+            f"{shown}, by the rule {rule.shown}"
         )
     for number in numbers:
         for member, old in enumerate(rule.old):

@@ -100,8 +100,7 @@ def check_storable(state: Any) -> None:
         if hasattr(leaf, "dtype") and not is_key(leaf) and not _is_storable(np.dtype(leaf.dtype)):
             raise ConfigError(
                 f"`{path}` must have a dtype that checkpoints can store, got {leaf.dtype}; store "
-                "the values as "
-                "another dtype, such as int8, and convert them in the model"
+                "the values as another dtype, such as int8, and convert them in the model"
             )
 
 

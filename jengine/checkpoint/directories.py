@@ -183,10 +183,9 @@ class CheckpointDirectories:
             if _resolve(owner) != _resolve(self._work_dir):
                 raise ConfigError(
                     "`CheckpointHook.out_dir` must have checkpoints of one work dir in "
-                    f"{directory}, got those of the "
-                    f"run {meta.get('experiment_name')} of {owner} besides this run of "
-                    f"{self._work_dir}, which would "
-                    "move them away: use another out_dir, or a work_dir with another last name"
+                    f"{directory}, got those of the run {meta.get('experiment_name')} of {owner} "
+                    f"besides this run of {self._work_dir}, which would move them away: use "
+                    "another out_dir, or a work_dir with another last name"
                 )
 
 

@@ -188,8 +188,7 @@ def find_latest(
         found = ", ".join(f"{path.name} ({problem})" for path, problem in problems.items())
         raise CorruptCheckpointError(
             f"{root} has checkpoints, but none can be read: {found}; to start without them, move "
-            "them to another "
-            f"directory, with {POINTER}"
+            f"them to another directory, with {POINTER}"
         )
     return None
 
@@ -353,8 +352,7 @@ def _locate(
         return latest
     raise FileNotFoundError(
         f"{root} is neither a checkpoint ({STATE}/, {META}, {MANIFEST}) nor a work dir with "
-        "complete checkpoints; "
-        f"{_list_contents(root)}"
+        f"complete checkpoints; {_list_contents(root)}"
     )
 
 

@@ -20,8 +20,7 @@ PyTree = Any
 
 _ADVICE = (
     "rename=[(old, new)] replaces path prefixes; exclude=[path] keeps the model's own values of "
-    "these parameters, "
-    "strict=False wherever nothing fits."
+    "these parameters, strict=False wherever nothing fits."
 )
 
 

@@ -68,8 +68,7 @@ def wait_for_processes(name: str, directory: PurePath | None = None) -> None:
         elif time.monotonic() - since >= 0.9 * _LIMIT:  # two more barriers have timed out
             raise StalledError(
                 f"process {', '.join(missing)} made no progress for {_LIMIT:g} s ({_VARIABLE}), "
-                "and others wait for it "
-                f"({name})"
+                f"and others wait for it ({name})"
             )
 
 

@@ -114,8 +114,7 @@ class LoadReport:
     def __str__(self) -> str:
         counts = (
             f"{len(self.matched)} match, {len(self.missing)} missing, {len(self.unexpected)} "
-            "unexpected, "
-            f"{len(self.mismatched)} mismatched"
+            f"unexpected, {len(self.mismatched)} mismatched"
         )
         return "\n".join(filter(None, (counts, self.table())))
 

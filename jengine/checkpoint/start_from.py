@@ -109,9 +109,8 @@ def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
         return cfg
     warnings.warn(
         "`load_from` must be a path to be written to a config file, got an object in memory: "
-        "config.py is written "
-        "without it. A resumed run does not need it, but a new run from that file starts from "
-        "random weights",
+        "config.py is written without it. A resumed run does not need it, but a new run from that "
+        "file starts from random weights",
         stacklevel=2,
     )
     return {name: value for name, value in cfg.items() if name != "load_from"}
@@ -146,11 +145,9 @@ def find_checkpoint_to_resume(
         if manifest is not None and manifest.iteration is not None:  # published weights have none
             return path, (
                 f"resume={resume!r} continues the run of load_from={os.fspath(load_from)!r}, as "
-                "in MMEngine, and does "
-                f"so again at each start. resume={os.fspath(load_from)!r} does the same. "
-                "load_from=dict(path=...) "
-                f"loads only its weights, and continues from the newest checkpoint of {work_dir} "
-                "when started again."
+                f"in MMEngine, and does so again at each start. resume={os.fspath(load_from)!r} "
+                "does the same. load_from=dict(path=...) loads only its weights, and continues "
+                f"from the newest checkpoint of {work_dir} when started again."
             )
     newest = find_latest(work_dir, **verification)
     for find_newer in load_each("newer_checkpoints"):

@@ -20,9 +20,11 @@ from jengine.config.errors import ConfigError, closest, did_you_mean
 _OVERRIDE = re.compile(r"(?:--(?=\w+[.\[]))?(\w+(?:\.\w+|\[\d+\])*=.*)", re.DOTALL)
 
 _DISK_ADVICE = """\
-  Free space, then continue from the last checkpoint with --resume; or elsewhere with --resume {} --work-dir DIR."""
+  Free space, then continue from the last checkpoint with --resume; or elsewhere with \
+--resume {} --work-dir DIR."""
 _KEEP_FEWER = """
-  To keep fewer checkpoints: --config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':%d}"."""
+  To keep fewer checkpoints: \
+--config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':%d}"."""
 _PLACE = "in the config at "
 _LOADER = re.compile(r"in (\w+_dataloader[\w.]*) \(")
 # Errors whose traceback shows only a comparison, a wait for another process, or how samples are

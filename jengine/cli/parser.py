@@ -10,11 +10,13 @@ from jengine.config.errors import closest
 from jengine.config.plugins import provided
 
 _EPILOG = """Set any value of the config with --config.PATH=VALUE:
-  jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 --config.custom_hooks[0].interval=5
+  jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 \
+--config.custom_hooks[0].interval=5
 """
 _COMPLETION_EPILOG = """To complete `jengine` in new shells:
   bash:  jengine completion bash > ~/.local/share/bash-completion/completions/jengine
-  zsh:   jengine completion zsh > ~/.zfunc/_jengine, with `fpath+=~/.zfunc` before `compinit` in ~/.zshrc
+  zsh:   jengine completion zsh > ~/.zfunc/_jengine, with `fpath+=~/.zfunc` before `compinit` \
+in ~/.zshrc
   fish:  jengine completion fish > ~/.config/fish/completions/jengine.fish
 """
 CHECKPOINT = "a checkpoint, or a work dir for its newest one"

@@ -162,8 +162,7 @@ def check_backend_args(
     if backend_args is not None and file_client_args is not None:
         raise ConfigError(
             "`backend_args` must be left out with file_client_args, its old name, got "
-            f"{backend_args} and "
-            f"{file_client_args}"
+            f"{backend_args} and {file_client_args}"
         )
     settings = dict(backend_args or file_client_args or {})
     backend = settings.pop("backend", None)

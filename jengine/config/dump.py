@@ -120,9 +120,8 @@ def check_written(cfg: Any, path: str = "") -> None:
         missing = _list_first([f"`{path}` ({what})" for path, what in found])
         raise ConfigError(
             f"the config must have {missing}, which the run that wrote it had in memory only: "
-            "write it in the "
-            "file as `dict(type='my_module.make', ...)`, or pass it in Python (`load_model(..., "
-            "model=...)`)"
+            "write it in the file as `dict(type='my_module.make', ...)`, or pass it in Python "
+            "(`load_model(..., model=...)`)"
         )
 
 
@@ -432,14 +431,12 @@ def _describe_value(value: Any) -> str:
         )
         return (
             f"{kind} {name} of a script or notebook: move it into a module next to it, and import "
-            "it from there"
-            f"{guard if hasattr(sys.modules['__main__'], '__file__') else ''}"
+            f"it from there{guard if hasattr(sys.modules['__main__'], '__file__') else ''}"
         )
     if "<locals>" in name:
         return (
             f"{kind} {name}, which another function defines: move it to the top level of a module "
-            "with `def`, or write "
-            "`dict(type=..., **arguments)` with the function that returns it"
+            "with `def`, or write `dict(type=..., **arguments)` with the function that returns it"
         )
     if name.endswith("<lambda>"):
         return f"{kind} <lambda>: write it with `def` at the top level of a module"

@@ -72,9 +72,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
             if isinstance(error, ModuleNotFoundError):
                 error.add_note(
                     f"{error.name!r} must be installed for this Python, {sys.executable}, or, if "
-                    "it is a file of your "
-                    "own, be next to the config file or in a directory of PYTHONPATH; or correct "
-                    "the name"
+                    "it is a file of your own, be next to the config file or in a directory of "
+                    "PYTHONPATH; or correct the name"
                 )
             raise
         if not is_mapping(cfg):
@@ -160,8 +159,7 @@ def _explain_dotted_keys() -> Iterator[None]:
         key = match[1]
         raise ConfigError(
             f"a key of a ConfigDict must have no dot, got {key!r}; write custom_keys=[({key!r}, "
-            "dict(...))], a list of "
-            "pairs, or return a plain dict from get_config()"
+            "dict(...))], a list of pairs, or return a plain dict from get_config()"
         ) from None
 
 

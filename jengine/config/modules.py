@@ -219,8 +219,7 @@ def _find_listed(key: str, names: Sequence[str], file: pathlib.Path) -> pathlib.
             return directory
     raise ConfigError(
         f"`CONFIG_MODULES` must have the directory of {', '.join(names)}, got {key!r}, where "
-        "these modules are not: "
-        "correct it in the file if one of them was moved"
+        "these modules are not: correct it in the file if one of them was moved"
     )
 
 
@@ -278,9 +277,8 @@ def _get_attribute(module: types.ModuleType, names: Sequence[str]) -> Any:
             if module.__name__ == "__main__":
                 raise UnknownNameError(
                     f"the script that runs now has no {name!r}, which the config names as a part "
-                    "of the script or "
-                    "notebook that wrote it: move it into a module of its own, and name it "
-                    f"'module.{name}'"
+                    "of the script or notebook that wrote it: move it into a module of its own, "
+                    f"and name it 'module.{name}'"
                 )
             public = [known for known in vars(module) if not known.startswith("_")]
             file = f" ({module.__file__})" if getattr(module, "__file__", None) else ""

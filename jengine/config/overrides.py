@@ -115,8 +115,7 @@ def parse_value(text: str) -> Any:
         if text[0] in "[({'\"":
             raise ConfigError(
                 "a value that begins with a bracket or a quote must be a Python literal, got "
-                f"{text}; "
-                "quote strings inside brackets, or the whole string"
+                f"{text}; quote strings inside brackets, or the whole string"
             ) from None
         return text
 

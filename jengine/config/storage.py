@@ -696,8 +696,7 @@ def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
         )
         raise ConfigError(
             f"`{name}` must be a path on a local or mounted file system, got {text!r}; mount the "
-            "storage of "
-            f"{scheme}:// as a directory ({tool}), or copy to and from it"
+            f"storage of {scheme}:// as a directory ({tool}), or copy to and from it"
         )
     return os.path.abspath(text)
 

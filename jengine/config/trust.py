@@ -106,10 +106,8 @@ class RefusedFunction:
 def _refuse(path: str, reason: str) -> ConfigError:
     return ConfigError(
         "a config from elsewhere must name registered classes or networks of imported modules, "
-        f"got {path!r} in "
-        f"{allowed_directory()}: {reason}; if you trust the file, pass trust=True (on the command "
-        "line --trust), with "
-        "which it can run any code"
+        f"got {path!r} in {allowed_directory()}: {reason}; if you trust the file, pass trust=True "
+        "(on the command line --trust), with which it can run any code"
     )
 
 

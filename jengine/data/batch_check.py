@@ -132,16 +132,14 @@ class BatchCheck:
                 raise TypeError(
                     f"`{self._loader}` must yield batches with numeric arrays, got "
                     f"{list_host_entries(batch) or type(batch).__name__}: strings and arrays of "
-                    "objects stay on the "
-                    "host; stack numbers of equal shapes, or pass a collate_fn"
+                    "objects stay on the host; stack numbers of equal shapes, or pass a collate_fn"
                 )
             self._first = list(entries)
             for key, _ in self._rules:
                 if not any(key in path for path in entries):
                     raise ConfigError(
                         f"`{self._loader}.batch_rules` must be parts of names of entries, got "
-                        f"{key!r}"
-                        f"{paths.closest_paths(key, entries)}"
+                        f"{key!r}{paths.closest_paths(key, entries)}"
                     )
         missing = [f"without {path!r}" for path in self._first if path not in entries]
         added = [f"with {path!r}" for path in entries if path not in self._first]
@@ -172,10 +170,8 @@ class BatchCheck:
             if (low < _INT32.min or high > _INT32.max) and not jax.config.read("jax_enable_x64"):
                 raise ValueError(
                     f"`{self._loader}` must yield integers that fit in int32, got {low} to {high} "
-                    "in the entry "
-                    f"{path!r} of batch {self._count}; leave the entry out, turn it into strings, "
-                    "which stay on the "
-                    "host, or set jax_enable_x64"
+                    f"in the entry {path!r} of batch {self._count}; leave the entry out, turn it "
+                    "into strings, which stay on the host, or set jax_enable_x64"
                 )
 
 

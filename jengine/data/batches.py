@@ -108,8 +108,7 @@ class BatchSource:
             if not hasattr(dataset, "__getitem__"):
                 raise ConfigError(
                     f"`collate_fn` must be None for {type(self.dataset).__name__}, whose "
-                    "__getitems__ returns the "
-                    "batch and which has no __getitem__ for its samples"
+                    "__getitems__ returns the batch and which has no __getitem__ for its samples"
                 )
             self._collates_samples = True  # the next batches are not read twice
         samples = [_read(dataset, index) for index in indices.tolist()]

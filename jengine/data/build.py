@@ -180,14 +180,12 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
     if dataset is None and set(cfg) <= {*parameters_of(DataLoader), "global_batch_size"}:
         raise TypeError(
             "DataLoader needs the argument 'dataset': write dataset=dict(type=...), with a class "
-            "of data or a function "
-            "that returns them, or an object such as a list of samples"
+            "of data or a function that returns them, or an object such as a list of samples"
         )
     if is_mapping(dataset) and "type" not in dataset:
         raise TypeError(
             "a dataset must be an object, or a dict with its 'type', got a dict of "
-            f"{sorted(map(str, dataset))}; wrap "
-            "its arrays in ArrayDataset"
+            f"{sorted(map(str, dataset))}; wrap its arrays in ArrayDataset"
         )
     cfg = _divide_batch(cfg, 1)
     check_arguments(DataLoader, resolve_functions(DataLoader, cfg))
@@ -221,8 +219,7 @@ def _divide_batch(cfg: Mapping[str, Any], shards: int) -> dict[str, Any]:
     if size % shards:
         raise ConfigError(
             f"`{current_config_path() or 'dataloader'}.global_batch_size` must be a multiple of "
-            f"{shards}, the number "
-            f"of data shards, got {size}"
+            f"{shards}, the number of data shards, got {size}"
         )
     return {**divided, "batch_size": size // shards}
 
@@ -251,14 +248,12 @@ def _build_stream(
         if arguments.pop(key, None):
             raise ConfigError(
                 f"`{key}` must not be given for {name}, which has no access by index and is read "
-                "in its own order; set "
-                "it in the other library"
+                "in its own order; set it in the other library"
             )
     if arguments.pop("drop_last") is not train:
         raise ConfigError(
             f"`drop_last` must be {train} for {name}, which has no access by index: a smaller "
-            "last batch is dropped in "
-            "training and padded in evaluation"
+            "last batch is dropped in training and padded in evaluation"
         )
     _require_batch_size(arguments)
     # The stream divides itself by processes, since there is no sampler that could.
@@ -297,8 +292,7 @@ def _check_shard(divided: object, index: int, count: int) -> None:
     if (divided.process_index, divided.process_count) != (index, count):
         raise ConfigError(
             f"`process_index` and `process_count` of {type(divided).__name__} must be {index} and "
-            f"{count}, those of "
-            f"this process, got {divided.process_index} and {divided.process_count}; its "
-            "constructor gets them if it "
-            "takes them, or **kwargs, and must pass them on"
+            f"{count}, those of this process, got {divided.process_index} and "
+            f"{divided.process_count}; its constructor gets them if it takes them, or **kwargs, "
+            "and must pass them on"
         )

@@ -121,8 +121,7 @@ def to_numpy(batch: Batch) -> Batch:
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
                 raise ValueError(
                     "lists of numbers must have equal lengths to become an array, got others in "
-                    f"the entry {name!r}; "
-                    "pad them, or leave the entry out"
+                    f"the entry {name!r}; pad them, or leave the entry out"
                 ) from error
         raise
 
@@ -154,8 +153,7 @@ def count_examples(batch: Batch) -> int:
         shapes = {path: np.shape(leaf) for path, leaf in paths.flatten(batch).items()} or "no array"
         raise ValueError(
             f"the arrays of a batch or a dataset must share their leading axis, got {shapes}; "
-            "with batch_axis=None a "
-            "dataloader passes on batches of any form"
+            "with batch_axis=None a dataloader passes on batches of any form"
         )
     return sizes.pop()[0]
 
@@ -170,7 +168,8 @@ def pad_examples(batch: Batch, size: int) -> Batch:
 
 def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int, str]:
     """Return the arguments of `UnequalSamplesError`."""
-    to_array = lambda leaf: np.asarray(leaf, object) if type(leaf) is list else leaf  # noqa: E731  # of any lengths
+    # Lists of any lengths
+    to_array = lambda leaf: np.asarray(leaf, object) if type(leaf) is list else leaf  # noqa: E731
     samples = [jax.tree.map(to_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]
     first = paths.flatten(samples[0])
     structure: Any = jax.tree.structure(samples[0])
@@ -197,8 +196,7 @@ def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int, str]:
                 )
                 problem = (
                     f"samples of a batch must have the same shapes, got {path!r} of {usual} in "
-                    f"{shapes.count(usual)} "
-                    f"of {len(samples)} samples, and of {wrong}"
+                    f"{shapes.count(usual)} of {len(samples)} samples, and of {wrong}"
                 )
                 return (
                     problem,

@@ -52,8 +52,7 @@ def as_source(data: Any) -> sources.DataSource:
         raise _not_batches(data)
     raise ConfigError(
         "a dataloader must be a config dict, an iterable of batches, or a function that returns "
-        "an iterator, got "
-        f"{data!r}"
+        f"an iterator, got {data!r}"
     )
 
 
@@ -69,8 +68,7 @@ def is_stream(data: object) -> bool:
 def _not_batches(data: object) -> ConfigError:
     return ConfigError(
         "a dataloader must be a config dict or an iterable of batches, got the dataset "
-        f"{type(data).__name__}; use "
-        "dict(dataset=..., batch_size=...)"
+        f"{type(data).__name__}; use dict(dataset=..., batch_size=...)"
     )
 
 

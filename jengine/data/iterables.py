@@ -417,8 +417,7 @@ class IterableLoader:
         ):
             raise ConfigError(
                 f"{self.source.kind} must yield as many batches as its length, {self.length}, got "
-                f"{position} in pass "
-                f"{epoch + 1}; correct its length"
+                f"{position} in pass {epoch + 1}; correct its length"
             )
         if self._current["epoch"] == epoch:
             self._end_pass(reading, epoch)

@@ -45,8 +45,7 @@ def grain_source(data: "grain.IterDataset | grain.DataLoader") -> DataSource:
     def warn() -> None:
         _LOGGER.warning(
             f"{kind}: each pass has the order of the first. For another order in each, use "
-            f"{repeat}, and "
-            "train_cfg.epoch_length in a loop over epochs."
+            f"{repeat}, and train_cfg.epoch_length in a loop over epochs."
         )
 
     def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
@@ -150,8 +149,7 @@ def torch_source(data: "torch.utils.data.DataLoader") -> DataSource:
     is_ordered = isinstance(sampler, torch_data.SequentialSampler) or hasattr(sampler, "set_epoch")
     advice = (
         "pass generator=torch.Generator() to the DataLoader, whose order comes from PyTorch's "
-        "global generator, or use "
-        "torchdata's StatefulDataLoader"
+        "global generator, or use torchdata's StatefulDataLoader"
     )
     if sampler is None:
         advice = "use torchdata's StatefulDataLoader, which has a position"

@@ -126,9 +126,8 @@ class DataLoader:
         if self.length == 0:
             raise ValueError(
                 f"the dataset must have at least one batch: got {samples} samples and batch_size "
-                f"{batch_size}; use a "
-                "smaller batch_size, or drop_last=False, which fills it with repeated samples "
-                "without weight"
+                f"{batch_size}; use a smaller batch_size, or drop_last=False, which fills it with "
+                "repeated samples without weight"
             )
         self._max_batches = num_batch_per_epoch
         self.batch_sizes: StepValues | None = None

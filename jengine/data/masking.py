@@ -73,15 +73,13 @@ def with_mask(batch: Batch, mask: np.ndarray) -> Batch:
     if not isinstance(batch, Mapping):
         raise TypeError(
             f"a batch that may be padded must be a dict, to which {MASK!r} (bool[B], True = a "
-            "real example) is added, "
-            f"or a tuple or list, got {type(batch).__name__}; return one of these, or use "
-            "drop_last=True"
+            f"real example) is added, or a tuple or list, got {type(batch).__name__}; return one "
+            "of these, or use drop_last=True"
         )
     if MASK in batch:
         raise ValueError(
             f"a batch must not have an entry {MASK!r}, which marks the real examples with "
-            "drop_last=False; "
-            "rename the entry"
+            "drop_last=False; rename the entry"
         )
     return {**batch, MASK: mask}  # a new dict: the dataset may own the other one
 

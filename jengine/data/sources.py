@@ -127,7 +127,8 @@ def iterator_source(data: Any) -> DataSource:
         type(data).__name__,
         open_pass,
         resume="lost",
-        advice="pass the object that the iterator was made of, or a function that returns a new iterator",
+        advice="pass the object that the iterator was made of, or a function that returns a new "
+        "iterator",
         is_single=True,
     )
     if not has_state:

@@ -118,9 +118,8 @@ class Accuracy(PairMetric):
         ):
             raise ValueError(
                 "`Accuracy.label` must fit the predictions: logits float[B, C] or class indices "
-                "int[B], and labels "
-                f"int[B], got {describe_array(predictions)} and {describe_array(labels)}"
-                f"{explain_axes(predictions.shape, labels.shape)}"
+                f"int[B], and labels int[B], got {describe_array(predictions)} and "
+                f"{describe_array(labels)}{explain_axes(predictions.shape, labels.shape)}"
             )
         if not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(f"Accuracy: labels must be class indices int[B], got {labels.dtype}")

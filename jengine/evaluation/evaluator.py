@@ -202,8 +202,7 @@ class Evaluator:
         if not_numbers:
             current_logger().warning(
                 f"The predictions of {not_numbers} of {examples} examples have a NaN, which "
-                "metrics of classes take "
-                "for no class."
+                "metrics of classes take for no class."
             )
         results: list[tuple[str, Any]] = []
         on_host = self.host_metrics
@@ -351,8 +350,7 @@ def _check_unique(names: Sequence[str]) -> None:
     if duplicates:
         raise ConfigError(
             "the results of metrics must have unique names, got "
-            f"{', '.join(map(repr, duplicates))} more than once; "
-            "set `prefix`"
+            f"{', '.join(map(repr, duplicates))} more than once; set `prefix`"
         )
 
 

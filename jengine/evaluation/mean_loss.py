@@ -58,8 +58,7 @@ class MeanLoss(BaseMetric):
         if parts and not any("loss" in part for part in parts):
             raise ValueError(
                 "MeanLoss: `parts` must have a name that contains 'loss', as the total is the sum "
-                "of these, "
-                f"got {list(parts)}"
+                f"of these, got {list(parts)}"
             )
         self.parts = tuple(parts)
 

@@ -71,8 +71,7 @@ class BaseMetric:
         if not cls.on_host and {"process", "compute_metrics"} <= set(vars(cls)):
             raise TypeError(
                 f"{cls.__name__} must derive from HostMetric, since it has `process` and "
-                "`compute_metrics`; one in the "
-                "compiled step has `init`, `update` and `compute`"
+                "`compute_metrics`; one in the compiled step has `init`, `update` and `compute`"
             )
         recorded(cls)  # so that the work dir's config has the metrics of a run in Python
 

@@ -211,8 +211,7 @@ def iterate_batches(
     if not hasattr(data, "__iter__"):
         raise TypeError(
             "`data` must be arrays, a dataset, a dataloader, its config, or an iterable of "
-            "batches, "
-            f"got {type(data).__name__}"
+            f"batches, got {type(data).__name__}"
         )
     is_loader = isinstance(data, DataLoader | IterableLoader)
     if is_loader and data.batch_axis is None:
@@ -302,6 +301,5 @@ def _check_batch_axis(predictions: PyTree, batch_axis: tuple[int, ...]) -> None:
     if not shapes or any(shape[:1] != batch_axis for shape in shapes.values()):
         raise ValueError(
             f"predictions must have one entry for each of the {batch_axis[0]} examples of a "
-            "batch, got "
-            f"{shapes or 'no array'}"
+            f"batch, got {shapes or 'no array'}"
         )

@@ -79,8 +79,7 @@ def split_dataloaders(argument: str, section: Any) -> dict[str, Any]:
     if arguments and named:
         raise ConfigError(
             f"`{argument}` must be one dataloader or a dict of dataloaders by name, got a "
-            "mixture: the argument "
-            f"{arguments[0]!r} beside the dataloader {named[0]!r}"
+            f"mixture: the argument {arguments[0]!r} beside the dataloader {named[0]!r}"
         )
     # `datset` beside `batch_size` must be reported as an argument, not taken for the name of an
     # evaluation.
@@ -93,8 +92,7 @@ def split_dataloaders(argument: str, section: Any) -> dict[str, Any]:
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise ConfigError(
                 f"`{argument}` must have names of letters, digits, '_' and '-', and none of "
-                f"{', '.join(_RESERVED)}, "
-                f"got {name!r}"
+                f"{', '.join(_RESERVED)}, got {name!r}"
             )
     return {name: section[name] for name in names}
 

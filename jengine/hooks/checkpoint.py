@@ -287,8 +287,7 @@ class CheckpointHook(Hook):
         if first > end and not (self.save_last or self._rules or self._auto_rule):
             runner.logger.warning(
                 f"CheckpointHook saves nothing in this run of {end} {unit}: the first checkpoint "
-                "would be after "
-                f"{first}, save_last is False, and there is no save_best."
+                f"would be after {first}, save_last is False, and there is no save_best."
             )
 
     def after_train_epoch(self, runner: RunnerProtocol) -> None:
@@ -485,8 +484,7 @@ class CheckpointHook(Hook):
         if keys and len(rules) not in (0, 1, len(keys)):
             raise ValueError(
                 f"CheckpointHook: rule must have one entry, or one for each of the {len(keys)} "
-                "metrics of save_best, "
-                f"got {len(rules)}"
+                f"metrics of save_best, got {len(rules)}"
             )
         if keys == ("auto",):
             self._auto_rule = rules[0] if rules else "infer"
@@ -645,14 +643,12 @@ def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
     if filename_tmpl.endswith((INCOMING, OUTGOING)):
         raise ConfigError(
             f"CheckpointHook: filename_tmpl must not end in {INCOMING!r} or {OUTGOING!r}, the "
-            "names of checkpoints "
-            f"that are being written or removed, got {filename_tmpl!r}"
+            f"names of checkpoints that are being written or removed, got {filename_tmpl!r}"
         )
     if filename_tmpl.count("{}") != 1 or plain_name(filename_tmpl) != filename_tmpl:
         raise ValueError(
             "CheckpointHook: filename_tmpl must be a file name without characters of patterns (* "
-            "? [ ]), and with "
-            f"one {{}} for the number, like 'epoch_{{}}', got {filename_tmpl!r}"
+            f"? [ ]), and with one {{}} for the number, like 'epoch_{{}}', got {filename_tmpl!r}"
         )
     if len(filename_tmpl.encode()) > _LONGEST:
         raise ConfigError(

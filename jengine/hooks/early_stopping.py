@@ -76,8 +76,7 @@ class EarlyStoppingHook(Hook):
         if loop is not None and not hasattr(loop, "stop_training"):
             raise ArgumentError(
                 "EarlyStoppingHook: the training loop must have the attribute `stop_training`, "
-                "and end when it is "
-                f"True, got {type(loop).__name__} without it"
+                f"and end when it is True, got {type(loop).__name__} without it"
             )
 
     def before_train(self, runner: RunnerProtocol) -> None:
@@ -105,8 +104,7 @@ class EarlyStoppingHook(Hook):
         if self.monitor not in metrics:
             message = (
                 "EarlyStoppingHook: monitor must be a metric of the validation, got "
-                f"{self.monitor!r}"
-                f"{closest(self.monitor, metrics)}"
+                f"{self.monitor!r}{closest(self.monitor, metrics)}"
             )
             if self.strict:
                 raise RuntimeError(message)

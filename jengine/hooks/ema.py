@@ -95,8 +95,7 @@ class EMAHook(Hook):
             if begin_iter:
                 raise ConfigError(
                     "EMAHook: one of start_iters and begin_iter, its other name, must be left "
-                    f"out, got {start_iters} "
-                    f"and {begin_iter}"
+                    f"out, got {start_iters} and {begin_iter}"
                 )
             begin_iter = start_iters
         if begin_iter and begin_epoch:
@@ -261,8 +260,7 @@ class EMAHook(Hook):
         if self.strict_load and states is not None and type(self).__name__ not in states:
             raise ValueError(
                 "EMAHook: the checkpoint must have an average with strict_load=True, got one "
-                "without; with "
-                "strict_load=False the average starts from its weights"
+                "without; with strict_load=False the average starts from its weights"
             )
 
 

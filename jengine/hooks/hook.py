@@ -226,7 +226,7 @@ class Hook:
     def after_run(self, runner: RunnerProtocol) -> None:
         """Run once after training, validation or testing."""
 
-    # --- Shared by the three modes: override these to act in training, validation and test alike. ---
+    # --- Shared by the three modes: override these to act in training, validation and test. ---
 
     def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         """Run before each epoch of any mode ('train', 'val', 'test')."""

@@ -364,7 +364,6 @@ def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
     if priority is not None:
         raise ConfigError(
             "a hook must have a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in "
-            "iMIX), got both: "
-            f"{priority!r} and {level!r}"
+            f"iMIX), got both: {priority!r} and {level!r}"
         )
     return to_priority(get_level(level))

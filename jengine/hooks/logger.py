@@ -94,8 +94,7 @@ class LoggerHook(Hook):
         if self.log_metric_by_epoch and not runner.train_loop.by_epoch:
             runner.logger.warning(
                 "LoggerHook: log_metric_by_epoch=True has no effect in a loop over iterations, "
-                "which has no epochs: "
-                "the step of validation metrics is the iteration."
+                "which has no epochs: the step of validation metrics is the iteration."
             )
 
     def after_train_iter(

@@ -125,9 +125,8 @@ class PolicySaves:
         if runner.processes.count > 1 and waits:
             raise ConfigError(
                 "`CheckpointHook.save_policy` must not be ContinuousCheckpointingPolicy with "
-                "several processes, which "
-                "asks process 0 after each iteration; interval='15m' asks it a few times between "
-                "two saves"
+                "several processes, which asks process 0 after each iteration; interval='15m' "
+                "asks it a few times between two saves"
             )
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
@@ -193,8 +192,7 @@ def check_policies(
     if preservation_policy is not None and max_keep_ckpts != -1:
         raise ConfigError(
             "CheckpointHook: max_keep_ckpts must be -1 with a preservation_policy, got "
-            f"{max_keep_ckpts}; "
-            "AnyPreservationPolicy([..., LatestN(n)]) also keeps the newest n"
+            f"{max_keep_ckpts}; AnyPreservationPolicy([..., LatestN(n)]) also keeps the newest n"
         )
     if save_policy is not None and interval != -1:
         raise ConfigError(

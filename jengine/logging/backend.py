@@ -35,8 +35,7 @@ class BaseVisBackend(abc.ABC):
         if is_url(save_dir):
             raise ConfigError(
                 f"`save_dir` must be a local directory, got {os.fspath(save_dir)!r}; leave it "
-                "out: with a URL as "
-                "work_dir of the run, the files are sent there"
+                "out: with a URL as work_dir of the run, the files are sent there"
             )
         self.save_dir = pathlib.Path(save_dir)
 
@@ -99,7 +98,8 @@ class BaseVisBackend(abc.ABC):
         """Return the write position for a checkpoint, as a JSON-serializable dict."""
         return {}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:  # noqa: B027 - most keep no state
+    # Most keep no state
+    def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:  # noqa: B027
         """Discard everything written after the checkpoint that a run resumes from.
 
         Args:

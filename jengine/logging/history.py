@@ -292,8 +292,7 @@ class HistoryBuffer:
         if window_size > self._capacity:
             raise ValueError(
                 f"`window_size` must be at most {self._capacity}, the number of values that are "
-                "kept, got "
-                f"{window_size}; a window in `log_processor` keeps as many as it needs"
+                f"kept, got {window_size}; a window in `log_processor` keeps as many as it needs"
             )
         self.keep(window_size)
         values, counts, weights = self._columns(min(window_size, len(self)))

@@ -208,8 +208,7 @@ class Visualizer:
         """
         raise NotImplementedError(
             f"{type(self).__name__} cannot draw a {type(data_sample).__name__}: use "
-            "LocalVisualizer, or a subclass "
-            "with add_datasample"
+            "LocalVisualizer, or a subclass with add_datasample"
         )
 
     def require_drawing(self, hook: str) -> None:

@@ -163,17 +163,14 @@ def explain_static_modes(arguments: Iterable[str]) -> Iterator[None]:
         if names and isinstance(error, jax.errors.TracerBoolConversionError):
             error.add_note(
                 f"`{names[0]}` must be static where the network, or a part of it, is transformed: "
-                "write `jax.jit(f, "
-                f"static_argnames={names[0]!r})` or no jit at all, as the engine compiles the "
-                "whole step; in Flax "
-                "`nn.remat(Block, static_argnums=...)`, with the number of the argument."
+                f"write `jax.jit(f, static_argnames={names[0]!r})` or no jit at all, as the "
+                "engine compiles the whole step; in Flax `nn.remat(Block, static_argnums=...)`, "
+                "with the number of the argument."
             )
         elif "static arguments" in str(error) and "racer" in str(error):
             error.add_note(
                 "A static argument of `jax.jit` must be a Python value, got one that depends on "
-                "traced arrays: pass "
-                "True or False for the mode (`train`, `deterministic`), or leave it out of "
-                "`static_argnames` and "
-                "select with `jnp.where` or `jax.lax.cond`."
+                "traced arrays: pass True or False for the mode (`train`, `deterministic`), or "
+                "leave it out of `static_argnames` and select with `jnp.where` or `jax.lax.cond`."
             )
         raise

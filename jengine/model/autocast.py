@@ -147,12 +147,10 @@ def _check_products(jaxpr: ClosedJaxpr, dtype: str) -> None:
     names = " and ".join(sorted({str(product_dtype) for product_dtype in product_dtypes}))
     raise ValueError(
         f"the loss or prediction must compute the network in {dtype}, got {names} in all of its "
-        "matrix products and "
-        "convolutions; call the network as `outputs = wrapper.autocast(apply_fn)(params, inputs)` "
-        "in a custom loop, or "
-        "as `outputs = jengine.model.autocast(apply_fn)(params, inputs)` in a Model, and compute "
-        "the loss from these "
-        "float32 outputs"
+        "matrix products and convolutions; call the network as `outputs = "
+        "wrapper.autocast(apply_fn)(params, inputs)` in a custom loop, or as `outputs = "
+        "jengine.model.autocast(apply_fn)(params, inputs)` in a Model, and compute the loss from "
+        "these float32 outputs"
     )
 
 

@@ -278,7 +278,6 @@ def _check_pair(function: str, first: str, value: Any) -> tuple[Any, Any]:
     if type(value) is not tuple or len(value) != 2:
         raise TypeError(
             f"FunctionalModel: `{function}` must return ({first}, model_state), because `loss` "
-            "has an argument "
-            f"`model_state`, got {type(value).__name__}"
+            f"has an argument `model_state`, got {type(value).__name__}"
         )
     return value

@@ -84,14 +84,12 @@ def explain_axes(outputs: tuple[int, ...], labels: tuple[int, ...]) -> str:
     if len(outputs) == len(labels) and outputs[:1] != labels[:1]:
         return (
             "; the outputs have no axis of examples, as if the batch were one example: do images "
-            "lack channels, "
-            "x[..., None]?"
+            "lack channels, x[..., None]?"
         )
     if len(outputs) > len(labels) + 1 and outputs[:1] == labels[:1]:
         return (
             "; the network keeps axes of its inputs: flatten them, x.reshape(len(x), -1), in the "
-            "network, or the "
-            "samples in the dataset"
+            "network, or the samples in the dataset"
         )
     return ""
 
@@ -133,11 +131,10 @@ def require_class_indices(
     if ignore_index is None and len(wrong) == 1:
         advice = f"; set ignore_index={wrong[0]} if this value marks what to leave out"
     raise _WrongLabelsError(
-        f"`{argument}` must be class indices from 0 to {num_classes - 1}"
-        f"{'' if ignore_index is None else f' or ignore_index={ignore_index}'}, as the outputs "
-        f"have {num_classes} "
-        f"classes, got {values.min()} to {values.max()} in the entry {labels.path!r} of a "
-        f"batch{outputs}{advice}"
+        f"`{argument}` must be class indices from 0 to "
+        f"{num_classes - 1}{'' if ignore_index is None else f' or ignore_index={ignore_index}'}, "
+        f"as the outputs have {num_classes} classes, got {values.min()} to {values.max()} in the "
+        f"entry {labels.path!r} of a batch{outputs}{advice}"
     )
 
 
@@ -157,7 +154,6 @@ def require_tokens(tokens: Any, vocab_size: int, argument: str) -> None:
     if least < 0 or most >= vocab_size:
         raise _WrongLabelsError(
             f"`{argument}` must be from 0 to {vocab_size - 1}, as vocab_size = {vocab_size}, got "
-            f"{least} to {most} in "
-            f"the entry {tokens.path!r} of a batch; take the tokenizer of the model, or another "
-            "`vocab_size`"
+            f"{least} to {most} in the entry {tokens.path!r} of a batch; take the tokenizer of "
+            "the model, or another `vocab_size`"
         )

@@ -76,17 +76,14 @@ class CrossEntropy:
             if labels.shape == logits.shape[:-1]:
                 raise ValueError(
                     "`CrossEntropy.label` must be integers, the class indices, got "
-                    f"{self.label!r}, "
-                    f"{describe_array(labels)}, whose shape fits; convert it in the dataset, for "
-                    "example with "
-                    "astype('int32')"
+                    f"{self.label!r}, {describe_array(labels)}, whose shape fits; convert it in "
+                    "the dataset, for example with astype('int32')"
                 )
             soft = "as ignore_index needs" if is_soft else "or probabilities of their shape"
             raise ValueError(
                 "`CrossEntropy.label` must be class indices of the shape of the logits "
-                f"{describe_array(logits)} "
-                f"without the last axis, {soft}, got {self.label!r}, {describe_array(labels)}"
-                f"{explain_axes(logits.shape, labels.shape)}"
+                f"{describe_array(logits)} without the last axis, {soft}, got {self.label!r}, "
+                f"{describe_array(labels)}{explain_axes(logits.shape, labels.shape)}"
             )
         num_classes = logits.shape[-1]
         require_class_indices(labels, num_classes, "CrossEntropy.label", self.ignore_index)
@@ -141,8 +138,7 @@ class MeanSquaredError:
         if targets.shape != outputs.shape:
             raise ValueError(
                 "`MeanSquaredError.target` must have the shape of the outputs "
-                f"{describe_array(outputs)}, got "
-                f"{self.target!r}, {describe_array(targets)}"
+                f"{describe_array(outputs)}, got {self.target!r}, {describe_array(targets)}"
             )
         error = jnp.square(at_least_float32(outputs) - targets)
         return {self.name: error.reshape(error.shape[0], -1).mean(axis=1)}

@@ -36,8 +36,7 @@ def check_state_names(kind: str, names: Iterable[str]) -> None:
     if FROZEN in names:
         raise ConfigError(
             f"{kind} of the module must not be called {FROZEN!r}, as the item of the model state "
-            "with parameters that "
-            "are not trained; give it another name"
+            "with parameters that are not trained; give it another name"
         )
 
 

@@ -133,8 +133,7 @@ class NnxModel(Model):
         ):
             raise TypeError(
                 "NnxModel: `module` must be a module, a function or class (rngs) -> nnx.Module, "
-                "or its config, got "
-                f"{module!r}"
+                f"or its config, got {module!r}"
             )
         self._module = as_config(module)
         self._loss = build_loss(loss)
@@ -389,8 +388,7 @@ def _read_variables(
         if before != after:
             raise TypeError(
                 f"NnxModel: a call must keep the arrays of the variable {'.'.join(path)}, got the "
-                f"shapes {after} after "
-                f"{before}"
+                f"shapes {after} after {before}"
             )
     sown: Sown = {}
     for path, variable in variables.items():

@@ -75,8 +75,7 @@ def select_trained(module: "nnx.Module", wrt: NnxFilter) -> list[Path]:
             if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
                 raise ConfigError(
                     f"NnxModel: `wrt` must select floating-point parameters, got {'.'.join(path)} "
-                    "of the dtype "
-                    f"{jnp.result_type(leaf)}; leave it out: it is then kept as it is"
+                    f"of the dtype {jnp.result_type(leaf)}; leave it out: it is then kept as it is"
                 )
     return [path for path, _ in selected]
 

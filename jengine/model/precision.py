@@ -166,9 +166,8 @@ def build_model(
         if missing:
             raise TypeError(
                 f"a model must have init, loss and predict, got {type(built).__name__} without "
-                f"{', '.join(missing)}; "
-                "wrap a Flax module in LinenModel or NnxModel, and plain functions in "
-                "FunctionalModel"
+                f"{', '.join(missing)}; wrap a Flax module in LinenModel or NnxModel, and plain "
+                "functions in FunctionalModel"
             )
     with config_path("precision"):
         policy = get_precision(precision)

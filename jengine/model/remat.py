@@ -71,8 +71,7 @@ def check_patterns(patterns: Sequence[str], modules: Iterable[str]) -> None:
         if not any(matches(name, [pattern]) for name in names):
             raise ConfigError(
                 "`activation_checkpointing` must be paths of modules, such as 'layers_*', got "
-                f"{pattern!r}, which "
-                f"matches none{paths.closest_paths(pattern, names)}"
+                f"{pattern!r}, which matches none{paths.closest_paths(pattern, names)}"
             )
 
 

@@ -99,7 +99,8 @@ def describe_tree(tree: object, tree_name: str) -> str:
     """Return the entries with shapes, as a clause: 'the batch has image f32[8,4], label i32[8]'."""
     is_plural = tree_name.endswith("s")
     if not _children(tree):
-        return f"the {tree_name} {'are' if is_plural else 'is'} {describe_array(tree)}, without entries"
+        verb = "are" if is_plural else "is"
+        return f"the {tree_name} {verb} {describe_array(tree)}, without entries"
     leaves = [f"{path} {describe_array(leaf)}" for path, leaf in _leaves(tree)]
     listed = ", ".join(leaves[:_MAX_LISTED]) or "no arrays"
     more = f" and {len(leaves) - _MAX_LISTED} more" if len(leaves) > _MAX_LISTED else ""

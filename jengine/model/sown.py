@@ -64,9 +64,8 @@ class SownValues:
         if unused and not self._is_decided and not accepts(loss, "sown"):
             raise ValueError(
                 f"{self._owner}: the module sows losses that nothing uses ({', '.join(unused)}); "
-                "name their collection "
-                "in `sown_losses`, or add an argument `sown` to the loss function; "
-                "`sown_losses=()` ignores them"
+                "name their collection in `sown_losses`, or add an argument `sown` to the loss "
+                "function; `sown_losses=()` ignores them"
             )
         # a part, no longer the total
         if entries and [name for name in losses if "loss" in name] == ["loss"]:

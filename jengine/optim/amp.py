@@ -92,10 +92,8 @@ class AmpOptimWrapper(OptimWrapper):
         if current_dtype() is None and jnp.dtype(self.dtype).itemsize < 4:
             raise RuntimeError(
                 "AmpOptimWrapper.optim_context cannot cast what is computed inside, because JAX "
-                "has no autocast: call "
-                "the network as `outputs = wrapper.autocast(apply)(params, x)`, and the loss by "
-                "`wrapper.update_params`"
-                " or `wrapper.value_and_grad`"
+                "has no autocast: call the network as `outputs = wrapper.autocast(apply)(params, "
+                "x)`, and the loss by `wrapper.update_params` or `wrapper.value_and_grad`"
             )
         with super().optim_context(model) as is_update:
             yield is_update

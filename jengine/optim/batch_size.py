@@ -27,8 +27,7 @@ def warn_of_accumulation(
     logger.warning(
         f"Gradients are accumulated over {counts} iterations, but BatchNorm "
         f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its "
-        "statistics from each "
-        "small batch: the result differs from that of the large batch."
+        "statistics from each small batch: the result differs from that of the large batch."
     )
 
 
@@ -73,8 +72,7 @@ def scale_lr(
     if not batch_size:
         raise ConfigError(
             "`auto_scale_lr.enable` must be False for batches of unknown size (batch_axis=None "
-            "without `batch_size`), "
-            "got True"
+            "without `batch_size`), got True"
         )
     factor = scaling.factor(batch_size, scaling.base_batch_size)
     for wrapper in wrappers_by_name(optim_wrapper).values():

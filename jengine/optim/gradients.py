@@ -81,11 +81,8 @@ def loss_names(losses: Mapping[str, Any]) -> list[str]:
         ]
         raise ValueError(
             f"'loss' must be the only entry with 'loss' in its name, got {parts} too: all of them "
-            "are added up, and a "
-            "total would count twice. If 'loss' is the total, rename the parts, which are then "
-            "only logged "
-            f"({renamed}), or drop 'loss', and the sum of the parts is logged as 'loss'; if it is "
-            "a part, rename it: "
-            "'main_loss'"
+            "are added up, and a total would count twice. If 'loss' is the total, rename the "
+            f"parts, which are then only logged ({renamed}), or drop 'loss', and the sum of the "
+            "parts is logged as 'loss'; if it is a part, rename it: 'main_loss'"
         )
     return names

@@ -65,8 +65,7 @@ def functional(example: str) -> Callable[[Method], Method]:
             except TypeError as error:
                 raise TypeError(
                     f"{type(args[0]).__name__}.{method.__name__}: {error}. The wrapper keeps "
-                    "neither parameters nor "
-                    f"state, so write `{example}`"
+                    f"neither parameters nor state, so write `{example}`"
                 ) from None
             return method(*args, **kwargs)
 
@@ -548,8 +547,7 @@ class OptimWrapper:
                 if own != saved[key]:
                     raise ValueError(
                         f"`{key}` of parameter group {index} must be {saved[key]} as in the "
-                        "checkpoint, because it is "
-                        f"part of the compiled chain, got {own}"
+                        f"checkpoint, because it is part of the compiled chain, got {own}"
                     )
         self.grouped.hyperparams()  # refuses what the chain was built without
         chain.rebase(recorded=False)

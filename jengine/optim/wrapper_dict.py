@@ -163,7 +163,8 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     optim_context = _rejected("optim_context")
 
     def __repr__(self) -> str:
-        return f"OptimWrapperDict({', '.join(f'{name}={wrapper!r}' for name, wrapper in self.items())})"
+        wrappers = ", ".join(f"{name}={wrapper!r}" for name, wrapper in self.items())
+        return f"OptimWrapperDict({wrappers})"
 
 
 AnyWrapper: TypeAlias = OptimWrapper | OptimWrapperDict

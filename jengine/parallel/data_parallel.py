@@ -89,16 +89,14 @@ class DataParallel(MeshStrategy):
         if batch_axes is None and AXIS not in sizes:
             raise ConfigError(
                 "DataParallel: the mesh must have the axis 'data', or `batch_axes` must name that "
-                "of the replicas "
-                f"first, got the axes {tuple(sizes)}"
+                f"of the replicas first, got the axes {tuple(sizes)}"
             )
         self.axis_name = axis = choose_batch_axes(built.axis_names, batch_axes)[0]
         # XLA cannot partition a program whose mapped axes all have the size 1
         if sizes[axis] == 1 < built.size:
             raise ConfigError(
                 f"DataParallel: the mesh must have several replicas along {axis!r}, got {sizes}; "
-                "for one replica over "
-                "several devices use Pjit, which computes the same"
+                "for one replica over several devices use Pjit, which computes the same"
             )
         if impl == "pmap" and sizes[axis] < built.size:
             raise ConfigError(
@@ -116,11 +114,9 @@ class DataParallel(MeshStrategy):
             name for name in axes_of_type(built, AxisType.Explicit) if name not in self._mapped
         ]:
             raise ConfigError(
-                "DataParallel: the axes over which a replica is sharded must be of "
-                "AxisType.Auto, got explicit "
-                f"{', '.join(explicit)}: within a mapped program, JAX cannot leave explicit axes "
-                "(`auto_axes`), as "
-                "`nnx.Embed` does; use Pjit, or Auto axes"
+                "DataParallel: the axes over which a replica is sharded must be of AxisType.Auto, "
+                f"got explicit {', '.join(explicit)}: within a mapped program, JAX cannot leave "
+                "explicit axes (`auto_axes`), as `nnx.Embed` does; use Pjit, or Auto axes"
             )
         # see `gather_tables`
         self._gathers_tables = sum(built.shape[name] > 1 for name in inner_axes) > 1
@@ -150,10 +146,8 @@ class DataParallel(MeshStrategy):
         if rules is not None and (self.impl == "pmap" or self.axis_name not in axes):
             raise ConfigError(
                 "DataParallel: with batch_axis=None a rule in `batch_rules` must shard entries "
-                "over "
-                f"{self.axis_name!r}, and `impl` must be 'shard_map': every replica would compute "
-                "the same from the "
-                "same batch; use Pjit"
+                f"over {self.axis_name!r}, and `impl` must be 'shard_map': every replica would "
+                "compute the same from the same batch; use Pjit"
             )
 
         def replica(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
@@ -209,8 +203,7 @@ class DataParallel(MeshStrategy):
         if rules is not None:
             raise ConfigError(
                 "DataParallel: `batch_axis` must be 0 in evaluations and predictions, which each "
-                "replica computes for "
-                "examples of its own, got None; use Pjit"
+                "replica computes for examples of its own, got None; use Pjit"
             )
 
         def predict_replica(
@@ -369,8 +362,7 @@ def _rename_replicas(
     if len(names) != 1 or names[0] in set(mesh.axis_names) - {old}:
         raise ConfigError(
             "DataParallel: axis_names must be one name, which is not that of another axis of the "
-            "mesh "
-            f"{mesh.axis_names}, got {tuple(names)}: the replicas are along one axis"
+            f"mesh {mesh.axis_names}, got {tuple(names)}: the replicas are along one axis"
         )
     # The devices stay where they are: only the name by which the model calls the axis changes.
     renamed = tuple(names[0] if name == old else name for name in mesh.axis_names)

@@ -203,8 +203,7 @@ def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> LaunchSe
     if given["coordinator"] is None and "OMPI_MCA_orte_hnp_uri" not in environ:
         raise ConfigError(
             "--launcher mpi: this MPI does not provide the host of process 0; give --coordinator "
-            "HOST:PORT with a "
-            "port that is free on that host"
+            "HOST:PORT with a port that is free on that host"
         )
     return LaunchSettings(
         coordinator=given["coordinator"],

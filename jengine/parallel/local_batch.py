@@ -49,9 +49,8 @@ def process_local_batch(tree: ArrayTree, batch: Batch) -> PyTree:
         if not has_batch_axis:
             raise ValueError(
                 f"predictions must have the batch axis of {global_array.shape[0]} examples first, "
-                "so that a metric on "
-                f"the host gets those of its process, got an array of the shape {leaf.shape} with "
-                f"{leaf.sharding}"
+                "so that a metric on the host gets those of its process, got an array of the "
+                f"shape {leaf.shape} with {leaf.sharding}"
             )
         # XLA may have sharded other axes, of classes for instance
         leaf = jax.device_put(leaf, global_array.sharding)

@@ -118,8 +118,7 @@ def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> di
         if not any_names and name not in AXES:
             raise ConfigError(
                 f"mesh: an axis must be one of {AXES}, unless `batch_axes` names those that "
-                "divide the batch, got "
-                f"{name!r}{closest(str(name), AXES)}"
+                f"divide the batch, got {name!r}{closest(str(name), AXES)}"
             )
         # `True` is an int of Python, and would be an axis of size 1.
         if isinstance(size, bool) or not isinstance(size, int) or size == 0 or size < -1:
@@ -136,9 +135,8 @@ def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> di
         )
         raise ConfigError(
             f"`parallel.mesh`: the product of the sizes must {'divide' if open_axes else 'be'} "
-            "the number of devices, "
-            f"{count}, got {fixed} for {dict(sizes)}; write -1 for an axis that takes all devices, "
-            f"`parallel.mesh=dict(data=-1)`{fewer}{more}"
+            f"the number of devices, {count}, got {fixed} for {dict(sizes)}; write -1 for an axis "
+            f"that takes all devices, `parallel.mesh=dict(data=-1)`{fewer}{more}"
         )
     return {name: count // fixed if size == -1 else size for name, size in sizes.items()}
 
@@ -238,8 +236,7 @@ def _check_slices(
         ):
             raise ConfigError(
                 f"mesh.slices.{name} must be a number of slices that divides the size of the "
-                f"axis, {sizes[name]}, "
-                f"got {number!r}"
+                f"axis, {sizes[name]}, got {number!r}"
             )
     if math.prod(slices.values()) != len(groups):
         kind = (
@@ -274,8 +271,7 @@ def check_context(devices: Sequence[jax.Device]) -> None:
     if not context.empty and set(context.devices.flat) != set(devices):
         raise ConfigError(
             f"the devices must be the {context.size} devices of "
-            f"jax.set_mesh({dict(context.shape)}), got "
-            f"{len(devices)} of "
+            f"jax.set_mesh({dict(context.shape)}), got {len(devices)} of "
             f"{', '.join(sorted({str(device.platform) for device in devices}))}; leave `mesh` and "
             "`devices` out to use that mesh, or run without jax.set_mesh"
         )
@@ -298,8 +294,7 @@ def choose_batch_axes(
             return found
         raise ConfigError(
             "the mesh must have the axis 'data' or 'fsdp', or `batch_axes` must name the axes "
-            "that divide the batch, "
-            f"got the axes {names}; for instance batch_axes=({names[0]!r},)"
+            f"that divide the batch, got the axes {names}; for instance batch_axes=({names[0]!r},)"
         )
     for name in batch_axes:
         if name not in names:

@@ -180,10 +180,9 @@ class MeshStrategy(Strategy):
             if not shape or shape[0] % parts:
                 actual = f"the shape {tuple(shape)}" if shape else "no batch axis"
                 raise ValueError(
-                    f"the batch must be divisible over {parts} devices, got {actual} for its entry "
-                    f"{jax.tree_util.keystr(path)}; set batch_size to a multiple of {parts}; the "
-                    "last batch is padded, "
-                    "or dropped with drop_last=True"
+                    f"the batch must be divisible over {parts} devices, got {actual} for its "
+                    f"entry {jax.tree_util.keystr(path)}; set batch_size to a multiple of "
+                    f"{parts}; the last batch is padded, or dropped with drop_last=True"
                 )
 
     def put_replicated(self, tree: ArrayTree) -> PyTree:
@@ -237,12 +236,10 @@ class MeshStrategy(Strategy):
                     ):
                         error.add_note(
                             f"The mesh is {describe_mesh(self.mesh)}: with explicit axes a model "
-                            "must choose shardings "
-                            "that JAX cannot determine (`out_sharding=`, `jax.sharding.reshard`), "
-                            "and it cannot have "
-                            "`nn.with_partitioning` of Linen or `with_sharding_constraint`; axes "
-                            "of AxisType.Auto "
-                            "leave the choice to XLA."
+                            "must choose shardings that JAX cannot determine (`out_sharding=`, "
+                            "`jax.sharding.reshard`), and it cannot have `nn.with_partitioning` "
+                            "of Linen or `with_sharding_constraint`; axes of AxisType.Auto leave "
+                            "the choice to XLA."
                         )
                     raise
 

@@ -92,8 +92,7 @@ class Pjit(MeshStrategy):
         if self.offload and steps_per_call > 1:
             raise ConfigError(
                 "`train_cfg.steps_per_call` must be 1 with `parallel.offload`, as the steps of a "
-                "chunk keep the "
-                f"optimizer state on the device, got {steps_per_call}"
+                f"chunk keep the optimizer state on the device, got {steps_per_call}"
             )
 
     def compile_train_step(

@@ -156,8 +156,7 @@ class Placement:
             if size % count:
                 raise ConfigError(
                     f"{source} must divide the axes of the {self._kind} {path!r} {shape} evenly, "
-                    f"got an axis of {size} "
-                    f"over {count} devices ({axis})"
+                    f"got an axis of {size} over {count} devices ({axis})"
                 )
         used = [name for axis in axes for name in axis_names(axis)]
         if len(set(used)) < len(used):
@@ -169,9 +168,8 @@ class Placement:
         ):
             raise ConfigError(
                 f"{source} must shard the lookup table {path!r} along one of its axes, got "
-                f"{tuple(axes)}: XLA cannot "
-                f"gather another one within a replica on the mesh {dict(self.mesh.shape)}; Pjit "
-                "has no such limit"
+                f"{tuple(axes)}: XLA cannot gather another one within a replica on the mesh "
+                f"{dict(self.mesh.shape)}; Pjit has no such limit"
             )
         return PartitionSpec(*axes)
 

@@ -197,8 +197,7 @@ def resume(runner: RunnerInternals, path: str) -> None:
         elif np.float32(current) != np.float32(saved):
             runner.logger.info(
                 f"`{type(model).__name__}.{name}`, which was {saved:g} when {path} was written, "
-                f"is {current:g} until a "
-                "hook assigns it again"
+                f"is {current:g} until a hook assigns it again"
             )
     restore_position(runner, bundle["data"])
     restore_schedules(runner, bundle)  # after the position, which may move the epoch

@@ -139,9 +139,8 @@ def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Load
     if has_own_step(runner) and loop.steps_per_call > 1:
         raise ConfigError(
             "`train_cfg.steps_per_call` must be 1 for a Runner with a `train_step` of its own, "
-            "which chunks would not "
-            f"call, got {loop.steps_per_call}; for chunks write the step as a `train_step` of the "
-            "model"
+            f"which chunks would not call, got {loop.steps_per_call}; for chunks write the step "
+            "as a `train_step` of the model"
         )
     # epochs are iterations only with the data
     if math.isfinite(loop.max_iters) and loop.max_iters > MAX_STEP:

@@ -91,8 +91,7 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
             absent = " and ".join(f"`{name}`" for name in missing)
             raise ConfigError(
                 f"the {mode} sections must be complete or absent, got {given} without {absent}; "
-                "either give "
-                f"{absent}, or set {given} to None as well"
+                f"either give {absent}, or set {given} to None as well"
             )
         if missing:
             continue
@@ -141,10 +140,9 @@ def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
         epochs, iters = (cfg[name] for name in lengths)
         raise ConfigError(
             f"`train_cfg` must have either max_epochs or max_iters, got max_epochs={epochs} and "
-            f"max_iters={iters}; "
-            "remove one of them; on the command line, --config.train_cfg.max_epochs=None "
-            f"--config.train_cfg.by_epoch=False trains for {iters} iterations, and "
-            "--config.train_cfg.max_iters=None "
+            f"max_iters={iters}; remove one of them; on the command line, "
+            "--config.train_cfg.max_epochs=None --config.train_cfg.by_epoch=False trains for "
+            f"{iters} iterations, and --config.train_cfg.max_iters=None "
             f"--config.train_cfg.by_epoch=True for {epochs} epochs"
         )
     by_epoch = cfg.pop("by_epoch", "max_iters" not in cfg)

@@ -163,11 +163,9 @@ class DataLoaders:
             if other != expected:
                 raise ProcessMismatchError(
                     f"`{path}` must yield the same examples on processes {first} and {process}, "
-                    "because "
-                    "their devices hold the same rows of a batch, got different first batches; "
-                    "divide the data by "
-                    "`runner.strategy.data_shard`, and draw random numbers from its index, not "
-                    "from the process index"
+                    "because their devices hold the same rows of a batch, got different first "
+                    "batches; divide the data by `runner.strategy.data_shard`, and draw random "
+                    "numbers from its index, not from the process index"
                 )
         undivided = collections.defaultdict[str, list[int]](list)
         for process, digest in readers.values():
@@ -177,9 +175,8 @@ class DataLoaders:
             if len(same) > 1:
                 logger.warning(
                     f"{path} yields the same first batch on processes "
-                    f"{', '.join(map(str, same))}, whose devices hold "
-                    f"different rows: each example is probably read {len(same)} times. Divide the "
-                    "data by "
+                    f"{', '.join(map(str, same))}, whose devices hold different rows: each "
+                    f"example is probably read {len(same)} times. Divide the data by "
                     "`runner.strategy.data_shard`, its `index` and `count`."
                 )
 
@@ -208,10 +205,9 @@ class DataLoaders:
         if changes or in_pool:
             raise ConfigError(
                 f"{wanted or 'batches must be built without threads'} for data that read "
-                "`runner.state`, got "
-                f"{got or thread.name}: the data are read ahead, with the parameters of an "
-                "earlier iteration; an "
-                "iterable or a function has device_prefetch as an attribute"
+                f"`runner.state`, got {got or thread.name}: the data are read ahead, with the "
+                "parameters of an earlier iteration; an iterable or a function has "
+                "device_prefetch as an attribute"
             )
 
     @contextlib.contextmanager
@@ -237,8 +233,7 @@ class DataLoaders:
                 listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
                 error.add_note(
                     f"{path} yields entries that stay on the host, because devices cannot store "
-                    "strings, "
-                    f"dates and objects: {listed}; give the model numbers, with arrays of equal "
-                    "shapes in all samples"
+                    f"strings, dates and objects: {listed}; give the model numbers, with arrays "
+                    "of equal shapes in all samples"
                 )
             raise

@@ -97,7 +97,8 @@ def _describe_interruption(runner: RunnerInternals) -> str:
         else ""
     )
     if runner.interrupts.reason:
-        reason = f" by {runner.interrupts.reason}, to be started again (exit code {128 + signal.SIGTERM})"
+        code = 128 + signal.SIGTERM
+        reason = f" by {runner.interrupts.reason}, to be started again (exit code {code})"
     at = f"Interrupted{reason} after iteration {runner.iter}"
     try:
         newest = next(

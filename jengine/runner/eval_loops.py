@@ -266,8 +266,7 @@ class Evaluation:
         if self.epoch_length is None and loop.runner.processes.count > 1:
             raise ConfigError(
                 f"`{loop.mode}_cfg.epoch_length` must be given for data without a length and "
-                "several processes, "
-                "got none"
+                "several processes, got none"
             )
 
     @property

@@ -145,8 +145,7 @@ def check_consistent(runner: RunnerInternals, failure: str) -> None:
     if not is_consistent(runner):
         raise RuntimeError(
             f"training cannot continue: it stopped {failure}, and counters, state and hooks "
-            "disagree; "
-            "start from a checkpoint: Runner(..., resume=True)"
+            "disagree; start from a checkpoint: Runner(..., resume=True)"
         )
 
 
@@ -175,8 +174,7 @@ def device_finishes(runner: RunnerInternals) -> bool:
         if elapsed >= _LIMIT:
             runner.logger.error(
                 f"The device has not finished the steps before iteration {runner.iter} within "
-                f"{_LIMIT:g} s "
-                f"({_LIMIT_VARIABLE}): what they compute is not saved."
+                f"{_LIMIT:g} s ({_LIMIT_VARIABLE}): what they compute is not saved."
             )
             if not _abandoned:
                 _end_without(lambda: any(map(is_pending, _abandoned)), runner)
@@ -356,7 +354,8 @@ def _end_without(is_waiting: Callable[[], bool], runner: RunnerInternals) -> Non
 
     # Not `atexit`: the interpreter waits for executors' threads before it, and for the device after
     # it, both forever
-    threading._register_atexit(end)  # type: ignore[attr-defined]  # as concurrent.futures, which it precedes
+    # As concurrent.futures, which it precedes
+    threading._register_atexit(end)  # type: ignore[attr-defined]
 
 
 def recreate_work_dir(runner: RunnerInternals) -> None:
@@ -372,6 +371,5 @@ def recreate_work_dir(runner: RunnerInternals) -> None:
         write_config(runner.cfg_text, os.path.join(runner.local_dir, "config.py"))
     runner.logger.warning(
         f"{runner.log_dir} was deleted during the run, before iteration {runner.iter}: it is "
-        "created again, "
-        "without the logs and checkpoints that were deleted."
+        "created again, without the logs and checkpoints that were deleted."
     )

@@ -37,7 +37,8 @@ class WaitedLoader(NamedTuple):
 
     def __str__(self) -> str:
         at = self.loader.state_dict()
-        return f"{self.name} ({self.loader.kind}), batch {at['position'] + 1} of pass {at['epoch'] + 1}"
+        batch = at["position"] + 1
+        return f"{self.name} ({self.loader.kind}), batch {batch} of pass {at['epoch'] + 1}"
 
 
 class Interrupts:
@@ -83,8 +84,7 @@ class Interrupts:
             if name not in known and _VARIABLE in os.environ:
                 raise ConfigError(
                     f"the environment variable {_VARIABLE} must be names of signals, separated by "
-                    "commas, got "
-                    f"{name!r}{closest(name, known)}"
+                    f"commas, got {name!r}{closest(name, known)}"
                 )
         # Windows lacks some default ones
         self._signals = [known[name] for name in names if name in known]

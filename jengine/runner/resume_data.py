@@ -12,9 +12,8 @@ from jengine.runner.runner_protocol import RunnerInternals
 
 _IGNORED = {"replayed": "read and dropped", "lost": "repeated or lost"}
 _EFFECTS = {
-    "replayed": "a resumed run reads and drops the batches before its position, so it is exact only if "
-    "they are the "
-    "same in each run",
+    "replayed": "a resumed run reads and drops the batches before its position, so it is exact "
+    "only if they are the same in each run",
     "lost": "a resumed run continues with what it yields next",
 }
 
@@ -180,8 +179,7 @@ def _report_places(
 ) -> None:
     runner.logger.info(
         f"The run continues at the same example with the same global batch of {batch}: "
-        f"{batch // count} examples on "
-        f"each of {places}, instead of {batch // before} on {before}."
+        f"{batch // count} examples on each of {places}, instead of {batch // before} on {before}."
     )
 
 
@@ -193,8 +191,7 @@ def _report_inexact(runner: RunnerInternals, examples: int) -> None:
     if runner.resume_is_exact:
         raise ConfigError(
             "`resume` must continue with the same examples with resume='exact', got "
-            f"{loader.kind}, whose "
-            f"position cannot be saved: {examples} examples are {effect}"
+            f"{loader.kind}, whose position cannot be saved: {examples} examples are {effect}"
         )
     runner.logger.warning(
         f"The position in {loader.kind} was not saved: {examples} examples of this pass are "
@@ -229,7 +226,6 @@ def _report_changes(
         remaining = f"the run ends after {loop.max_epochs} epochs"
     runner.logger.warning(
         f"The data differ from those of the checkpoint: {', '.join(changes)}: {effect}{lengths}, "
-        f"and {remaining}; "
-        "schedules by epoch and those converted from epochs keep their place in the epoch, others "
-        "their iteration."
+        f"and {remaining}; schedules by epoch and those converted from epochs keep their place in "
+        "the epoch, others their iteration."
     )

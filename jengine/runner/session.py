@@ -190,16 +190,14 @@ def log_start(runner: RunnerInternals, groups: GroupTable) -> None:
     if has_own_step(runner) and traced:
         runner.logger.warning(
             f"{type(runner).__name__}.train_step replaces the built-in step: the traced points of "
-            f"{', '.join(traced)} "
-            "have no effect unless it calls `super().train_step(batch)`. A `train_step` of the "
-            "model runs them."
+            f"{', '.join(traced)} have no effect unless it calls `super().train_step(batch)`. A "
+            "`train_step` of the model runs them."
         )
     warn_if_inexact(runner)
     if not runner.processes.agree_on_signals:
         runner.logger.warning(
             "JAX's preemption service is off (JAX_ENABLE_PREEMPTION_SERVICE): a signal ends a "
-            "process at once, and "
-            "nothing is saved."
+            "process at once, and nothing is saved."
         )
 
 

@@ -121,8 +121,7 @@ class HyperparamsRaveler:
             names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
             raise ValueError(
                 f"the steps of a chunk must have the same hyperparams, got {names}; set new ones "
-                "before training, or "
-                "in a hook that acts at each step"
+                "before training, or in a hook that acts at each step"
             )
         vectors = np.concatenate(leaves or [_NO_VALUES], axis=None)
         return HyperparamsVector(vectors.reshape(len(steps), self._last.vector.size), spec)

@@ -45,8 +45,7 @@ def keep_types(before: PyTree, after: PyTree, under: str) -> PyTree:
             was, now = (_describe(leaves.get(path)) for leaves in (old, new))
             raise ValueError(
                 f"`{under}{path}` must stay {was} in a training step, got {now}: a step returns "
-                "the state with the "
-                "arrays, shapes and dtypes that it got"
+                "the state with the arrays, shapes and dtypes that it got"
             )
     structure = str(jax.tree.structure(before))
     new_structure = str(jax.tree.structure(after))

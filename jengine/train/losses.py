@@ -80,9 +80,8 @@ def loss_weight(losses: Mapping[str, Any], batch: Batch = None) -> jax.Array | N
         (one, _), (other, _), *_ = weights.values()
         raise ValueError(
             f"the losses {one!r} and {other!r} must have the same weight, so that their gradients "
-            "can be averaged over "
-            "several iterations or replicas in one sum, got different arrays; use one array for "
-            "both"
+            "can be averaged over several iterations or replicas in one sum, got different "
+            "arrays; use one array for both"
         )
     if weights:
         _, weight = next(iter(weights.values()))

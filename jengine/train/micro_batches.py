@@ -31,8 +31,7 @@ def count_micro_batches(examples: int | None, micro_batch: int | None) -> int:
     if examples is None:
         raise ConfigError(
             "`train_cfg.micro_batch` must be None for data without a batch_size, got "
-            f"{micro_batch}: the number of "
-            "examples in a batch is unknown"
+            f"{micro_batch}: the number of examples in a batch is unknown"
         )
     # The fewest parts of equal size: `lax.scan` needs equal shapes, and each part repeats the fixed
     # costs.

@@ -303,8 +303,7 @@ def build_own_step(
     if phases is not None:
         raise ValueError(
             "phases must be None for a model with its own `train_step`, which calls its "
-            "optimizers itself, got "
-            f"{list(phases)}"
+            f"optimizers itself, got {list(phases)}"
         )
     # The host counts iterations to know which of them update; a step with updates of its own would
     # disagree.

@@ -93,8 +93,7 @@ def parse_phases(phases: Sequence[PhaseConfig] | None) -> list[PhaseSettings] | 
             if settings.batches == "each" and settings.every > 1:
                 raise ConfigError(
                     f"`every` must be 1 with batches='each', got {settings.every}: each iteration "
-                    "of a run takes the "
-                    "same number of batches from the loader"
+                    "of a run takes the same number of batches from the loader"
                 )
             parsed.append(settings)
     # An iteration that trains nothing would still count for schedules and logs.
@@ -118,8 +117,7 @@ def count_iterations(length: int | None, batches_per_iteration: int) -> int:
         got = "data without a length" if length is None else f"{length} in a pass"
         raise ConfigError(
             "`train_cfg.epoch_length` must be given unless a pass has the "
-            f"{batches_per_iteration} batches of an "
-            f"iteration, got {got}"
+            f"{batches_per_iteration} batches of an iteration, got {got}"
         )
     return length // batches_per_iteration
 

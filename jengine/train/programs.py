@@ -305,10 +305,8 @@ class TrainPrograms:
                 self._reported.add(name)
                 logger.warning(
                     f"{name!r}, which a hook sets in runner.hyperparams or as an attribute of the "
-                    "model, has no effect "
-                    f"in the step, which does not read it: read hyperparams[{name!r}] in the "
-                    f"loss, or `self.{name}` in "
-                    "a method of the model"
+                    "model, has no effect in the step, which does not read it: read "
+                    f"hyperparams[{name!r}] in the loss, or `self.{name}` in a method of the model"
                 )
 
     def flops(self) -> Flops:

@@ -119,8 +119,7 @@ class TracedHooks:
             if not isinstance(ctx, StepContext):
                 raise TypeError(
                     f"{type(hook).__name__}.{point} must return the context (`return "
-                    "ctx.replace(...)`), "
-                    f"got {type(ctx).__name__}"
+                    f"ctx.replace(...)`), got {type(ctx).__name__}"
                 )
             if ctx.hyperparams is not recorded:  # the hook has changed them
                 hyperparams = ctx.hyperparams

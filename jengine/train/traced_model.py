@@ -100,10 +100,8 @@ class TracedModel:
                 if used:
                     error.add_note(
                         f"hooks assign the attributes {sorted(name for _, name in used)} of the "
-                        "model during training, "
-                        "so that they are arrays in the step, for which Python's `if` and `range` "
-                        "have no value: use "
-                        "jnp.where or jax.lax.cond"
+                        "model during training, so that they are arrays in the step, for which "
+                        "Python's `if` and `range` have no value: use jnp.where or jax.lax.cond"
                     )
                 raise
 

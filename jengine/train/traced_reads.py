@@ -126,9 +126,8 @@ def check_reads(owner: Any, reads: Mapping[str, Any], instead: str) -> None:
     for name in list_changed(owner, reads):
         raise RuntimeError(
             f"`{type(owner).__name__}.{name}` must not change during training, because the "
-            "compiled step keeps the "
-            f"value that its trace has read, {reads[name]!r}; got {getattr(owner, name, None)!r}. "
-            f"{instead.replace('NAME', repr(name))}"
+            f"compiled step keeps the value that its trace has read, {reads[name]!r}; got "
+            f"{getattr(owner, name, None)!r}. {instead.replace('NAME', repr(name))}"
         )
 
 

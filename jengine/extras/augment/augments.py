@@ -90,8 +90,7 @@ class _Mix:
         if not jnp.issubdtype(labels.dtype, jnp.floating):
             raise ConfigError(
                 f"`{name}.label` must be probabilities of classes, got {self.label!r}, "
-                f"{describe_array(labels)}; put "
-                "dict(type='SoftLabels', num_classes=...) before it"
+                f"{describe_array(labels)}; put dict(type='SoftLabels', num_classes=...) before it"
             )
         share_rng, prob_rng, image_rng = jax.random.split(rng, 3)
         count = len(images) if self.mode == "elem" else 1
@@ -293,9 +292,10 @@ def _draw_beta(rng: jax.Array, alpha: float, shape: tuple[int, ...]) -> jax.Arra
 
 def _require_images(images: jax.Array, argument: str, selector: Selector) -> None:
     if images.ndim != 4 or not jnp.issubdtype(images.dtype, jnp.floating):
+        advice = "; make floats of integers first, with Normalize or BatchNormalize"
         raise ConfigError(
-            f"`{argument}` must be images f[B, H, W, C], got {selector!r}, {describe_array(images)}"
-            f"{'; make floats of integers first, with Normalize or BatchNormalize' if images.ndim == 4 else ''}"
+            f"`{argument}` must be images f[B, H, W, C], got {selector!r}, "
+            f"{describe_array(images)}{advice if images.ndim == 4 else ''}"
         )
 
 

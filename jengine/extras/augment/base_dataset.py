@@ -325,8 +325,7 @@ def _load_file(path: str) -> Any:
             raise ConfigError(f"`ann_file` must be JSON, got {path}: {error}") from None
     raise ConfigError(
         f"`ann_file` must end in .json, .pkl or .pickle, got {path!r}; another format needs a "
-        "subclass with "
-        "`load_data_list`"
+        "subclass with `load_data_list`"
     )
 
 

@@ -36,8 +36,7 @@ class BatchAugment:
         if len(probs) != len(augments) or min(probs) < 0 or sum(probs) > 1 + 1e-6:
             raise ConfigError(
                 f"probs must be {len(augments)} numbers of 0 or more with a sum of at most 1, one "
-                "for each "
-                f"augmentation, got {list(probs)}"
+                f"for each augmentation, got {list(probs)}"
             )
         self.augments = list(augments)
         # The rest is a last branch that does nothing; rounding can make it a little less than 0.
@@ -65,11 +64,9 @@ class BatchAugment:
                 path = next(p for p in {**before, **after} if before.get(p) != after.get(p))
                 raise ConfigError(
                     "an augmentation that is drawn or switched must keep the shapes and dtypes of "
-                    "a batch; "
-                    f"{getattr(augment, '__name__', augment)} turns the entry {path!r} from "
-                    f"{before.get(path, 'nothing')} into {after.get(path, 'nothing')}; a "
-                    "BatchAugmentHook before it "
-                    "may change them"
+                    f"a batch; {getattr(augment, '__name__', augment)} turns the entry {path!r} "
+                    f"from {before.get(path, 'nothing')} into {after.get(path, 'nothing')}; a "
+                    "BatchAugmentHook before it may change them"
                 )
 
 

@@ -138,9 +138,8 @@ class ConcatDataset(_Wrapper):
                     k for k in {**found, **expected} if not _equal(found.get(k), expected.get(k))
                 )
                 raise ConfigError(
-                    "ConcatDataset: all datasets must have the metainfo of the first, got "
-                    f"another {', '.join(names)} "
-                    f"in datasets[{i}]; `ignore_keys` names what may differ"
+                    "ConcatDataset: all datasets must have the metainfo of the first, got another "
+                    f"{', '.join(names)} in datasets[{i}]; `ignore_keys` names what may differ"
                 )
 
     @functools.cached_property
@@ -223,8 +222,7 @@ class ClassBalancedDataset(_Wrapper):
         if not hasattr(self.datasets[0], "get_cat_ids"):
             raise ConfigError(
                 "ClassBalancedDataset: `dataset` must have get_cat_ids(index), the classes of a "
-                "sample, got a "
-                f"{type(self.datasets[0]).__name__}"
+                f"sample, got a {type(self.datasets[0]).__name__}"
             )
         if not lazy_init:
             self.full_init()
@@ -301,8 +299,7 @@ class MixedDataset(_Wrapper):
         if len(weights) != len(self.datasets) or sum(weights) <= 0:
             raise ConfigError(
                 f"MixedDataset: `weights` must be {len(self.datasets)} numbers, one for each "
-                "dataset, with a sum above "
-                f"0, got {list(weights)}"
+                f"dataset, with a sum above 0, got {list(weights)}"
             )
         self.full_init()
         shares = [weight / sum(weights) for weight in weights]

@@ -178,8 +178,7 @@ class ImageFolder(BaseDataset):
         if not found:
             raise ConfigError(
                 "ImageFolder: `root` must have a directory for each class, got only files in "
-                f"{self.root}, such as "
-                f"{min(names)}"
+                f"{self.root}, such as {min(names)}"
             )
         if empty := [directory for directory, images in found.items() if not images]:
             raise ConfigError(

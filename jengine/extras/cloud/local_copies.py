@@ -135,8 +135,7 @@ def replace_unfit_copy(
     if newest is None:
         raise ConfigError(
             f"`parallel` must be that of the local copies, because {work_dir} has no checkpoint, "
-            f"got another: {path} "
-            "has other shards than the devices of this process"
+            f"got another: {path} has other shards than the devices of this process"
         )
     _LOGGER.warning(
         f"The local copies have other shards than this run: it continues from {newest}."

@@ -210,7 +210,8 @@ class UploadedFiles(LocalFiles):
             )
             self._thread.start()
             # Not `atexit`: the clients' own threads end before it
-            threading._register_atexit(self.close)  # type: ignore[attr-defined]  # as concurrent.futures
+            # As concurrent.futures does
+            threading._register_atexit(self.close)  # type: ignore[attr-defined]
 
     def send(self) -> None:
         """Send all files that have changed, complete up to now.
@@ -354,9 +355,8 @@ def _make_parent() -> str:
     new = tempfile.mkdtemp(prefix="jengine-")
     _LOGGER.warning(
         "%s must be a directory that only you can write to, but it is a link, or another user "
-        "made it or can write to "
-        "it: files of this run are in %s instead, where a restarted run does not find what a "
-        "killed one left",
+        "made it or can write to it: files of this run are in %s instead, where a restarted run "
+        "does not find what a killed one left",
         path,
         new,
     )

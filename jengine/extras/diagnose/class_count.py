@@ -61,8 +61,7 @@ class ClassNumCheckHook(Hook):
             if number != len(classes):
                 raise ConfigError(
                     f"ClassNumCheckHook: {path} must be {len(classes)}, the number of classes of "
-                    f"the {mode} data, "
-                    f"got {number}"
+                    f"the {mode} data, got {number}"
                 )
 
 

@@ -29,9 +29,8 @@ from jengine.logging.tables import format_table
 _MAX_IMAGES = 64
 _POSITION = {
     "exact": "a resumed run continues with the same examples",
-    "replayed": "it is not saved; a resumed run reads and drops the batches before it, so it is exact "
-    "only if the data "
-    "repeat their order",
+    "replayed": "it is not saved; a resumed run reads and drops the batches before it, so it is "
+    "exact only if the data repeat their order",
     "lost": "it is not saved; a resumed run continues with what the data yield next",
 }
 
@@ -151,8 +150,7 @@ def _write_sheet(drawn: DrawnBatches, metainfo: Mapping[str, Any] | None, file: 
         entries = describe_batch({path: leaves[0] for path, leaves in drawn.entries.items()})
         raise ConfigError(
             "`--sheet` must be given for data with images, uint8 or float [B, H, W, C] with 1, 3 "
-            "or 4 channels, "
-            f"got {entries}"
+            f"or 4 channels, got {entries}"
         )
     # Bounded: a sheet of a whole batch of 4,096 images would be a picture that no viewer opens.
     images = list(itertools.islice(drawn.iterate(path), _MAX_IMAGES))

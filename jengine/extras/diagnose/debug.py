@@ -305,6 +305,5 @@ def describe_overfit(runner: Runner, count: int) -> str:
     final = losses.mean(min(count, losses.updates))
     return (
         f"The loss on {count} batch{'es' * (count > 1)} was {first:.4g} at first and is "
-        f"{final:.4g} after "
-        f"{runner.iter:,} iterations; the run is in {runner.work_dir}."
+        f"{final:.4g} after {runner.iter:,} iterations; the run is in {runner.work_dir}."
     )

@@ -232,7 +232,9 @@ def _describe_values(leaves: Sequence[np.ndarray]) -> str:
     if kind == "b":
         return f"{sum(int(leaf.sum()) for leaf in leaves) / size:.4g} of them True"
     if kind in "iu":
-        return f"{min(int(leaf.min()) for leaf in leaves)} to {max(int(leaf.max()) for leaf in leaves)}"
+        low = min(int(leaf.min()) for leaf in leaves)
+        high = max(int(leaf.max()) for leaf in leaves)
+        return f"{low} to {high}"
     if kind == "c":
         return f"magnitude {_describe_values([np.abs(leaf) for leaf in leaves])}"
     finite = [values for leaf in leaves if (values := leaf[np.isfinite(leaf)]).size]

@@ -73,8 +73,7 @@ def _describe_wrong_input(
         reason = str(error).partition(". (http")[0]
         return (
             f"{setting} must get samples of the same shapes from all dataloaders, got {shown} for "
-            "the layer "
-            f"{found.name}, which was made for others: {reason}"
+            f"the layer {found.name}, which was made for others: {reason}"
         )
     kernel = getattr(layer, "kernel_size", ())
     features = getattr(layer, "in_features", None)

@@ -74,7 +74,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     )
     print(f"{lowest:.2g}{f', and diverges above {found.rates[-1]:.2g}' if found.diverged else ''}.")
     print(
-        f"  --config.optim_wrapper.optimizer.{_rate_name(load(args, overrides))}={found.suggestion:.2g}"
+        f"  --config.optim_wrapper.optimizer.{_rate_name(load(args, overrides))}="
+        f"{found.suggestion:.2g}"
     )
     if args.png:
         _save_png(found, args.png)

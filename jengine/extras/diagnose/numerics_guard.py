@@ -203,8 +203,7 @@ class NumericsGuardHook(Hook):
         if self.max_in_row is None or state.in_row < self.max_in_row:
             runner.logger.warning(
                 f"NumericsGuardHook: {num_new} of the last {len(recent)} steps were dropped, "
-                f"{self._num_reported} in "
-                f"total; the last one was iteration {state.last}: {reason}"
+                f"{self._num_reported} in total; the last one was iteration {state.last}: {reason}"
             )
             return
         first = int(state.last) - int(state.in_row) + 1
@@ -226,11 +225,9 @@ class NumericsGuardHook(Hook):
         )
         raise FloatingPointError(
             f"NumericsGuardHook: the steps of iterations {first} to {last} were dropped: "
-            f"{reason}. Parameters and "
-            f"optimizer are those before iteration {first}. To rerun the step of iteration {last} "
-            "and find the first "
-            "operation with a non-finite result:\n  jengine replay CONFIG "
-            f"{os.path.join(runner.work_dir, name)}"
+            f"{reason}. Parameters and optimizer are those before iteration {first}. To rerun the "
+            f"step of iteration {last} and find the first operation with a non-finite result:\n"
+            f"  jengine replay CONFIG {os.path.join(runner.work_dir, name)}"
         )
 
     def _get_state(self, runner: RunnerProtocol) -> NumericsGuardState:

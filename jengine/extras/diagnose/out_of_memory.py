@@ -16,12 +16,10 @@ from jengine.versions import describe_device
 _EXPLANATION = "the device ran out of memory"
 _REMEDIES = (
     "  fewer examples at a time: `train_cfg.micro_batch=N`, or a smaller "
-    "`train_dataloader.batch_size` with "
-    "`optim_wrapper.accumulative_counts=N`, for the same gradients, or a smaller "
-    "`val_dataloader.batch_size`",
+    "`train_dataloader.batch_size` with `optim_wrapper.accumulative_counts=N`, for the same "
+    "gradients, or a smaller `val_dataloader.batch_size`",
     "  smaller intermediate results: `precision='bfloat16'`, and `nn.remat` in the model "
-    "(`model.module.remat=True` of "
-    "TransformerLM)",
+    "(`model.module.remat=True` of TransformerLM)",
     "  more devices: `parallel=dict(type='Pjit', mesh=dict(fsdp=N))` divides parameters, "
     "optimizer state and examples",
 )
@@ -134,8 +132,7 @@ def _describe_excess(state: Any, *others: Any, limit: int, cfg: Any, needed: int
     parts = -(-needed // limit)
     return [
         "The parameters and the state of the optimizer alone are larger than the memory, so "
-        "smaller batches do not "
-        f"help. The largest array is {path}, {describe_array(largest)}. "
+        f"smaller batches do not help. The largest array is {path}, {describe_array(largest)}. "
         "What helps (docs/scale.md):",
         f"  a model with 1/{parts} of the memory: set a smaller {smaller}",
         f"{_REMEDIES[-1]}; N must be at least {parts} here",

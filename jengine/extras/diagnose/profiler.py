@@ -200,8 +200,7 @@ def _parse_on_trace_ready(on_trace_ready: Any) -> tuple[str, Callable[[str], Any
     if kind != "tb_trace":
         raise ConfigError(
             "ProfilerHook: on_trace_ready must be dict(type='tb_trace', dir_name=...) or a "
-            "function, "
-            f"got the type {kind!r}{_LOG_TRACE if kind == 'log_trace' else ''}"
+            f"function, got the type {kind!r}{_LOG_TRACE if kind == 'log_trace' else ''}"
         )
     for name in options:
         if name != "dir_name":

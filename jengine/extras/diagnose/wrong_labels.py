@@ -136,8 +136,7 @@ def _describe_likely_cause(run: Any, error: NonFiniteLossError) -> str:
         f"`optim_wrapper.optimizer.lr`{clip}"
         if error.iteration
         else "No update came before it: look for values that are not finite, or too large, in the "
-        "first batch, and for "
-        "a division, root or logarithm of zero in the model and its loss"
+        "first batch, and for a division, root or logarithm of zero in the model and its loss"
     )
     return (
         f"{cause}.\n"

@@ -289,8 +289,7 @@ class Canvas:
             if len(features) not in (1, 3):
                 raise ValueError(
                     f"`topk` must be at least 1 for a map with {len(features)} channels, got "
-                    f"{topk}; only maps with 1 "
-                    "or 3 channels are drawn as they are"
+                    f"{topk}; only maps with 1 or 3 channels are drawn as they are"
                 )
             return _heat_map(
                 features[0] if len(features) == 1 else features.transpose(1, 2, 0), image, alpha

@@ -33,6 +33,5 @@ def to_entry(value: ArrayLike, argument: str) -> tuple[str, np.ndarray]:
         return "sem_seg", array.argmax(axis=-1)
     raise ConfigError(
         f"`{argument}` must select a number, logits f[C], class indices i[H,W] or logits f[H,W,C] "
-        "of each example, "
-        f"got {describe_array(array)}"
+        f"of each example, got {describe_array(array)}"
     )

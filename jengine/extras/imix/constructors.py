@@ -179,9 +179,8 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
             expected = next(iter(names), "none")
             raise ConfigError(
                 "`paramwise_cfg.language_weights_file` must list parameters of the model such as "
-                f"{expected!r}, "
-                f"got {os.fspath(self.paramwise_cfg['language_weights_file'])!r} with {listed!r}, "
-                "..."
+                f"{expected!r}, got {os.fspath(self.paramwise_cfg['language_weights_file'])!r} "
+                f"with {listed!r}, ..."
             )
 
     def _sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -358,8 +357,7 @@ class UniterVQAOptimizerConstructor(OscarPreTrainOptimizerConstructor):
         if not any(map(self._is_head, names)):
             raise ConfigError(
                 "`paramwise_cfg.key_named_param` must be a part of a parameter's name, got "
-                f"{self.head!r}"
-                f"{paths.closest_paths(self.head, names)}"
+                f"{self.head!r}{paths.closest_paths(self.head, names)}"
             )
 
     def _sort_groups(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

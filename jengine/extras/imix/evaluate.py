@@ -73,8 +73,7 @@ class EvaluateHook(HookBase):
         if self.eval_iter_period and period and period % self.eval_iter_period:
             trainer.logger.warning(
                 f"EvaluateHook: eval_iter_period={self.eval_iter_period} does not divide the "
-                f"iter_period={period} of "
-                "the checkpoints, which is used instead"
+                f"iter_period={period} of the checkpoints, which is used instead"
             )
             self.eval_iter_period = period
         # A checkpoint is saved before the validation at the same iteration, so a resumed run

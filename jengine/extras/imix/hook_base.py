@@ -148,9 +148,8 @@ def _add_runner_arguments(
     if len(parameters) != 1:
         raise TypeError(
             f"{cls.__name__}.{stage} must have no arguments except self, because {cls.__name__} "
-            "is a HookBase, got "
-            f"{parameters}; use self.trainer for the run, or derive from jengine.hooks.Hook for "
-            "methods with a runner"
+            f"is a HookBase, got {parameters}; use self.trainer for the run, or derive from "
+            "jengine.hooks.Hook for methods with a runner"
         )
 
     @functools.wraps(method)

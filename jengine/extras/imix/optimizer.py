@@ -60,13 +60,12 @@ class OptimizerHook(HookBase):
         expected = self.gradient_accumulation_steps, parse_clip_grad(self.grad_clip)
         actual = wrapper.accumulative_counts, wrapper.clip_grad
         if expected != actual:
+            options = ", ".join(f"{key}={value!r}" for key, value in self.wrapper_options().items())
             raise ConfigError(
                 f"the optimizer wrapper must have the accumulative_counts={expected[0]} and "
-                f"clip_grad={expected[1]} of "
-                f"{type(self).__name__}, got {actual[0]} and {actual[1]}; build the run with "
-                "from_imix, or use "
-                f"optim_wrapper=dict({', '.join(f'{key}={value!r}' for key, value in self.wrapper_options().items())}, "
-                "...)"
+                f"clip_grad={expected[1]} of {type(self).__name__}, got {actual[0]} and "
+                f"{actual[1]}; build the run with from_imix, or use "
+                f"optim_wrapper=dict({options}, ...)"
             )
 
 
@@ -112,9 +111,8 @@ class Fp16OptimizerHook(OptimizerHook):
         if not isinstance(wrapper, AmpOptimWrapper) or wrapper.loss_scale is None:
             raise ConfigError(
                 f"{type(self).__name__} must have an AmpOptimWrapper with a loss scale, got "
-                f"{type(wrapper).__name__}; "
-                "build the run with from_imix, or use optim_wrapper=dict(type='AmpOptimWrapper', "
-                "...)"
+                f"{type(wrapper).__name__}; build the run with from_imix, or use "
+                "optim_wrapper=dict(type='AmpOptimWrapper', ...)"
             )
 
 

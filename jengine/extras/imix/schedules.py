@@ -134,8 +134,7 @@ class _PythiaMultiStepRule(_PythiaRule):
         if self.use_warmup and self.warmup_iterations >= self.lr_steps[0]:
             raise ArgumentError(
                 "`warmup_iterations` must be smaller than the first of `lr_steps`, "
-                f"{self.lr_steps[0]}, got "
-                f"{self.warmup_iterations}"
+                f"{self.lr_steps[0]}, got {self.warmup_iterations}"
             )
 
 

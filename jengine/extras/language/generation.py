@@ -159,8 +159,7 @@ def _check_prompts(
     if not isinstance(found, jax.core.Tracer) and ((found < 0) | (found >= model.vocab_size)).any():
         raise ValueError(
             f"generate: `prompts` must be tokens from 0 to {model.vocab_size - 1}, as vocab_size "
-            f"= {model.vocab_size}, "
-            f"got {int(found.min())} to {int(found.max())}"
+            f"= {model.vocab_size}, got {int(found.min())} to {int(found.max())}"
         )
     for stop_token in stop_tokens:
         if not 0 <= stop_token < model.vocab_size:

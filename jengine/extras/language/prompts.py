@@ -80,8 +80,7 @@ class Prompts:
         if len(sizes) * max(sizes) > _MAX_TOKENS:
             raise ConfigError(
                 f"Prompts: `source` must have at most {_MAX_TOKENS:,} tokens when padded to the "
-                "longest prompt, "
-                f"got {len(sizes):,} prompts, the longest with {max(sizes):,}"
+                f"longest prompt, got {len(sizes):,} prompts, the longest with {max(sizes):,}"
             )
         # One length for all, so that generation compiles once; `prompt_length` tells where the
         # padding begins.

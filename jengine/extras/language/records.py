@@ -74,8 +74,7 @@ class TextFormat:
         except KeyError as error:
             raise ValueError(
                 f"a record must have `text`, `messages`, or what the template {self.template!r} "
-                "names, got "
-                f"{', '.join(record)} without {error}"
+                f"names, got {', '.join(record)} without {error}"
             ) from None
         # A prompt alone is a record to answer: it has nothing to learn.
         return [

@@ -105,7 +105,8 @@ def _answer(request: Mapping[str, Any], most: int) -> list[tuple[str, list[tuple
     except RecursionError:
         return "the chat template must not call itself without an end"
     except Exception as error:  # a template can make any operation fail
-        return f"the chat template must be valid for these messages, got {type(error).__name__}: {error}"
+        kind = type(error).__name__
+        return f"the chat template must be valid for these messages, got {kind}: {error}"
 
 
 def _find_spans(marked: str) -> tuple[str, list[tuple[int, int]]]:

@@ -76,9 +76,8 @@ class TextGenerator(ModelWrapper):
             if self.tokenizer.vocab_size > self._module.vocab_size:
                 raise ConfigError(
                     f"TextGenerator: `tokenizer` must have at most the {self._module.vocab_size} "
-                    "tokens of the model, "
-                    f"got {self.tokenizer.vocab_size}; set `vocab_size` of the module, or take "
-                    "the model's tokenizer"
+                    f"tokens of the model, got {self.tokenizer.vocab_size}; set `vocab_size` of "
+                    "the module, or take the model's tokenizer"
                 )
             check_sampling(self._module.vocab_size, temperature, top_k, top_p)
         # Greedy decoding needs no key, so that predictions are equal for every seed.

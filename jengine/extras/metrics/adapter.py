@@ -359,8 +359,7 @@ class MetricAdapter(HostMetric):
         hint = "" if self.on_host else "; a metric that JAX cannot trace needs on_host=True"
         error.add_note(
             f"in the metric {self.name!r}, called with the arguments {sorted(arguments)}: "
-            "`MetricAdapter.inputs` "
-            f"selects them{hint}"
+            f"`MetricAdapter.inputs` selects them{hint}"
         )
 
 

@@ -93,8 +93,7 @@ class ConfusionMatrix(PairMetric):
         if not num_classes:
             raise ConfigError(
                 f"{type(self).__name__}: `num_classes` must be given unless the dataset's "
-                "metainfo has 'classes', got "
-                "None"
+                "metainfo has 'classes', got None"
             )
         return num_classes
 
@@ -165,9 +164,8 @@ class ConfusionMatrix(PairMetric):
             )
         raise ValueError(
             f"{name}: predictions must be logits float[B, ..., {self.count_classes()}] or class "
-            "indices int[B, ...] "
-            f"for labels {describe_array(labels)}, or scores if `threshold` is set, got "
-            f"{describe_array(predictions)}"
+            f"indices int[B, ...] for labels {describe_array(labels)}, or scores if `threshold` "
+            f"is set, got {describe_array(predictions)}"
         )
 
 
@@ -352,8 +350,7 @@ class CalibrationError(PairMetric):
         if logits.shape[:-1] != labels.shape or not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(
                 "CalibrationError: predictions must be float[B, ..., C] and labels int[B, ...], "
-                "got "
-                f"{describe_array(logits)} and {describe_array(labels)}"
+                f"got {describe_array(logits)} and {describe_array(labels)}"
             )
         num_classes = logits.shape[-1]
         require_class_indices(labels, num_classes, "CalibrationError.label", self.ignore_index)

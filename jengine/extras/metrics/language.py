@@ -79,8 +79,7 @@ class Perplexity(PairMetric):
         if logits.shape[:-1] != labels.shape or not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(
                 f"{name}: predictions must be logits float[B, T, V] and labels int[B, T], got "
-                f"{describe_array(logits)} "
-                f"and {describe_array(labels)}"
+                f"{describe_array(logits)} and {describe_array(labels)}"
             )
         vocabulary = logits.shape[-1]
         require_class_indices(labels, vocabulary, f"{name}.label", self.ignore_index)
@@ -141,8 +140,7 @@ class BitsPerByte(Perplexity):
         if num_bytes.shape != counts.shape:
             raise ValueError(
                 "`BitsPerByte.num_bytes` must be int[B] or have the shape of the labels "
-                f"{list(losses.shape)}, got "
-                f"{describe_array(num_bytes)}"
+                f"{list(losses.shape)}, got {describe_array(num_bytes)}"
             )
         # From nats to bits.
         return state.add(losses.sum() / math.log(2), jnp.where(counts, num_bytes, 0).sum())

@@ -73,9 +73,8 @@ class RankingMetric(PairMetric, HostMetric):
         if labels.shape not in (scores.shape, scores.shape[:-1]) or scores.ndim not in (1, 2):
             raise ValueError(
                 f"{type(self).__name__}: predictions must be scores float[B] or float[B, C], and "
-                "labels int[B], or "
-                f"int[B, C] for several labels, got {describe_array(scores)} and "
-                f"{describe_array(labels)}"
+                f"labels int[B], or int[B, C] for several labels, got {describe_array(scores)} "
+                f"and {describe_array(labels)}"
             )
         return scores, labels
 

@@ -56,8 +56,7 @@ class RegressionMetric(PairMetric):
         if predictions.shape != targets.shape:  # [B, 1] and [B] would make [B, B]
             raise ValueError(
                 f"{type(self).__name__}: predictions must have the shape of the targets "
-                f"{describe_array(targets)}, got "
-                f"{describe_array(predictions)}"
+                f"{describe_array(targets)}, got {describe_array(predictions)}"
             )
         return (
             at_least_float32(predictions),

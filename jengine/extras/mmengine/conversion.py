@@ -388,8 +388,7 @@ class Conversion:
             self._do(
                 name,
                 f"an optimizer in place of {optimizer.get('type')}: one of optax by its import "
-                "path, or "
-                "your own (docs/optim.md)",
+                "path, or your own (docs/optim.md)",
             )
         kept = self._fit(OPTIM_WRAPPERS, name, {"type": "OptimWrapper", **wrapper})
         rules = {**rules, "paramwise_cfg": self._rules(rules.get("paramwise_cfg"))} if rules else {}
@@ -514,8 +513,7 @@ class Conversion:
         self._do(
             name,
             f"MMEngine continues the run of load_from={self._load_from_path!r}, which cannot be "
-            "read here; "
-            "resume='PATH' continues a checkpoint of jengine",
+            "read here; resume='PATH' continues a checkpoint of jengine",
             name,
         )
 

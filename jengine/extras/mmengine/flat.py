@@ -322,8 +322,7 @@ def _load_base(file: pathlib.Path, heirs: Sequence[pathlib.Path]) -> FlatConfig:
         near = [str(other) for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise ConfigError(
             f"a base file of {str(heirs[-1])!r} must be a Python, JSON or YAML file, got "
-            f"{str(file)!r}"
-            f"{did_you_mean(str(file), near)}"
+            f"{str(file)!r}{did_you_mean(str(file), near)}"
         )
     module = types.ModuleType(f"_jengine_base_{file.stem}")
     module.__file__ = str(file)
@@ -418,8 +417,7 @@ def _find_base(name: str, file: pathlib.Path) -> pathlib.Path:
     if spec is None or spec.origin is None:
         raise ConfigError(
             f"a base file of {str(file)!r} must be a path, or the package must be installed, got "
-            f"{name!r}; "
-            "copy the file next to this one"
+            f"{name!r}; copy the file next to this one"
         )
     # Where OpenMMLab's packages put their configs when they are installed.
     return pathlib.Path(spec.origin).parent / ".mim" / "configs" / path

@@ -192,12 +192,10 @@ def reject_foreign_sections(cfg: Mapping[str, Any]) -> None:
         if isinstance(owner, dict) and owner.get("data_preprocessor"):
             raise ConfigError(
                 f"`{path}` must be left out: images are normalized in the compiled step, "
-                "`model=dict("
-                "type='PreprocessedModel', steps=[dict(type='BatchNormalize', mean=..., "
-                "std=...)], model=...)`, or by "
-                "`dict(type='Normalize', mean=..., std=...)` in "
-                "`train_dataloader.dataset.pipeline` (docs/data.md); "
-                f"got {owner['data_preprocessor']!r}"
+                "`model=dict(type='PreprocessedModel', steps=[dict(type='BatchNormalize', "
+                "mean=..., std=...)], model=...)`, or by `dict(type='Normalize', mean=..., "
+                "std=...)` in `train_dataloader.dataset.pipeline` (docs/data.md); got "
+                f"{owner['data_preprocessor']!r}"
             )
     for name, value in cfg.items():
         may_be_list = name in ("param_scheduler", "custom_hooks") or name.endswith("_evaluator")
@@ -256,8 +254,7 @@ def _check_backends(cfg: Mapping[str, Any]) -> None:
     if not given or listed is None or any(backend not in listed for backend in given):
         raise ConfigError(
             "`vis_backends` must be in `visualizer`, dict(type='Visualizer', vis_backends=[...]), "
-            "got "
-            f"{given!r} at the top level"
+            f"got {given!r} at the top level"
         )
 
 

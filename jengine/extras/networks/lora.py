@@ -215,8 +215,7 @@ class LoRA(ModelWrapper):
         if leaf.shape[stacked:] != shape:
             raise ConfigError(
                 f"LoRA: kernels {shape} must be stacked along the first axes, got {path} "
-                f"{leaf.shape}; set "
-                "`variable_axes={'params': 0}` of nn.scan or nn.vmap"
+                f"{leaf.shape}; set `variable_axes={{'params': 0}}` of nn.scan or nn.vmap"
             )
         return stacked
 

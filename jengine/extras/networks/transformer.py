@@ -333,8 +333,7 @@ class TransformerLM(nn.Module):
             if x.shape[1] % self.logits_chunk:
                 raise ValueError(
                     "TransformerLM: `logits_chunk` must divide the number of tokens, "
-                    f"{x.shape[1]}, got "
-                    f"{self.logits_chunk}"
+                    f"{x.shape[1]}, got {self.logits_chunk}"
                 )
             kernel = embed.embedding.T if head is None else head.variables["params"]["kernel"]
             return ChunkedLogits(x, kernel, self.logits_chunk, jnp.result_type(x, kernel))

@@ -120,8 +120,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         if self.pattern is not None and self.model_type is not None:
             raise ConfigError(
                 "layer decay: one of `model_type` and `layer_pattern` must be given, got "
-                f"{self.model_type!r} and "
-                f"{self.pattern.pattern!r}"
+                f"{self.model_type!r} and {self.pattern.pattern!r}"
             )
         if self.pattern is None and self.model_type not in (known := ("vit", "swin", "mixmim")):
             raise ArgumentError(
@@ -373,10 +372,9 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
             return lambda name: layer_depth.vit_layer_id(name, layers + 2)
         raise NotImplementedError(
             "the backbone must be a ConvNeXt, or with layer_wise learning rates a BEiT or MAE, "
-            "got backbone "
-            f"{backbone or 'of unknown class'!r} with {self.decay_type}; set "
-            "paramwise_cfg['backbone'] to the most "
-            "similar of these, or paramwise_cfg['layer_pattern'] to a pattern for the layers"
+            f"got backbone {backbone or 'of unknown class'!r} with {self.decay_type}; set "
+            "paramwise_cfg['backbone'] to the most similar of these, or "
+            "paramwise_cfg['layer_pattern'] to a pattern for the layers"
         )
 
 

@@ -62,8 +62,7 @@ class LayerPattern:
                 if invalid is not None:
                     raise ConfigError(
                         f"each group of `layer_pattern` must match a number, got {invalid!r} in "
-                        f"{alias!r}; "
-                        "write (?:...) for a group that is not a number"
+                        f"{alias!r}; write (?:...) for a group that is not a number"
                     )
                 # The index of the group sorts `encoder_*` before `decoder_*`, whatever the numbers.
                 return tuple((i, int(text)) for i, text in groups)
@@ -110,8 +109,7 @@ class LayerPattern:
             ):
                 raise ConfigError(
                     f"the layers of {other!r} must be stacked along the first axis for layer "
-                    "decay, got axes "
-                    f"{below[other].stacked}"
+                    f"decay, got axes {below[other].stacked}"
                 )
             if len(lengths) == 1 and all(parameter.has_layer_axis for parameter in below.values()):
                 for path in below:

@@ -105,8 +105,7 @@ def scale_by_muon(
             if leaf.ndim != 2:
                 raise ValueError(
                     f"TorchMuon: parameter {path!r} must be a matrix, got shape {leaf.shape}; use "
-                    "another optimizer "
-                    "for it, or 'muon', which trains such parameters with Adam"
+                    "another optimizer for it, or 'muon', which trains such parameters with Adam"
                 )
         return MuonState(common.zeros_like(params))
 

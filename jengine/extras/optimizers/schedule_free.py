@@ -49,8 +49,7 @@ class ScheduleFreeHook(EMAHook):
         if not found:
             raise ConfigError(
                 "ScheduleFreeHook: `optim_wrapper.optimizer` must be schedule-free, such as "
-                "dict(type="
-                "'schedule_free_adamw', learning_rate=...), got another one"
+                "dict(type='schedule_free_adamw', learning_rate=...), got another one"
             )
         params = paths.flatten(ctx.params)
         averages = {}

@@ -28,8 +28,7 @@ def add_commands(commands: Commands) -> None:
     plan.add_argument("--processes", type=int, metavar="P", help=processes)
     search = (
         "try meshes, rematerialization and batch sizes on the chips of --topology, and rank those "
-        "that fit; 'batch': "
-        "only batch sizes, for the largest that fits"
+        "that fit; 'batch': only batch sizes, for the largest that fits"
     )
     plan.add_argument("--search", nargs="?", const="all", choices=("all", "batch"), help=search)
     plan.add_argument("--json", action="store_true", help="print JSON instead of tables")

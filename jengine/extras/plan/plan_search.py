@@ -69,8 +69,7 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | No
     if mesh is None and parallel.get("batch_axes") is not None:
         raise ConfigError(
             "--search tries meshes of data, fsdp, tensor and context, so `parallel.batch_axes` "
-            "must be left out, got "
-            f"{parallel['batch_axes']}; or give the mesh with --mesh"
+            f"must be left out, got {parallel['batch_axes']}; or give the mesh with --mesh"
         )
     # Rules may be nested in any form; without one that names an axis, its sizes would only divide
     # the batch less.

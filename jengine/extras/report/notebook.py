@@ -130,12 +130,10 @@ def plot(points: Sequence[tuple[int, float]]) -> str:
     ]
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" '
-        'style="max-width:100%;display:block" role="img" '
-        'aria-label="loss over iterations" fill="currentColor" font-size="11">'
-        f'<path d="M{left},4V{bottom}H{_WIDTH - 4}" fill="none" stroke="currentColor" '
-        'opacity=".35"/>'
-        f'<polyline points="{line}" fill="none" stroke="#3b6fd4" '
-        f'stroke-width="1.8"/>{"".join(texts)}</svg>'
+        'style="max-width:100%;display:block" role="img" aria-label="loss over iterations" '
+        f'fill="currentColor" font-size="11"><path d="M{left},4V{bottom}H{_WIDTH - 4}" '
+        f'fill="none" stroke="currentColor" opacity=".35"/><polyline points="{line}" fill="none" '
+        f'stroke="#3b6fd4" stroke-width="1.8"/>{"".join(texts)}</svg>'
     )
 
 

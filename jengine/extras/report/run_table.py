@@ -91,8 +91,7 @@ class RunRow:
         if len(found) != 1:
             raise FileNotFoundError(
                 f"{self.work_dir} must have one checkpoint best_{name}, as `save_best` of the "
-                "CheckpointHook makes it, "
-                f"got {', '.join(map(os.path.basename, found)) or 'none'}"
+                f"CheckpointHook makes it, got {', '.join(map(os.path.basename, found)) or 'none'}"
             )
         return found[0]
 
@@ -246,11 +245,14 @@ class RunTable:
             return known[0]
         if metric in known:
             return str(metric)
-        problem = "no validation metric with a known direction" if metric is None else f"{metric!r}"
-        raise ConfigError(
-            f"the metric must be one of {', '.join(known) or 'none'}, got {problem}"
-            f"{closest(str(metric), known) if metric else '; set save_best and rule of the CheckpointHook'}"
-        )
+        if metric:
+            problem = f"{metric!r}{closest(metric, known)}"
+        else:
+            problem = (
+                "no validation metric with a known direction; set save_best and rule of the "
+                "CheckpointHook"
+            )
+        raise ConfigError(f"the metric must be one of {', '.join(known) or 'none'}, got {problem}")
 
     def __repr__(self) -> str:
         return self.format()  # in a console or a debugger the fields would be pages

@@ -183,8 +183,7 @@ def _whiten(features: np.ndarray, pca_dim: int, seed: int, owner: str) -> np.nda
     if pca_dim > min(features.shape):
         raise ConfigError(
             f"{owner}: `pca_dim` must be at most {min(features.shape)} for {num_samples} samples "
-            f"of {num_features} "
-            f"features, got {pca_dim}; -1 skips the reduction"
+            f"of {num_features} features, got {pca_dim}; -1 skips the reduction"
         )
     if pca_dim != -1:
         features = PCA(pca_dim, whiten=True, random_state=seed).fit_transform(features)

@@ -134,14 +134,12 @@ class DeepClusterHook(Hook):
         if not hasattr(dataset, "assign_labels"):
             raise ArgumentError(
                 f"{name}: the training dataset must have assign_labels(), got "
-                f"{type(dataset).__name__}; use a "
-                "PseudoLabelDataset"
+                f"{type(dataset).__name__}; use a PseudoLabelDataset"
             )
         if self.unif_sampling and not hasattr(sampler, "set_uniform_indices"):
             raise ArgumentError(
                 f"{name}: the sampler must have set_uniform_indices(), got "
-                f"{type(sampler).__name__}; use a "
-                "DeepClusterSampler"
+                f"{type(sampler).__name__}; use a DeepClusterSampler"
             )
         if self.reweight:
             find_state_entry(runner.state.model_state, "loss_weight", name)

@@ -26,8 +26,7 @@ def find_state_entry(model_state: ModelState, name: str, hook_name: str) -> Any:
     if len(matches) != 1:
         raise ArgumentError(
             f"{hook_name}: the model state (the second result of `init`) must have one entry "
-            f"{name!r}, "
-            f"got {len(matches) or 'none'}{'' if matches else closest(name, leaves)}"
+            f"{name!r}, got {len(matches) or 'none'}{'' if matches else closest(name, leaves)}"
         )
     return matches[0]
 
@@ -50,8 +49,7 @@ def find_memory_bank(model_state: ModelState, hook_name: str) -> MemoryBank:
     if len(banks) != 1:
         raise ArgumentError(
             f"{hook_name}: the model state must have one MemoryBank, got {len(banks) or 'none'}; "
-            "create it with "
-            "`empty_bank` in the model's `init`"
+            "create it with `empty_bank` in the model's `init`"
         )
     return banks[0]
 

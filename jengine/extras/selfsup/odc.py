@@ -100,8 +100,7 @@ class ODCHook(Hook):
         if num_samples < self.min_cluster * num_clusters:
             raise ArgumentError(
                 f"ODCHook: `min_cluster` must be at most {num_samples // num_clusters} for "
-                f"{num_samples} samples in "
-                f"{num_clusters} clusters, got {self.min_cluster}"
+                f"{num_samples} samples in {num_clusters} clusters, got {self.min_cluster}"
             )
         if self.reweight:
             find_state_entry(runner.state.model_state, "loss_weight", type(self).__name__)

@@ -100,8 +100,7 @@ class SwAVHook(Hook):
         if "queue" not in ctx.model_state:
             raise ArgumentError(
                 "SwAVHook: the new model state of the model's loss must have the entry 'queue', "
-                "the updated "
-                f"`model_state['queue']`, got {sorted(ctx.model_state)}"
+                f"the updated `model_state['queue']`, got {sorted(ctx.model_state)}"
             )
         # The queue travels in the model state during the loss only: it belongs to the hook, in
         # whose state it is saved.
@@ -127,8 +126,7 @@ class SwAVHook(Hook):
             ):
                 raise ArgumentError(
                     "SwAVHook: `frozen_layers_cfg` must have substrings of parameter paths, got "
-                    f"{pattern!r}"
-                    f"{closest(pattern, param_paths)}"
+                    f"{pattern!r}{closest(pattern, param_paths)}"
                 )
         queue = self._queue(runner)
         path = self._path(runner)
@@ -138,8 +136,7 @@ class SwAVHook(Hook):
             if rows.shape != queue.rows.shape:
                 raise ValueError(
                     f"SwAVHook: the queue in {path} must have the shape {queue.rows.shape}, got "
-                    f"{rows.shape}; remove "
-                    "the file or restore the arguments of the hook"
+                    f"{rows.shape}; remove the file or restore the arguments of the hook"
                 )
             runner.logger.info(f"SwAVHook: starting with the queue in {path}.")
             self._set_queue(runner, queue._replace(rows=rows, active=jnp.ones((), jnp.bool_)))

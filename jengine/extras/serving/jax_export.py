@@ -77,8 +77,7 @@ def export_model(
         export_for(size)  # raises if the symbolic size is not the cause
         raise ConfigError(
             "the model cannot be exported for any batch size; set one, with --batch-size N "
-            "(`batch_size=`): "
-            f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            f"(`batch_size=`): {type(error).__name__}: {str(error).splitlines()[0]}"
         ) from error
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -47,14 +47,12 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     if args.data is not None and args.data.partition(".")[0] not in _MODES and not is_file:
         raise ConfigError(
             f"`--data` must be one of {', '.join(_MODES)}, an .npz file, or a .jsonl or .txt file "
-            "of prompts, "
-            f"got {args.data!r}"
+            f"of prompts, got {args.data!r}"
         )
     if args.out.endswith(".jsonl") != name.endswith(_PROMPTS):
         raise ConfigError(
             "`--out` must be a .jsonl file for a .jsonl or .txt file of prompts in `--data`, and "
-            "else an .npz file, "
-            f"got {args.out!r} for {args.data or 'the data of the config'}"
+            f"else an .npz file, got {args.out!r} for {args.data or 'the data of the config'}"
         )
     runner = build_runner(args, overrides, load_from=args.checkpoint, resume=False)
     if args.out.endswith(".jsonl"):
@@ -77,8 +75,7 @@ def _write_texts(args: argparse.Namespace, runner: Runner) -> None:
     if not isinstance(generator, _TextGenerator):
         raise ConfigError(
             "`model` must be a TextGenerator, dict(type='TextGenerator', model=..., "
-            "tokenizer=...), for --out .jsonl, "
-            f"got {type(runner.model).__name__}"
+            f"tokenizer=...), for --out .jsonl, got {type(runner.model).__name__}"
         )
     try:
         prompts = generator.make_prompts(args.data)
@@ -130,8 +127,7 @@ def _load_data(args: argparse.Namespace, cfg: Mapping[str, Any]) -> tuple[Any, i
         names = " or ".join(loader_path(*mode.partition(".")[::2]) for mode in modes)
         raise ConfigError(
             f"the config must have {names}, got data for: {', '.join(loaders) or 'none'}; choose "
-            "with --data, or pass "
-            "an .npz file"
+            "with --data, or pass an .npz file"
         )
     if not hasattr(loader, "items"):
         if args.batch_size is not None:

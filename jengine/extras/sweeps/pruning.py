@@ -83,8 +83,7 @@ class OptunaPruningHook(Hook):
             # not worth a run.
             runner.logger.warning(
                 f"Optuna did not compare {self.monitor} at iteration {runner.iter} with the other "
-                "runs, so training "
-                f"goes on: {type(error).__name__}: {error}"
+                f"runs, so training goes on: {type(error).__name__}: {error}"
             )
             return
         if is_pruned:

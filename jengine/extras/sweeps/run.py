@@ -331,8 +331,7 @@ def _check_limit(max_time: str | None, launcher: str) -> None:
     if launcher != "local":
         raise ConfigError(
             f"`max_time` must come with launcher='local', got {launcher!r}: limit its jobs by "
-            "`launcher_options`, such "
-            "as timeout_min, or the runs by train_cfg.max_time"
+            "`launcher_options`, such as timeout_min, or the runs by train_cfg.max_time"
         )
     try:
         parse_duration(max_time)
@@ -362,8 +361,7 @@ def _lock(directory: pathlib.Path) -> Iterator[None]:
                 holder = file.read() or "a process that has not written its ID yet"
                 raise ConfigError(
                     f"another sweep is running in {relative(directory)}: {holder}; wait for it to "
-                    "end, stop it, or use "
-                    "another work_dir"
+                    "end, stop it, or use another work_dir"
                 ) from None
         file.truncate(0)
         file.write(f"process {os.getpid()} on host {socket.gethostname()}")
@@ -381,8 +379,7 @@ def _claim(directory: pathlib.Path, request: Request, plan: Plan) -> None:
     if known and known.get("fingerprint") != plan.fingerprint:
         raise ConfigError(
             f"{relative(directory)} has the runs of another config, or of this file before it was "
-            "changed: give "
-            "another --work-dir, or remove it"
+            "changed: give another --work-dir, or remove it"
         )
     record = {
         "config": request.config,

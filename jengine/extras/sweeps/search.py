@@ -55,8 +55,7 @@ class Search:
             if known.get(name, value) != value:
                 raise ConfigError(
                     f"`{name}` of a search must stay the same, {known[name]}, got {value}: give "
-                    "another --work-dir "
-                    f"than {relative(directory)}"
+                    f"another --work-dir than {relative(directory)}"
                 )
         with named_errors(self.record["path"]):
             self._study.set_user_attr("kept", {**known, **kept})

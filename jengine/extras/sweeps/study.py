@@ -71,7 +71,8 @@ def open_journal(path: str, patience: float = _PATIENCE) -> Any:
 
     with named_errors(path):
         check_regular(path)  # a pipe would block
-        return JournalStorage(JournalFileBackend(path, lock_obj=StudyLock(path, patience)))  # type: ignore[arg-type]
+        lock: Any = StudyLock(path, patience)
+        return JournalStorage(JournalFileBackend(path, lock_obj=lock))
 
 
 @contextmanager

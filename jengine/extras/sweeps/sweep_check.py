@@ -65,8 +65,7 @@ def make_plan(request: Request) -> Plan:
             _check_configs(apply_overrides(base, add_pruning(metric, "less")), settings)
         raise ConfigError(
             "a search must have a metric with a known direction: give --metric, or save_best and "
-            "rule of the "
-            f"CheckpointHook, got {metric or 'none'}"
+            f"rule of the CheckpointHook, got {metric or 'none'}"
         )
     _check_configs(
         apply_overrides(base, add_pruning(metric, rule)) if request.search else base, settings
@@ -97,8 +96,7 @@ def _load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
         if not is_mapping(setting) or not all(isinstance(key, str) for key in setting):
             raise ConfigError(
                 f"get_sweep() of {str(file)!r} must yield dicts such as "
-                f"{{'optim_wrapper.optimizer.lr': 0.1}}, got "
-                f"{setting!r} as number {index}"
+                f"{{'optim_wrapper.optimizer.lr': 0.1}}, got {setting!r} as number {index}"
             )
     return [dict(setting) for setting in settings]
 

@@ -141,8 +141,7 @@ def list_eqx(path: Path, leaves: Mapping[str, Any]) -> dict[str, tuple[str, jax.
     if rest := [shape for shape in stored[i:] if shape != ()]:
         raise ValueError(
             f"{path} must have the leaves of the pytree, got {len(rest)} more arrays, the first "
-            "with the shape "
-            f"{rest[0]}; pass the pytree that was saved as `structure`"
+            f"with the shape {rest[0]}; pass the pytree that was saved as `structure`"
         )
     return found
 

@@ -172,10 +172,8 @@ def _explain_masks(
         except (TypeError, ValueError) as error:
             error.add_note(
                 "A mask or labels of an optax transformation must be a function of parameters, "
-                "`mask=lambda params: "
-                "jax.tree.map(lambda p: p.ndim > 1, params)`, or a tree with their structure: "
-                "nested dicts, also for a "
-                "module of Flax NNX or Equinox."
+                "`mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)`, or a tree with "
+                "their structure: nested dicts, also for a module of Flax NNX or Equinox."
             )
             raise
 

@@ -48,8 +48,7 @@ def build_optimizer(
         if not is_mapping(cfg):
             raise TypeError(
                 "an optimizer must be a dict with a 'type', an Optimizer or an optax gradient "
-                "transformation, "
-                f"got {type(cfg).__name__}: {cfg!r}"
+                f"transformation, got {type(cfg).__name__}: {cfg!r}"
             )
         ignored = [name for name in _TORCH_FLAGS if name in cfg]
         if ignored:
@@ -86,8 +85,7 @@ def LBFGS(**kwargs: Any) -> NoReturn:
     """
     raise ConfigError(
         "LBFGS evaluates the loss several times per step with PyTorch's line search, which is not "
-        "implemented; use "
-        "optax's, dict(type='lbfgs')"
+        "implemented; use optax's, dict(type='lbfgs')"
     )
 
 

@@ -27,8 +27,7 @@ def check_nesterov(optimizer: str, settings: Mapping[str, Any]) -> None:
     if settings["nesterov"] and (momentum <= 0 or dampening != 0):
         raise ValueError(
             f"{optimizer}: nesterov must have momentum above 0 and dampening 0, got "
-            f"momentum={momentum}, "
-            f"dampening={dampening}"
+            f"momentum={momentum}, dampening={dampening}"
         )
 
 

@@ -456,9 +456,8 @@ class DefaultOptimWrapperConstructor:
             more = f" and {len(places) - 1} more" if len(places) > 1 else ""
             logger.warning(
                 f"paramwise_cfg: norm_decay_mult does not apply to {kind} ({places[0]}{more}), "
-                "which is no batch, "
-                "instance, group or layer norm of Flax or Equinox, nor derived from one; name it "
-                "in custom_keys"
+                "which is no batch, instance, group or layer norm of Flax or Equinox, nor derived "
+                "from one; name it in custom_keys"
             )
 
 

@@ -42,8 +42,7 @@ def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> Flags |
         if not any(matches):
             raise ValueError(
                 f"hyperparams[{name!r}] must have a part of a parameter path after the colon, got "
-                f"{pattern!r}"
-                f"{closest(pattern, layout.paths)}"
+                f"{pattern!r}{closest(pattern, layout.paths)}"
             )
         for i, (old, is_match) in enumerate(zip(flags, matches, strict=True)):
             if is_match:

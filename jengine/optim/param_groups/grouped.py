@@ -194,8 +194,7 @@ class GroupedOptimizer:
                 if group[name] != initial[name]:
                     raise ValueError(
                         f"{optimizer}: {name} must stay {initial[name]!r}, because it is part of "
-                        "the chain, "
-                        f"got {group[name]!r}; set it in the config"
+                        f"the chain, got {group[name]!r}; set it in the config"
                     )
             return
         for groups, dynamic in zip(self._chain.members, self._chain.dynamic_by_chain, strict=True):
@@ -210,8 +209,7 @@ class GroupedOptimizer:
             ):
                 raise ValueError(
                     f"{optimizer}: {name} must stay equal in the groups {list(groups)}, which "
-                    "share a chain, "
-                    f"got {values}; set different values in the config"
+                    f"share a chain, got {values}; set different values in the config"
                 )
 
     # -------------------- reports and checkpoints
@@ -287,8 +285,7 @@ class GroupedOptimizer:
         if len(groups) != len(self.param_groups):
             raise ValueError(
                 f"the checkpoint must have {len(self.param_groups)} parameter groups, as this "
-                f"run, got {len(groups)}; "
-                "its paramwise_cfg differs"
+                f"run, got {len(groups)}; its paramwise_cfg differs"
             )
         for group, saved in zip(self.param_groups, groups, strict=True):
             self._restore(group, saved)

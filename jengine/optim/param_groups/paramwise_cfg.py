@@ -78,8 +78,7 @@ def check_custom_fields(
             if name not in legal:
                 raise ConfigError(
                     f"`{_path(key)}` must have the fields lr_mult, decay_mult, requires_grad or "
-                    "settings of "
-                    f"{optimizer}'s groups, got {name!r}{closest(str(name), legal)}"
+                    f"settings of {optimizer}'s groups, got {name!r}{closest(str(name), legal)}"
                 )
             if name in known and name not in FIELDS:
                 check_value(_path(key, name), name, value, known[name])

@@ -95,8 +95,7 @@ class CosineRestartRule(MinimumRule):
         if len(self.periods) != len(self.restart_weights):
             raise ArgumentError(
                 "`periods` and `restart_weights` must have the same length, got "
-                f"{len(self.periods)} and "
-                f"{len(self.restart_weights)}"
+                f"{len(self.periods)} and {len(self.restart_weights)}"
             )
         # Tuples, as the dataclass is frozen and compared with the settings in a checkpoint.
         object.__setattr__(self, "periods", tuple(self.periods))
@@ -187,9 +186,8 @@ class OneCycleRule(Rule):
         if len(self.eta_max) != len(initial_values):
             raise ConfigError(
                 f"`eta_max` must have one value for each of the {len(initial_values)} parameter "
-                "groups, got "
-                f"{len(self.eta_max)}; with several groups, the optimizer's own settings count as "
-                "the last one"
+                f"groups, got {len(self.eta_max)}; with several groups, the optimizer's own "
+                "settings count as the last one"
             )
         return [float(value) for value in self.eta_max]
 

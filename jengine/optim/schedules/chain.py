@@ -264,7 +264,8 @@ class ScheduleChain:
             ):
                 result = curve.values[np.searchsorted(curve.times, times, "right")]
                 result[self._is_muted(name, index, (steps, epochs))] = 0.0
-                found[index][name] = float(result[0]) if np.ndim(step) == 0 else result  # type: ignore[arg-type]
+                value: Any = float(result[0]) if np.ndim(step) == 0 else result
+                found[index][name] = value
         return found
 
     def check(self, iters: int, epochs: int) -> None:

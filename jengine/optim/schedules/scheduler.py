@@ -351,9 +351,8 @@ class ParamScheduler:
         if not any(has_value) and self.names_value:
             raise UnknownNameError(
                 f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
-                "without; write "
-                "optax.adamw(1e-2) as optax.inject_hyperparams(optax.adamw)(1e-2) or "
-                "dict(type='AdamW', lr=1e-2)"
+                "without; write optax.adamw(1e-2) as optax.inject_hyperparams(optax.adamw)(1e-2) "
+                "or dict(type='AdamW', lr=1e-2)"
             )
         if not any(has_value):
             names = {

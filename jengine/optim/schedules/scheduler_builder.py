@@ -107,7 +107,8 @@ class _RunLength:
     def length(self, by_epoch: bool, converted: bool) -> float | None:
         """Return the default `end`, in the unit of the config."""
         if converted and not self.by_epoch_loop and self.iters is not None and self.epoch_length:
-            return Fraction(self.iters, self.epoch_length)  # type: ignore[return-value]  # exact when multiplied back
+            # Exact when multiplied back
+            return Fraction(self.iters, self.epoch_length)  # type: ignore[return-value]
         return self.epochs if by_epoch else self.iters
 
 
@@ -118,8 +119,7 @@ def _build(cfg: Any, wrapper: Any, run: _RunLength) -> Schedulers:
             if is_by_name and cfg:
                 raise ConfigError(
                     "`param_scheduler` must be a scheduler with a 'type' or a list of schedulers "
-                    "for a single "
-                    f"optimizer, got a dict of {sorted(map(str, cfg))}"
+                    f"for a single optimizer, got a dict of {sorted(map(str, cfg))}"
                 )
             return _build_list(cfg, wrapper, run)
         # One scheduler or list for several optimizers: each gets objects of its own, as they have
@@ -167,8 +167,7 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
     if not is_mapping(cfg):
         raise TypeError(
             "a parameter scheduler must be a dict with a 'type', or a function from the iteration "
-            "to the learning rate "
-            f"such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
+            f"to the learning rate such as an optax schedule, got {type(cfg).__name__}: {cfg!r}"
         )
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
     # These two are read here, before the constructor checks its arguments.
@@ -183,7 +182,8 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
     if not isinstance(entry, type):  # a schedule, or a function that returns one, such as optax's
         return _build_one(PARAM_SCHEDULERS.build_function(given), wrapper, run)
     del arguments["type"]
-    init: Any = entry.__init__  # type: ignore[misc]  # the user's own class may have an `__init__` without a signature
+    # The user's own class may have an `__init__` without a signature
+    init: Any = entry.__init__  # type: ignore[misc]
     by_default = (
         init.__signature__.parameters["by_epoch"].default
         if hasattr(init, "__signature__")
@@ -195,10 +195,9 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
     if by_epoch and not run.by_epoch_loop and not converted and not follows_validations:
         raise ConfigError(
             f"`by_epoch` of {entry.__name__} must be False in a train loop that counts "
-            "iterations, got True (the "
-            "default), with which its value would never change; write by_epoch=False if its "
-            "numbers are iterations, or "
-            "convert_to_iter_based=True if they are epochs"
+            "iterations, got True (the default), with which its value would never change; write "
+            "by_epoch=False if its numbers are iterations, or convert_to_iter_based=True if they "
+            "are epochs"
         )
     has_end = "end" in arguments
     if not has_end:
@@ -326,9 +325,7 @@ def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
                 with config_path(index):
                     raise ConfigError(
                         f"the optax schedule at [{index}] must not overlap with another schedule, "
-                        "because it sets "
-                        f"{scheduler.param_name!r} at each step, got {type(other).__name__} at "
-                        f"[{other_index}] in the "
-                        "same range; give both a `begin` and an `end`, or use one "
-                        "optax.join_schedules"
+                        f"because it sets {scheduler.param_name!r} at each step, got "
+                        f"{type(other).__name__} at [{other_index}] in the same range; give both "
+                        "a `begin` and an `end`, or use one optax.join_schedules"
                     )

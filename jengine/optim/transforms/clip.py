@@ -122,8 +122,7 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
     if (error_if_nonfinite := keys.pop("error_if_nonfinite", False)) is not False:
         raise ValueError(
             f"`clip_grad.error_if_nonfinite` must be False, got {error_if_nonfinite!r}: a "
-            "compiled step cannot raise; "
-            "use CheckInvalidLossHook instead"
+            "compiled step cannot raise; use CheckInvalidLossHook instead"
         )
     settings = _SETTINGS[kind]
     for key in keys:
