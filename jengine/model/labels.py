@@ -97,8 +97,7 @@ def explain_axes(outputs: tuple[int, ...], labels: tuple[int, ...]) -> str:
 def require_class_indices(
     labels: Any, num_classes: int, argument: str, ignore_index: int | None = None
 ) -> None:
-    """Tell the engine that labels must be class indices, so that it can name those that made a loss
-    or metric NaN.
+    """Declare that a batch entry has class indices; a NaN loss then names those out of range.
 
     Args:
       labels: the batch entry as it is, not yet converted; integers in any shape.
@@ -139,8 +138,7 @@ def require_class_indices(
 
 
 def require_tokens(tokens: Any, vocab_size: int, argument: str) -> None:
-    """Tell the engine that inputs must be tokens of the vocabulary, as `require_class_indices` does
-    for labels.
+    """Declare that a batch entry has tokens; a NaN loss then names those outside the vocabulary.
 
     Args:
       tokens: the batch entry as it is; integers in any shape.
