@@ -33,7 +33,7 @@ class RateSearch(NamedTuple):
 
 
 class LrFindHook(Hook):
-    """Hook that records losses and stops training after the last rate, or once the loss diverges."""
+    """Hook that records losses and stops training after the last rate or once they diverge."""
 
     priority = "LOWEST"
 
