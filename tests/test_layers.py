@@ -160,6 +160,8 @@ import importlib
 from jengine.config import registry
 registries = lambda: {{id(r): (r, set(r._entries)) for r in list(registry._REGISTRIES)}}
 for room in {rooms}: importlib.import_module("jengine." + room)
+for _ in range(2):  # an entry's module may have a registry of its own
+    for found in list(registry._REGISTRIES): len(found)
 before = registries()
 for module in {modules}: importlib.import_module(module)
 for key, (found, names) in registries().items():

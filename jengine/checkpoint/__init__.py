@@ -4,6 +4,8 @@
 up to `parallel`.
 """
 
+from typing import TYPE_CHECKING
+
 from jengine.checkpoint.arrays import check_storable as check_storable
 from jengine.checkpoint.checkpointer import Checkpointer as Checkpointer
 from jengine.checkpoint.checkpointer import CheckpointSaveError as CheckpointSaveError
@@ -14,7 +16,6 @@ from jengine.checkpoint.layout import list_checkpoints as list_checkpoints
 from jengine.checkpoint.layout import read_meta as read_meta
 from jengine.checkpoint.lock import WorkDirLock as WorkDirLock
 from jengine.checkpoint.lock_holder import WorkDirLockedError as WorkDirLockedError
-from jengine.checkpoint.pretrained import load_pretrained as load_pretrained
 from jengine.checkpoint.publish import publish as publish
 from jengine.checkpoint.report import LoadReport as LoadReport
 from jengine.checkpoint.restore import Checkpoint as Checkpoint
@@ -27,3 +28,17 @@ from jengine.checkpoint.weights import WeightSource as WeightSource
 from jengine.checkpoint.weights import locate_weights as locate_weights
 from jengine.checkpoint.weights import open_weights as open_weights
 from jengine.config.errors import CheckpointMismatchError as CheckpointMismatchError
+from jengine.config.plugins import lazy_names as _lazy_names
+
+if TYPE_CHECKING:
+    from jengine.checkpoint.pretrained import load_pretrained as load_pretrained
+
+# Imported when they are used.
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "names": {
+            "load_pretrained": "jengine.checkpoint.pretrained",
+        }
+    },
+)

@@ -34,7 +34,7 @@ from jengine.config.scores import is_better as is_better
 from jengine.config.scores import pick_metric as pick_metric
 
 # Writing needs NumPy, which commands such as `--help` do not wait for.
-__getattr__, _list_lazy = _lazy_names(
+__getattr__, __dir__ = _lazy_names(
     __name__,
     {
         "names": {
@@ -46,7 +46,3 @@ __getattr__, _list_lazy = _lazy_names(
         }
     },
 )
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_list_lazy()]

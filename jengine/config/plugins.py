@@ -38,6 +38,7 @@ import importlib.metadata
 import json
 import pathlib
 import runpy
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
@@ -119,7 +120,7 @@ def find_missing(name: str) -> str:
 
 
 def lazy_names(package: str, provides: Provides) -> tuple[Callable[[str], Any], Callable[[], Any]]:
-    """Return `__getattr__` and `__dir__` for the page of an extra, whose names are imported on use.
+    """Return `__getattr__` and `__dir__` for a page, whose names here are imported on use.
 
     >>> __getattr__, __dir__ = lazy_names("shapes", {"names": {"sqrt": "math"}})
     >>> __getattr__("sqrt")(4.0)
@@ -137,7 +138,7 @@ def lazy_names(package: str, provides: Provides) -> tuple[Callable[[str], Any], 
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(modules[name]), name)
 
-    return get_name, lambda: sorted(modules)
+    return get_name, lambda: sorted({*vars(sys.modules[package]), *modules})
 
 
 @functools.cache

@@ -500,13 +500,27 @@ def _full_name(entry: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-HOOKS = Registry("hook", "jengine.hooks", section="HOOKS")
-OPTIMIZERS = Registry("optimizer", "jengine.optim", section="OPTIMIZERS")
-OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim", section="OPTIM_WRAPPERS")
-OPTIM_WRAPPER_CONSTRUCTORS = Registry(
-    "optimizer wrapper constructor", "jengine.optim", section="OPTIM_WRAPPER_CONSTRUCTORS"
+HOOKS = Registry(
+    "hook",
+    ["jengine.hooks", "jengine.hooks.early_stopping", "jengine.hooks.ema"],
+    section="HOOKS",
 )
-PARAM_SCHEDULERS = Registry("parameter scheduler", "jengine.optim", section="PARAM_SCHEDULERS")
+OPTIMIZERS = Registry(
+    "optimizer",
+    ["jengine.optim", "jengine.optim.optimizers.adam", "jengine.optim.optimizers.sgd"],
+    section="OPTIMIZERS",
+)
+OPTIM_WRAPPERS = Registry(
+    "optimizer wrapper", ["jengine.optim", "jengine.optim.amp"], section="OPTIM_WRAPPERS"
+)
+OPTIM_WRAPPER_CONSTRUCTORS = Registry(
+    "optimizer wrapper constructor",
+    ["jengine.optim", "jengine.optim.param_groups.multi_constructor"],
+    section="OPTIM_WRAPPER_CONSTRUCTORS",
+)
+PARAM_SCHEDULERS = Registry(
+    "parameter scheduler", "jengine.optim.schedules.variants", section="PARAM_SCHEDULERS"
+)
 MODELS = Registry("model", "jengine.model", section="MODELS")
 DATASETS = Registry("dataset", "jengine.data", section="DATASETS")
 TRANSFORMS = Registry("transform", "jengine.data", section="TRANSFORMS")
@@ -514,9 +528,21 @@ DATA_SAMPLERS = Registry("data sampler", "jengine.data", section="DATA_SAMPLERS"
 # Calls of functions are not checked: they take arrays.
 FUNCTIONS = Registry("function", "jengine.data", section="FUNCTIONS", checks_calls=False)
 LOOPS = Registry("loop", "jengine.runner", section="LOOPS")
-METRICS = Registry("metric", "jengine.evaluation", section="METRICS")
+METRICS = Registry(
+    "metric",
+    ["jengine.evaluation.accuracy", "jengine.evaluation.mean_loss"],
+    section="METRICS",
+)
 EVALUATOR = Registry("evaluator", "jengine.evaluation", section="EVALUATOR")
 VISUALIZERS = Registry("visualizer", "jengine.logging", section="VISUALIZERS")
-VISBACKENDS = Registry("visualization backend", "jengine.logging", section="VISBACKENDS")
+VISBACKENDS = Registry(
+    "visualization backend",
+    ["jengine.logging", "jengine.logging.tensorboard"],
+    section="VISBACKENDS",
+)
 LOG_PROCESSORS = Registry("log processor", "jengine.logging", section="LOG_PROCESSORS")
-STRATEGIES = Registry("strategy", "jengine.parallel", section="STRATEGIES")
+STRATEGIES = Registry(
+    "strategy",
+    ["jengine.parallel.data_parallel", "jengine.parallel.pjit", "jengine.parallel.strategy"],
+    section="STRATEGIES",
+)

@@ -4,11 +4,27 @@ Subclass `BaseMetric` for a jitted metric and `HostMetric` for one on the host. 
 up to `train`.
 """
 
-from jengine.evaluation.accuracy import Accuracy as Accuracy
+from typing import TYPE_CHECKING
+
+from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.evaluation.evaluator import Evaluator as Evaluator
 from jengine.evaluation.evaluator import build_evaluator as build_evaluator
 from jengine.evaluation.evaluator import get_metric_value as get_metric_value
-from jengine.evaluation.mean_loss import MeanLoss as MeanLoss
 from jengine.evaluation.metric import BaseMetric as BaseMetric
 from jengine.evaluation.metric import HostMetric as HostMetric
 from jengine.evaluation.metric import example_mask as example_mask
+
+if TYPE_CHECKING:
+    from jengine.evaluation.accuracy import Accuracy as Accuracy
+    from jengine.evaluation.mean_loss import MeanLoss as MeanLoss
+
+# Imported when they are used.
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "names": {
+            "Accuracy": "jengine.evaluation.accuracy",
+            "MeanLoss": "jengine.evaluation.mean_loss",
+        }
+    },
+)

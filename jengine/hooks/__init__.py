@@ -4,12 +4,13 @@ Subclass `Hook` and override stages such as `after_train_iter`. Imports the room
 `evaluation`.
 """
 
+from typing import TYPE_CHECKING
+
+from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook
 from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
 from jengine.hooks.checks import CheckInvalidLossHook as CheckInvalidLossHook
 from jengine.hooks.checks import NonFiniteLossError as NonFiniteLossError
-from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
-from jengine.hooks.ema import EMAHook as EMAHook
 from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook
 from jengine.hooks.hook import Hook as Hook
 from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
@@ -22,3 +23,18 @@ from jengine.hooks.priority import get_priority as get_priority
 from jengine.hooks.priority import to_priority as to_priority
 from jengine.hooks.progress import ProgressHook as ProgressHook
 from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
+
+if TYPE_CHECKING:
+    from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
+    from jengine.hooks.ema import EMAHook as EMAHook
+
+# Imported when they are used.
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "names": {
+            "EarlyStoppingHook": "jengine.hooks.early_stopping",
+            "EMAHook": "jengine.hooks.ema",
+        }
+    },
+)

@@ -4,6 +4,9 @@ Hooks send scalars to the `MessageHub`, the `LogProcessor` makes lines of them, 
 passes them on to its backends. Imports `config`.
 """
 
+from typing import TYPE_CHECKING
+
+from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.logging.async_writer import AsyncWriter as AsyncWriter
 from jengine.logging.backend import BaseVisBackend as BaseVisBackend
 from jengine.logging.console import build_logger as build_logger
@@ -27,5 +30,17 @@ from jengine.logging.phase_timer import PhaseTimer as PhaseTimer
 from jengine.logging.processor import LogProcessor as LogProcessor
 from jengine.logging.tables import format_table as format_table
 from jengine.logging.tables import shorten_rows as shorten_rows
-from jengine.logging.tensorboard import TensorboardVisBackend as TensorboardVisBackend
 from jengine.logging.visualizer import Visualizer as Visualizer
+
+if TYPE_CHECKING:
+    from jengine.logging.tensorboard import TensorboardVisBackend as TensorboardVisBackend
+
+# Imported when they are used.
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "names": {
+            "TensorboardVisBackend": "jengine.logging.tensorboard",
+        }
+    },
+)

@@ -1,5 +1,6 @@
 """Model adapter for Flax Linen modules."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ from jengine.model.autocast import autocast
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
 from jengine.model.module_types import ModuleType, describe_class, find_stacked
 from jengine.model.padding import exclude_padding
-from jengine.model.remat import check_patterns, remat_linen
 from jengine.model.selection import Selector
 from jengine.model.sown import Sown, SownValues
 
@@ -113,7 +113,10 @@ class LinenModel(Model):
             return variables
 
         variables, self.module_types = record_types(initialize)
-        check_patterns(self._remat, self.module_types)
+        if self._remat:
+            from jengine.model.remat import check_patterns
+
+            check_patterns(self._remat, self.module_types)
         # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the
         # array.
         leaves = jax.tree_util.tree_flatten_with_path(
@@ -140,7 +143,7 @@ class LinenModel(Model):
         hyperparams: Mapping[str, Any],
     ) -> tuple[Losses, PyTree]:
         """Return the losses in training mode, and the new model state."""
-        with exclude_padding(batch), remat_linen(self._remat):
+        with exclude_padding(batch), self._checkpoint_modules():
             outputs, updated = self._apply(
                 {"params": params, **model_state},
                 *select_inputs(batch, self._inputs, "LinenModel"),
@@ -198,6 +201,13 @@ class LinenModel(Model):
             *select_inputs(batch, self._inputs, "LinenModel"),
             **train_arguments(type(self.module).__call__, train=False),
         )
+
+    def _checkpoint_modules(self) -> Any:
+        if not self._remat:
+            return contextlib.nullcontext()
+        from jengine.model.remat import remat_linen
+
+        return remat_linen(self._remat)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         with _dense_general_without_mesh(), explain_static_modes(kwargs):

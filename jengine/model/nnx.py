@@ -56,7 +56,6 @@ from jengine.model.nnx_state import (
     to_dict,
 )
 from jengine.model.padding import exclude_padding, mask_batch_norms
-from jengine.model.remat import check_patterns, remat_nnx
 from jengine.model.selection import Selector
 from jengine.model.sown import Sown, SownValues
 
@@ -150,7 +149,10 @@ class NnxModel(Model):
         """Create and split the module, and record the submodule types and the logical axes."""
         module = self._build(rng)
         self.module_types = self._list_types(module, batch)
-        check_patterns(self._remat, self.module_types)
+        if self._remat:
+            from jengine.model.remat import check_patterns
+
+            check_patterns(self._remat, self.module_types)
         trained = select_trained(module, self._wrt)
         graphdef, *states = _split(module, trained)  # parameters, random streams, all others
         variables = list_variables(states[0])
@@ -348,7 +350,9 @@ class NnxModel(Model):
         module, structure = self._merge(params, model_state, rng, train=train)
         arguments: dict[str, Any] = train_arguments(type(module).__call__, train=train)
         mask_batch_norms(module)  # after the merge, which makes a new module for each trace
-        if train:
+        if train and self._remat:
+            from jengine.model.remat import remat_nnx
+
             remat_nnx(module, self._remat)
         # Streams of the module have folded in 0, 1, ...; this is the next number.
         if structure.accepts_rngs:

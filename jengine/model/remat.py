@@ -2,7 +2,6 @@
 on the host.
 """
 
-import contextlib
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -115,7 +114,7 @@ def remat_linen(patterns: Sequence[str]) -> Any:
 
         return nn.remat(run)(ctx.module, bound.arrays)
 
-    return nn.intercept_methods(call) if patterns else contextlib.nullcontext()
+    return nn.intercept_methods(call)
 
 
 def remat_nnx(module: "nnx.Module", patterns: Sequence[str]) -> None:
@@ -124,7 +123,7 @@ def remat_nnx(module: "nnx.Module", patterns: Sequence[str]) -> None:
     """
     from flax import nnx
 
-    for path, node in list(nnx.iter_modules(module)) if patterns else ():
+    for path, node in list(nnx.iter_modules(module)):
         if matches(".".join(map(str, path)), patterns):
             _replace_call(node)
 

@@ -16,10 +16,10 @@ from jengine.config.registry import STRATEGIES
 from jengine.model.constrain import set_sharding
 from jengine.model.model import ArrayTree
 from jengine.model.remat import HOST_MEMORY, check_host_memory
-from jengine.parallel.mesh import MeshSizes, build_mesh, context_mesh
+from jengine.parallel.mesh import MeshSizes, build_mesh
 from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Axis, Placement, Rules
-from jengine.parallel.strategy import SingleDevice, Strategy, bind_axis_names
+from jengine.parallel.strategy import bind_axis_names
 
 PyTree = Any
 
@@ -117,21 +117,6 @@ class Pjit(MeshStrategy):
             tree,
             self.shardings(tree, under),
         )
-
-
-def default_strategy() -> Strategy:
-    """Return the default strategy.
-
-    It is Pjit over the mesh set with `jax.set_mesh`, if there is one. Else it uses all devices
-    along the axis `data`, but on CPU, in a single process, only the first device: several CPU
-    devices would share the cores that one uses.
-    """
-    # With several processes a mesh is necessary even on CPU: each of them has only some of the
-    # rows.
-    several = len(jax.devices()) > 1 and jax.devices()[0].platform != "cpu"
-    return (
-        Pjit() if several or jax.process_count() > 1 or not context_mesh().empty else SingleDevice()
-    )
 
 
 # --- Optimizer state in the memory of the host ---

@@ -13,7 +13,7 @@ import jax
 from jengine.config.annotations import Index
 from jengine.config.registry import STRATEGIES
 from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params
-from jengine.parallel.mesh import DataShard, check_context
+from jengine.parallel.mesh import DataShard, check_context, context_mesh
 from jengine.parallel.placement import Rules
 
 PyTree = Any
@@ -189,6 +189,22 @@ class SingleDevice(Strategy):
         """Compile an evaluation step; the metrics, the third argument, are donated."""
         # Donated, so that a state such as a confusion matrix is updated in place.
         return jax.jit(bind_axis_names(step, self.axis_names), donate_argnums=2)
+
+
+def default_strategy() -> Strategy:
+    """Return the default strategy.
+
+    It is Pjit over the mesh set with `jax.set_mesh`, if there is one. Else it uses all devices
+    along the axis `data`, but on CPU, in a single process, only the first device: several CPU
+    devices would share the cores that one uses.
+    """
+    # With several processes a mesh is necessary even on CPU: each of them has only some of the
+    # rows.
+    several = len(jax.devices()) > 1 and jax.devices()[0].platform != "cpu"
+    if several or jax.process_count() > 1 or not context_mesh().empty:
+        pjit: Strategy = STRATEGIES.build("Pjit")  # imported here
+        return pjit
+    return SingleDevice()
 
 
 def bind_axis_names(step: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:

@@ -13,7 +13,6 @@ import optax
 from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
 from jengine.checkpoint.layout import read_meta
-from jengine.checkpoint.pretrained import load_pretrained
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.checkpoint.restore import list_arrays, restore_verified
 from jengine.checkpoint.start_from import LoadFrom
@@ -28,8 +27,6 @@ from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.state import schedulers_state_dict
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.parallel.processes import put_whole
-from jengine.parallel.replica_axis import convert_replica_axis, convert_replica_axis_structs
-from jengine.runner.base_variables import loadable_variables
 from jengine.runner.end_report import wait_for_device
 from jengine.runner.failures import check_losses, recreate_work_dir
 from jengine.runner.resume_check import (
@@ -219,6 +216,8 @@ def _restore_arrays(
     runner: RunnerInternals, path: str, saved_meta: Mapping[str, Any]
 ) -> tuple[Bundle, HookStateMatch]:
     """Return the checkpoint with arrays on the devices, and how the hook states match."""
+    from jengine.parallel.replica_axis import convert_replica_axis, convert_replica_axis_structs
+
     target = dict(vars(runner.state))
     fresh = {}
     if "optimizer" not in saved_meta:
@@ -316,6 +315,10 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     """Load the parameters and the model state from a checkpoint or other weights, and what
     `LoadFrom` asks for.
     """
+    from jengine.checkpoint.pretrained import load_pretrained
+    from jengine.parallel.replica_axis import convert_replica_axis
+    from jengine.runner.base_variables import loadable_variables
+
     if any(getattr(hook, "strict_load", None) is False for hook in runner.hooks):  # of an EMAHook
         source = dataclasses.replace(source, strict=False)
     # then use the weights that the checkpoint's run has validated

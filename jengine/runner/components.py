@@ -31,8 +31,7 @@ from jengine.logging.visualizer import Visualizer
 from jengine.optim.schedules.scheduler_builder import build_param_schedulers
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
-from jengine.parallel.pjit import default_strategy
-from jengine.parallel.strategy import Strategy
+from jengine.parallel.strategy import Strategy, default_strategy
 from jengine.runner.config_checks import EVAL_LOOPS, LoopSection, is_epoch_based, train_loop_config
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.state import MAX_STEP

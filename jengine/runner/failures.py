@@ -27,7 +27,6 @@ from jengine.config.explain import explain
 from jengine.config.storage import storage_path
 from jengine.hooks.checks import NonFiniteLossError
 from jengine.logging.console import log_error, open_log_file
-from jengine.optim.amp import AmpOptimWrapper
 from jengine.parallel.strategy import is_pending
 from jengine.runner.interrupts import watch_waits
 from jengine.runner.runner_protocol import RunnerInternals, TrainLoopInternals
@@ -63,7 +62,7 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
     elif at_end or runner.processes.count > 1:
         hub.flush()
     wrapper = runner.optim_wrapper
-    has_scale = isinstance(wrapper, AmpOptimWrapper) and wrapper.loss_scale is not None
+    has_scale = getattr(wrapper, "loss_scale", None) is not None
     # At the end too: a resumed run finishes the window, and the loss scale drops it then.
     found = hub.losses.pop(last, waits=has_scale and wrapper.accumulates)
     if found is None:

@@ -20,7 +20,6 @@ from jengine.config.explain import explained
 from jengine.config.fingerprint import describe_settings
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
-from jengine.evaluation.predict import Predictor, open_batches
 from jengine.evaluation.sections import suggest_metrics
 from jengine.hooks.hook import Hook
 from jengine.hooks.hook_list import HookList
@@ -49,7 +48,6 @@ from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
 from jengine.runner.resume_check import check_resume
 from jengine.runner.session import RunFiles, record_session
-from jengine.runner.trained_module import trained_module
 from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.hyperparams import Hyperparams
 from jengine.train.initial_state import StateInitializer
@@ -236,7 +234,7 @@ class Runner:
             self.message_hub.keep(self.log_processor.windows)
         self.hyperparams, self.optimizer_settings = Hyperparams(), dict[str, dict[str, Any]]()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
-        self._predictors: dict[str, Predictor] = {}  # by `batch_rules`
+        self._predictors: dict[str, Any] = {}  # by `batch_rules`
         # programs by optimizer and groups
         self._resets: dict[tuple[str, tuple[int, ...] | None], Any] = {}
         self._loaders = DataLoaders(
@@ -453,6 +451,8 @@ class Runner:
         """Return a copy of the Flax module with the weights that evaluation uses; see
         `trained_module`.
         """
+        from jengine.runner.trained_module import trained_module
+
         if self.state is None:
             raise RuntimeError(
                 "the run has no weights yet: call train, val or test before `module`"
@@ -471,6 +471,8 @@ class Runner:
           batch_size: examples per batch on this process, for arrays and datasets; 128 by default.
           seed: another seed than the run's, for other samples of a model that samples.
         """
+        from jengine.evaluation.predict import Predictor, open_batches
+
         example, batches, rules = open_batches(data, batch_size, self.strategy, self.seed)
         if self.state is None:
             with whole_batches(rules is not None):

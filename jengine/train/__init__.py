@@ -4,15 +4,9 @@
 that changes in it. Imports the rooms up to `checkpoint`.
 """
 
-from jengine.train.average import AVERAGES as AVERAGES
-from jengine.train.average import Average as Average
-from jengine.train.average import AverageState as AverageState
-from jengine.train.flops import count_flops as count_flops
-from jengine.train.kinds import CosineEMA as CosineEMA
-from jengine.train.kinds import ExpMomentumEMA as ExpMomentumEMA
-from jengine.train.kinds import ExponentialMovingAverage as ExponentialMovingAverage
-from jengine.train.kinds import MomentumAnnealingEMA as MomentumAnnealingEMA
-from jengine.train.kinds import StochasticWeightAverage as StochasticWeightAverage
+from typing import TYPE_CHECKING
+
+from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.train.losses import total_loss as total_loss
 from jengine.train.own_step import LossGradients as LossGradients
 from jengine.train.own_step import UpdateContext as UpdateContext
@@ -30,3 +24,32 @@ from jengine.train.step import build_eval_step as build_eval_step
 from jengine.train.step import build_train_step as build_train_step
 from jengine.train.traced_hooks import StepContext as StepContext
 from jengine.train.traced_hooks import hook_names as hook_names
+
+if TYPE_CHECKING:
+    from jengine.train.average import AVERAGES as AVERAGES
+    from jengine.train.average import Average as Average
+    from jengine.train.average import AverageState as AverageState
+    from jengine.train.flops import count_flops as count_flops
+    from jengine.train.kinds import CosineEMA as CosineEMA
+    from jengine.train.kinds import ExpMomentumEMA as ExpMomentumEMA
+    from jengine.train.kinds import ExponentialMovingAverage as ExponentialMovingAverage
+    from jengine.train.kinds import MomentumAnnealingEMA as MomentumAnnealingEMA
+    from jengine.train.kinds import StochasticWeightAverage as StochasticWeightAverage
+
+# Imported when they are used.
+__getattr__, __dir__ = _lazy_names(
+    __name__,
+    {
+        "names": {
+            "AVERAGES": "jengine.train.average",
+            "Average": "jengine.train.average",
+            "AverageState": "jengine.train.average",
+            "count_flops": "jengine.train.flops",
+            "CosineEMA": "jengine.train.kinds",
+            "ExpMomentumEMA": "jengine.train.kinds",
+            "ExponentialMovingAverage": "jengine.train.kinds",
+            "MomentumAnnealingEMA": "jengine.train.kinds",
+            "StochasticWeightAverage": "jengine.train.kinds",
+        }
+    },
+)

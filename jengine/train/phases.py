@@ -14,7 +14,6 @@ from jengine.config.errors import ConfigError, closest, config_path
 from jengine.data.batch_check import Batch
 from jengine.model.model import Model
 from jengine.model.precision import CastModel, Precision
-from jengine.optim.amp import AmpOptimWrapper
 from jengine.optim.transforms.loss_scale import all_finite
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
@@ -188,9 +187,8 @@ def check_no_accumulation(optim_wrapper: OptimWrapper | OptimWrapperDict, reason
 
 def apply_precision(model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict) -> Model:
     """Return the model in the wrapper's compute dtype, if it has one."""
-    if isinstance(optim_wrapper, AmpOptimWrapper):
-        return CastModel(model, Precision(compute=optim_wrapper.dtype))
-    return model
+    dtype = getattr(optim_wrapper, "dtype", None)  # of an `AmpOptimWrapper`
+    return model if dtype is None else CastModel(model, Precision(compute=dtype))
 
 
 # --- The parts of a phase, pure functions of the context ---

@@ -22,9 +22,7 @@ from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.parallel.placement import Rules
 from jengine.parallel.strategy import DispatchLimiter, Strategy
-from jengine.train.flops import Flops, count_flops
 from jengine.train.hyperparams import HyperparamsRaveler, HyperparamsVector
-from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 from jengine.train.phases import PhaseConfig
 from jengine.train.recompilation import RecompilationGuard, compilation_counter
 from jengine.train.scanned_step import ChunkMetrics, build_scanned_step
@@ -309,10 +307,12 @@ class TrainPrograms:
                     f"hyperparams[{name!r}] in the loss, or `self.{name}` in a method of the model"
                 )
 
-    def flops(self) -> Flops:
+    def flops(self) -> dict[str, float]:
         """Return per-iteration FLOPs over all devices, see `count_flops`; {} before the first
         iteration.
         """
+        from jengine.train.flops import count_flops
+
         for step, program in self._compiled.items():
             if step.shapes is not None and hasattr(program, "trace"):
                 flops = count_flops(program.trace(*step.shapes).jaxpr)
@@ -325,6 +325,8 @@ class TrainPrograms:
         """Return `hashes` with those of all programs compiled so far; log a warning for one that
         has changed.
         """
+        from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
+
         names = {self.update: "update", self.accumulate: "accumulate", self.chunk: "chunk"}
         while self._not_hashed:
             step, shapes = self._not_hashed.pop(0)

@@ -7,8 +7,7 @@ import optax
 import pytest
 
 from jengine.hooks import Hook
-from jengine.optim import OptimWrapper
-from jengine.optim.optimizers import Adam
+from jengine.optim import Adam, OptimWrapper
 
 
 class ResetAt(Hook):

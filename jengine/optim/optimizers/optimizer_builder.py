@@ -87,9 +87,3 @@ def LBFGS(**kwargs: Any) -> NoReturn:
         "LBFGS evaluates the loss several times per step with PyTorch's line search, which is not "
         "implemented; use optax's, dict(type='lbfgs')"
     )
-
-
-@OPTIMIZERS.register_module()
-def SparseAdam(**kwargs: Any) -> NoReturn:
-    """Reject SparseAdam: JAX has no sparse gradients."""
-    raise ConfigError("SparseAdam is for sparse gradients, which JAX does not produce; use Adam")

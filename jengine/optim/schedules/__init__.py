@@ -4,6 +4,9 @@ A schedule is a `Rule`, a pure function of the step; `variants` creates the sche
 rules.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from jengine.optim.schedules.chain import ScheduleChain as ScheduleChain
 from jengine.optim.schedules.chain import chain_of as chain_of
 from jengine.optim.schedules.rules import INF as INF
@@ -20,4 +23,11 @@ from jengine.optim.schedules.scheduler_builder import (
 from jengine.optim.schedules.state import load_schedulers_state_dict as load_schedulers_state_dict
 from jengine.optim.schedules.state import schedulers_state_dict as schedulers_state_dict
 from jengine.optim.schedules.state import seek_schedulers as seek_schedulers
-from jengine.optim.schedules.variants import *  # noqa: F403
+
+if TYPE_CHECKING:
+    from jengine.optim.schedules.variants import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on use: it makes a class of each family for each value.
+    return getattr(importlib.import_module("jengine.optim.schedules.variants"), name)

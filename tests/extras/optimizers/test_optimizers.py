@@ -10,9 +10,16 @@ import pytest
 from jengine import optim
 from jengine.config import OPTIMIZERS
 from jengine.extras import optimizers
-from jengine.extras.optimizers import adagrad, adan, large_batch, rmsprop
+from jengine.extras.optimizers import (
+    adagrad,
+    adam_variants,
+    adan,
+    averaged_sgd,
+    large_batch,
+    rmsprop,
+)
 from jengine.optim import OptimWrapper, build_optim_wrapper
-from jengine.optim.optimizers import adam, optax_optimizers, sgd
+from jengine.optim.optimizers import optax_optimizers
 
 RNG = np.random.default_rng(0)
 PARAMS = {"kernel": RNG.normal(size=(4, 3)).astype("f"), "bias": RNG.normal(size=3).astype("f")}
@@ -87,7 +94,7 @@ def test_muon_orthogonalises_matrices():
     [
         (optimizers.Lion(lr=0.01, weight_decay=0.1), optax.lion(0.01, b1=0.9, b2=0.99, weight_decay=0.1)),
         (optimizers.Adadelta(lr=0.5), optax.adadelta(0.5, rho=0.9, eps=1e-6)),
-        (optim.Adamax(lr=0.01), optax.adamax(0.01)),
+        (optimizers.Adamax(lr=0.01), optax.adamax(0.01)),
         (optimizers.RMSprop(lr=0.01, alpha=0.9), optax.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=False)),
         (
             optimizers.RMSprop(lr=0.01, alpha=0.9, centered=True, momentum=0.5),
@@ -110,10 +117,10 @@ def test_optimizers_that_optax_has_too(optimizer, reference):
     [
         (optimizers.Adagrad(lr=0.01), (adagrad.scale_by_adagrad(0.0, 1e-10), optax.scale(-0.01))),
         (optimizers.ProximalAdan(lr=0.01), (adan.scale_by_adan(0.98, 0.92, 0.99, 1e-8), optax.scale(-0.01))),
-        (optim.ASGD(lr=0.01), (sgd.averaged_sgd(0.01, 1e-4, 0.75, 1e6),)),
+        (optimizers.ASGD(lr=0.01), (averaged_sgd.averaged_sgd(0.01, 1e-4, 0.75, 1e6),)),
         (optimizers.LARS(lr=0.01), (large_batch.scale_by_lars(0.01, 0.0, 0.001, 1e-8), optax.scale(-1.0))),
-        (optim.NAdam(lr=0.01), (adam.scale_by_nadam(0.9, 0.999, 1e-8, 4e-3), optax.scale(-0.01))),
-        (optim.RAdam(lr=0.01), (adam.scale_by_radam(0.9, 0.999, 1e-8), optax.scale(-0.01))),
+        (optimizers.NAdam(lr=0.01), (adam_variants.scale_by_nadam(0.9, 0.999, 1e-8, 4e-3), optax.scale(-0.01))),
+        (optimizers.RAdam(lr=0.01), (adam_variants.scale_by_radam(0.9, 0.999, 1e-8), optax.scale(-0.01))),
         (optimizers.Rprop(lr=0.01), (rmsprop.scale_by_rprop(0.01, 0.5, 1.2, 1e-6, 50.0), optax.scale(-1.0))),
     ],
 )
