@@ -166,6 +166,7 @@ before = registries()
 for module in {modules}: importlib.import_module(module)
 for key, (found, names) in registries().items():
     new = names - before.get(key, (None, set()))[1]
+    len(found)  # imports its page
     print(*sorted(new - set(found._provided())))
 """
 

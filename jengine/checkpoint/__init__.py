@@ -33,12 +33,9 @@ from jengine.config.plugins import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from jengine.checkpoint.pretrained import load_pretrained as load_pretrained
 
-# Imported when they are used.
-__getattr__, __dir__ = _lazy_names(
-    __name__,
-    {
-        "names": {
-            "load_pretrained": "jengine.checkpoint.pretrained",
-        }
+provides = {  # imported on use, as what extras provide
+    "names": {
+        "load_pretrained": "jengine.checkpoint.pretrained",
     },
-)
+}
+__getattr__, __dir__ = _lazy_names(__name__, provides)

@@ -55,7 +55,9 @@ class Registry:
 
     Args:
       name: the entries' kind for error messages, in the singular: 'hook'.
-      locations: package, or packages, that register the entries, imported at the first look-up.
+      locations: module, or modules, that register the entries, imported at the first look-up; the
+        page of a room may have a dict `provides` like that of an extra, with entries whose modules
+        are imported when they are used.
       section: the section of the extras that has further entries, see `plugins`.
       used_in: where a config names the entries, for the error in another registry that lacks one.
       checks_calls: whether calls of an entry check the arguments; else only `build` does.
@@ -81,6 +83,7 @@ class Registry:
         self._locations: list[str] = [] if parent is None else parent._locations
         self._locations += [locations] if isinstance(locations, str) else locations
         self._section: str = section if parent is None else parent._section
+        self._modules: dict[str, str] = {} if parent is None else parent._modules  # by entry
         self._checks_calls: bool = checks_calls if parent is None else parent._checks_calls
         self._entries: dict[str, Callable[..., Any]] = {} if parent is None else parent._entries
         if parent is None:  # `find_registered` would find the entries twice
@@ -323,19 +326,20 @@ class Registry:
         return f"Registry({self.name!r}, {len(self)} entries)"
 
     def _import_entries(self, *names: str) -> None:
-        """Import the package with the built-in entries, and the extras that provide `names`."""
+        """Import the page with the built-in entries, and the modules that provide `names`."""
         while self._locations:
-            importlib.import_module(self._locations.pop())
+            page = importlib.import_module(self._locations.pop())
+            self._modules |= getattr(page, "provides", {}).get(self._section, {})
         for name in names:
             if name not in self._entries and name in self._provided():
                 importlib.import_module(self._provided()[name])
 
     def _provided(self) -> Mapping[str, str]:
-        """Return the modules of the entries that extras provide, by name."""
-        return provided(self._section) if self._section else {}
+        """Return the modules of the entries that are imported on use, by name."""
+        return {**self._modules, **provided(self._section)} if self._section else {}
 
     def _names(self) -> set[str]:
-        """Return the names of all entries; those of extras are not imported."""
+        """Return the names of all entries, without importing more of them."""
         self._import_entries()
         return {*self._entries, *self._provided()}
 
@@ -500,23 +504,11 @@ def _full_name(entry: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-HOOKS = Registry(
-    "hook",
-    ["jengine.hooks", "jengine.hooks.early_stopping", "jengine.hooks.ema"],
-    section="HOOKS",
-)
-OPTIMIZERS = Registry(
-    "optimizer",
-    ["jengine.optim", "jengine.optim.optimizers.adam", "jengine.optim.optimizers.sgd"],
-    section="OPTIMIZERS",
-)
-OPTIM_WRAPPERS = Registry(
-    "optimizer wrapper", ["jengine.optim", "jengine.optim.amp"], section="OPTIM_WRAPPERS"
-)
+HOOKS = Registry("hook", "jengine.hooks", section="HOOKS")
+OPTIMIZERS = Registry("optimizer", "jengine.optim", section="OPTIMIZERS")
+OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim", section="OPTIM_WRAPPERS")
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(
-    "optimizer wrapper constructor",
-    ["jengine.optim", "jengine.optim.param_groups.multi_constructor"],
-    section="OPTIM_WRAPPER_CONSTRUCTORS",
+    "optimizer wrapper constructor", "jengine.optim", section="OPTIM_WRAPPER_CONSTRUCTORS"
 )
 PARAM_SCHEDULERS = Registry(
     "parameter scheduler", "jengine.optim.schedules.variants", section="PARAM_SCHEDULERS"
@@ -528,21 +520,9 @@ DATA_SAMPLERS = Registry("data sampler", "jengine.data", section="DATA_SAMPLERS"
 # Calls of functions are not checked: they take arrays.
 FUNCTIONS = Registry("function", "jengine.data", section="FUNCTIONS", checks_calls=False)
 LOOPS = Registry("loop", "jengine.runner", section="LOOPS")
-METRICS = Registry(
-    "metric",
-    ["jengine.evaluation.accuracy", "jengine.evaluation.mean_loss"],
-    section="METRICS",
-)
+METRICS = Registry("metric", "jengine.evaluation", section="METRICS")
 EVALUATOR = Registry("evaluator", "jengine.evaluation", section="EVALUATOR")
 VISUALIZERS = Registry("visualizer", "jengine.logging", section="VISUALIZERS")
-VISBACKENDS = Registry(
-    "visualization backend",
-    ["jengine.logging", "jengine.logging.tensorboard"],
-    section="VISBACKENDS",
-)
+VISBACKENDS = Registry("visualization backend", "jengine.logging", section="VISBACKENDS")
 LOG_PROCESSORS = Registry("log processor", "jengine.logging", section="LOG_PROCESSORS")
-STRATEGIES = Registry(
-    "strategy",
-    ["jengine.parallel.data_parallel", "jengine.parallel.pjit", "jengine.parallel.strategy"],
-    section="STRATEGIES",
-)
+STRATEGIES = Registry("strategy", "jengine.parallel", section="STRATEGIES")

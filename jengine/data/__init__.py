@@ -4,6 +4,9 @@ A `DataLoader` yields batches with a position that a checkpoint can store; `Batc
 on the devices ahead of the step. Imports `config` and `logging`.
 """
 
+from typing import TYPE_CHECKING
+
+from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.data.batch_check import BatchCheck as BatchCheck
 from jengine.data.batch_stream import BatchStream as BatchStream
 from jengine.data.batch_stream import prefetch_to_device as prefetch_to_device
@@ -11,10 +14,6 @@ from jengine.data.build import build_dataloader as build_dataloader
 from jengine.data.build import check_dataloader as check_dataloader
 from jengine.data.collate import default_collate as default_collate
 from jengine.data.collate import stack_batches as stack_batches
-from jengine.data.datasets import ArrayDataset as ArrayDataset
-from jengine.data.datasets import Digits as Digits
-from jengine.data.datasets import Sentences as Sentences
-from jengine.data.datasets import TokenWindows as TokenWindows
 from jengine.data.host_entries import list_host_entries as list_host_entries
 from jengine.data.host_entries import put_arrays as put_arrays
 from jengine.data.host_entries import select_arrays as select_arrays
@@ -27,3 +26,19 @@ from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.samplers import DefaultSampler as DefaultSampler
 from jengine.data.samplers import InfiniteSampler as InfiniteSampler
 from jengine.data.step_values import StepValues as StepValues
+
+if TYPE_CHECKING:
+    from jengine.data.datasets import ArrayDataset as ArrayDataset
+    from jengine.data.datasets import Digits as Digits
+    from jengine.data.datasets import Sentences as Sentences
+    from jengine.data.datasets import TokenWindows as TokenWindows
+
+provides = {  # imported on use, as what extras provide
+    "DATASETS": {
+        "ArrayDataset": "jengine.data.datasets",
+        "Digits": "jengine.data.datasets",
+        "Sentences": "jengine.data.datasets",
+        "TokenWindows": "jengine.data.datasets",
+    },
+}
+__getattr__, __dir__ = _lazy_names(__name__, provides)

@@ -18,13 +18,10 @@ if TYPE_CHECKING:
     from jengine.evaluation.accuracy import Accuracy as Accuracy
     from jengine.evaluation.mean_loss import MeanLoss as MeanLoss
 
-# Imported when they are used.
-__getattr__, __dir__ = _lazy_names(
-    __name__,
-    {
-        "names": {
-            "Accuracy": "jengine.evaluation.accuracy",
-            "MeanLoss": "jengine.evaluation.mean_loss",
-        }
+provides = {  # imported on use, as what extras provide
+    "METRICS": {
+        "Accuracy": "jengine.evaluation.accuracy",
+        "MeanLoss": "jengine.evaluation.mean_loss",
     },
-)
+}
+__getattr__, __dir__ = _lazy_names(__name__, provides)

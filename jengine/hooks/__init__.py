@@ -7,34 +7,39 @@ Subclass `Hook` and override stages such as `after_train_iter`. Imports the room
 from typing import TYPE_CHECKING
 
 from jengine.config.plugins import lazy_names as _lazy_names
-from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook
-from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
 from jengine.hooks.checks import CheckInvalidLossHook as CheckInvalidLossHook
 from jengine.hooks.checks import NonFiniteLossError as NonFiniteLossError
-from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook
 from jengine.hooks.hook import Hook as Hook
-from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
-from jengine.hooks.logger import LoggerHook as LoggerHook
-from jengine.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
 from jengine.hooks.priority import Priority as Priority
 from jengine.hooks.priority import PriorityStatus as PriorityStatus
 from jengine.hooks.priority import get_level as get_level
 from jengine.hooks.priority import get_priority as get_priority
 from jengine.hooks.priority import to_priority as to_priority
-from jengine.hooks.progress import ProgressHook as ProgressHook
-from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
 
 if TYPE_CHECKING:
+    from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook
+    from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
     from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
     from jengine.hooks.ema import EMAHook as EMAHook
+    from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook
+    from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
+    from jengine.hooks.logger import LoggerHook as LoggerHook
+    from jengine.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
+    from jengine.hooks.progress import ProgressHook as ProgressHook
+    from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
 
-# Imported when they are used.
-__getattr__, __dir__ = _lazy_names(
-    __name__,
-    {
-        "names": {
-            "EarlyStoppingHook": "jengine.hooks.early_stopping",
-            "EMAHook": "jengine.hooks.ema",
-        }
+provides = {  # imported on use, as what extras provide
+    "HOOKS": {
+        "CheckpointHook": "jengine.hooks.checkpoint",
+        "DistSamplerSeedHook": "jengine.hooks.epoch",
+        "EarlyStoppingHook": "jengine.hooks.early_stopping",
+        "EMAHook": "jengine.hooks.ema",
+        "IterTimerHook": "jengine.hooks.iter_timer",
+        "LoggerHook": "jengine.hooks.logger",
+        "ParamSchedulerHook": "jengine.hooks.param_scheduler",
+        "ProgressHook": "jengine.hooks.progress",
+        "RuntimeInfoHook": "jengine.hooks.runtime_info",
+        "SyncBuffersHook": "jengine.hooks.batch_norm",
     },
-)
+}
+__getattr__, __dir__ = _lazy_names(__name__, provides)

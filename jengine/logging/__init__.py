@@ -35,12 +35,9 @@ from jengine.logging.visualizer import Visualizer as Visualizer
 if TYPE_CHECKING:
     from jengine.logging.tensorboard import TensorboardVisBackend as TensorboardVisBackend
 
-# Imported when they are used.
-__getattr__, __dir__ = _lazy_names(
-    __name__,
-    {
-        "names": {
-            "TensorboardVisBackend": "jengine.logging.tensorboard",
-        }
+provides = {  # imported on use, as what extras provide
+    "VISBACKENDS": {
+        "TensorboardVisBackend": "jengine.logging.tensorboard",
     },
-)
+}
+__getattr__, __dir__ = _lazy_names(__name__, provides)

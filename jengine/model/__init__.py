@@ -4,21 +4,42 @@
 they are computed. Imports the rooms up to `data`.
 """
 
+from typing import TYPE_CHECKING
+
+from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.model.autocast import autocast as autocast
-from jengine.model.functional import FunctionalModel as FunctionalModel
-from jengine.model.labels import require_class_indices as require_class_indices
-from jengine.model.linen import LinenModel as LinenModel
-from jengine.model.losses import CrossEntropy as CrossEntropy
-from jengine.model.losses import MeanSquaredError as MeanSquaredError
-from jengine.model.losses import SwitchedLoss as SwitchedLoss
 from jengine.model.model import FROZEN as FROZEN
 from jengine.model.model import Model as Model
 from jengine.model.model import get_model as get_model
 from jengine.model.model import predict_with_key as predict_with_key
 from jengine.model.model import prediction_key as prediction_key
-from jengine.model.nnx import NnxModel as NnxModel
 from jengine.model.precision import CastModel as CastModel
 from jengine.model.precision import Precision as Precision
 from jengine.model.precision import build_model as build_model
 from jengine.model.precision import get_precision as get_precision
-from jengine.model.preprocessed import PreprocessedModel as PreprocessedModel
+
+if TYPE_CHECKING:
+    from jengine.model.functional import FunctionalModel as FunctionalModel
+    from jengine.model.labels import require_class_indices as require_class_indices
+    from jengine.model.linen import LinenModel as LinenModel
+    from jengine.model.losses import CrossEntropy as CrossEntropy
+    from jengine.model.losses import MeanSquaredError as MeanSquaredError
+    from jengine.model.losses import SwitchedLoss as SwitchedLoss
+    from jengine.model.nnx import NnxModel as NnxModel
+    from jengine.model.preprocessed import PreprocessedModel as PreprocessedModel
+
+provides = {  # imported on use, as what extras provide
+    "MODELS": {
+        "CrossEntropy": "jengine.model.losses",
+        "FunctionalModel": "jengine.model.functional",
+        "LinenModel": "jengine.model.linen",
+        "MeanSquaredError": "jengine.model.losses",
+        "NnxModel": "jengine.model.nnx",
+        "PreprocessedModel": "jengine.model.preprocessed",
+        "SwitchedLoss": "jengine.model.losses",
+    },
+    "names": {
+        "require_class_indices": "jengine.model.labels",
+    },
+}
+__getattr__, __dir__ = _lazy_names(__name__, provides)

@@ -32,16 +32,17 @@ if TYPE_CHECKING:
         MultiOptimWrapperConstructor as MultiOptimWrapperConstructor,
     )
 
-# Imported when they are used.
-__getattr__, __dir__ = _lazy_names(
-    __name__,
-    {
-        "names": {
-            "Adam": "jengine.optim.optimizers.adam",
-            "AdamW": "jengine.optim.optimizers.adam",
-            "SGD": "jengine.optim.optimizers.sgd",
-            "AmpOptimWrapper": "jengine.optim.amp",
-            "MultiOptimWrapperConstructor": "jengine.optim.param_groups.multi_constructor",
-        }
+provides = {  # imported on use, as what extras provide
+    "OPTIMIZERS": {
+        "Adam": "jengine.optim.optimizers.adam",
+        "AdamW": "jengine.optim.optimizers.adam",
+        "SGD": "jengine.optim.optimizers.sgd",
     },
-)
+    "OPTIM_WRAPPERS": {
+        "AmpOptimWrapper": "jengine.optim.amp",
+    },
+    "OPTIM_WRAPPER_CONSTRUCTORS": {
+        "MultiOptimWrapperConstructor": "jengine.optim.param_groups.multi_constructor",
+    },
+}
+__getattr__, __dir__ = _lazy_names(__name__, provides)

@@ -49,34 +49,34 @@ if TYPE_CHECKING:
     from jengine.parallel.replica_axis import gather_replicas as gather_replicas
     from jengine.parallel.replica_axis import select_replica as select_replica
 
-# A run on one device needs none of these.
-__getattr__, __dir__ = _lazy_names(
-    __name__,
-    {
-        "names": {
-            "DataParallel": "jengine.parallel.data_parallel",
-            "all_gather": "jengine.parallel.dist",
-            "all_gather_object": "jengine.parallel.dist",
-            "all_reduce": "jengine.parallel.dist",
-            "all_reduce_dict": "jengine.parallel.dist",
-            "barrier": "jengine.parallel.dist",
-            "broadcast": "jengine.parallel.dist",
-            "broadcast_object_list": "jengine.parallel.dist",
-            "collect_results": "jengine.parallel.dist",
-            "gather_object": "jengine.parallel.dist",
-            "get_dist_info": "jengine.parallel.dist",
-            "get_rank": "jengine.parallel.dist",
-            "get_world_size": "jengine.parallel.dist",
-            "is_distributed": "jengine.parallel.dist",
-            "is_main_process": "jengine.parallel.dist",
-            "master_only": "jengine.parallel.dist",
-            "sync_random_seed": "jengine.parallel.dist",
-            "launch": "jengine.parallel.launch",
-            "Pjit": "jengine.parallel.pjit",
-            "convert_replica_axis": "jengine.parallel.replica_axis",
-            "convert_replica_axis_structs": "jengine.parallel.replica_axis",
-            "gather_replicas": "jengine.parallel.replica_axis",
-            "select_replica": "jengine.parallel.replica_axis",
-        }
+provides = {  # imported on use, as what extras provide
+    "STRATEGIES": {
+        "DataParallel": "jengine.parallel.data_parallel",
+        "Pjit": "jengine.parallel.pjit",
+        "Replica": "jengine.parallel.data_parallel",
     },
-)
+    "names": {
+        "all_gather": "jengine.parallel.dist",
+        "all_gather_object": "jengine.parallel.dist",
+        "all_reduce": "jengine.parallel.dist",
+        "all_reduce_dict": "jengine.parallel.dist",
+        "barrier": "jengine.parallel.dist",
+        "broadcast": "jengine.parallel.dist",
+        "broadcast_object_list": "jengine.parallel.dist",
+        "collect_results": "jengine.parallel.dist",
+        "convert_replica_axis": "jengine.parallel.replica_axis",
+        "convert_replica_axis_structs": "jengine.parallel.replica_axis",
+        "gather_object": "jengine.parallel.dist",
+        "gather_replicas": "jengine.parallel.replica_axis",
+        "get_dist_info": "jengine.parallel.dist",
+        "get_rank": "jengine.parallel.dist",
+        "get_world_size": "jengine.parallel.dist",
+        "is_distributed": "jengine.parallel.dist",
+        "is_main_process": "jengine.parallel.dist",
+        "launch": "jengine.parallel.launch",
+        "master_only": "jengine.parallel.dist",
+        "select_replica": "jengine.parallel.replica_axis",
+        "sync_random_seed": "jengine.parallel.dist",
+    },
+}
+__getattr__, __dir__ = _lazy_names(__name__, provides)

@@ -29,7 +29,6 @@ from jengine.evaluation.sections import (
     split_dataloaders,
     split_settings,
 )
-from jengine.hooks.checkpoint import CheckpointHook
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
 from jengine.optim.schedules.scheduler import ParamScheduler
@@ -195,6 +194,8 @@ def check_names(
                 f"`{path}` must be a metric of val_evaluator, got "
                 f"{metric!r}{closest(metric, known)}"
             )
+    from jengine.hooks.checkpoint import CheckpointHook
+
     files: set[tuple[str, str]] = set()
     for hook in hooks:
         if isinstance(hook, CheckpointHook):
@@ -216,6 +217,8 @@ def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
     """Raise ConfigError if a hook saves the state, given as `jax.ShapeDtypeStruct`s, and it
     cannot be stored.
     """
+    from jengine.hooks.checkpoint import CheckpointHook
+
     if any(isinstance(hook, CheckpointHook) for hook in hooks):
         check_storable(dict(vars(shapes)))
 

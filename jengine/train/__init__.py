@@ -36,20 +36,19 @@ if TYPE_CHECKING:
     from jengine.train.kinds import MomentumAnnealingEMA as MomentumAnnealingEMA
     from jengine.train.kinds import StochasticWeightAverage as StochasticWeightAverage
 
-# Imported when they are used.
-__getattr__, __dir__ = _lazy_names(
-    __name__,
-    {
-        "names": {
-            "AVERAGES": "jengine.train.average",
-            "Average": "jengine.train.average",
-            "AverageState": "jengine.train.average",
-            "count_flops": "jengine.train.flops",
-            "CosineEMA": "jengine.train.kinds",
-            "ExpMomentumEMA": "jengine.train.kinds",
-            "ExponentialMovingAverage": "jengine.train.kinds",
-            "MomentumAnnealingEMA": "jengine.train.kinds",
-            "StochasticWeightAverage": "jengine.train.kinds",
-        }
+provides = {  # imported on use, as what extras provide
+    "AVERAGES": {
+        "CosineEMA": "jengine.train.kinds",
+        "ExpMomentumEMA": "jengine.train.kinds",
+        "ExponentialMovingAverage": "jengine.train.kinds",
+        "MomentumAnnealingEMA": "jengine.train.kinds",
+        "StochasticWeightAverage": "jengine.train.kinds",
     },
-)
+    "names": {
+        "Average": "jengine.train.average",
+        "AVERAGES": "jengine.train.average",
+        "AverageState": "jengine.train.average",
+        "count_flops": "jengine.train.flops",
+    },
+}
+__getattr__, __dir__ = _lazy_names(__name__, provides)
