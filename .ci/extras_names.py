@@ -1,4 +1,4 @@
-"""Write jengine/extras/names.json: the entries of each extra, for the error when it was deleted."""
+"""Write jengine/extras/names.json: the names of each extra, for the error when it was deleted."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ from jengine.config.plugins import list_extras
 def main() -> None:
     """Write the file."""
     names = {
-        extra: sorted({n for section, d in provides.items() if section.isupper() for n in d})
+        extra: sorted({n for section, d in provides.items() if section != "requires" for n in d})
         for extra, provides in list_extras().items()
     }
     file = pathlib.Path(__file__).parent.parent / "jengine" / "extras" / "names.json"

@@ -23,9 +23,9 @@ import numpy as np
 from etils import epath
 
 from jengine.checkpoint.progress import wait_for_processes
-from jengine.checkpoint.shared_reads import plan_reads, share
 from jengine.config.errors import ConfigError
 from jengine.config.paths import dotted, flatten, map_with_path, unwrap
+from jengine.config.plugins import load_each
 from jengine.config.storage import StorageError, find_scheme, is_url, read_bytes
 from jengine.parallel.processes import put_whole
 
@@ -416,25 +416,23 @@ class WrittenArrays:
 def read_flat(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
     """Read arrays from disk into a flat dict by dotted path; see `read`.
 
-    If a sharding has devices of several processes, all of them call this together: what more than
-    one needs is read by one of them.
+    If a sharding has devices of several processes, all of them call this together: with an extra
+    for it, what more than one needs is read by one of them.
     """
-    stored = {path: struct for path, struct in structs.items() if struct.size}
-    plans = plan_reads(stored, _read_chunks(directory)) if jax.process_count() > 1 else {}
-    own = {path: struct for path, struct in structs.items() if path not in plans}
-    for path, plan in plans.items():
-        if plan.source.addressable_devices:
-            own[path] = jax.ShapeDtypeStruct(
-                plan.struct.shape, plan.struct.dtype, sharding=plan.source
-            )
-    tree = read(directory, own) if own else {}
+    if jax.process_count() > 1:
+        for read_shared in load_each("shared_reads"):
+            return dict(read_shared(directory, structs))
+    return read_own(directory, structs)
+
+
+def read_own(directory: PurePath, structs: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, Any]:
+    """Read arrays as `read_flat`, without other processes."""
+    tree = read(directory, structs) if structs else {}
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    arrays = {name: leaf for path, leaf in leaves if (name := dotted(path)) in own}
-    del tree, leaves  # `share` needs the memory
-    return arrays | share(plans, arrays.pop)
+    return {name: leaf for path, leaf in leaves if (name := dotted(path)) in structs}
 
 
-def _read_chunks(directory: PurePath) -> dict[str, Sequence[int] | None]:
+def read_chunk_shapes(directory: PurePath) -> dict[str, Sequence[int] | None]:
     """Return the shape of the chunks in which each array is stored, None where it is not known."""
     storage = {
         path: getattr(leaf, "storage", None)

@@ -23,6 +23,10 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "rename": {"gpt2": "jengine.extras.weights.huggingface"},
         "layouts": {"torch_layouts": "jengine.extras.weights.torch_layout"},
         "continue": {"continue_other_loop": "jengine.extras.weights.optimizer_state"},
+        # A function (directory, shapes) -> arrays, which several processes call together; and the
+        # `Predictor` and `open_batches` of `Runner.predict`.
+        "shared_reads": {"read_shared": "jengine.extras.cloud.shared_reads"},
+        "predict": {"Predictor": "jengine.extras.serving.predictor"},
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
         "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},
         "notebook_progress": {"NotebookProgress": "jengine.extras.report.notebook"},

@@ -18,6 +18,7 @@ from jengine.config.dump import format_config
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explained
 from jengine.config.fingerprint import describe_settings
+from jengine.config.plugins import load_provided
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
 from jengine.evaluation.sections import suggest_metrics
@@ -461,7 +462,7 @@ class Runner:
 
     def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> PyTree:
         """Return the predictions for all examples of `data`, in order, as NumPy arrays; weights as
-        in a validation.
+        in a validation. An extra computes them.
 
         Args:
           data: arrays (one, or a dict or tuple), a map-style dataset or its config, a loader or its
@@ -471,8 +472,7 @@ class Runner:
           batch_size: examples per batch on this process, for arrays and datasets; 128 by default.
           seed: another seed than the run's, for other samples of a model that samples.
         """
-        from jengine.evaluation.predict import Predictor, open_batches
-
+        open_batches = load_provided("predict", "open_batches")
         example, batches, rules = open_batches(data, batch_size, self.strategy, self.seed)
         if self.state is None:
             with whole_batches(rules is not None):
@@ -484,7 +484,8 @@ class Runner:
             abort_all_on_error(self.processes, self.interrupts),
         ):
             # compiles later
-            predictor = Predictor(self.model, self.strategy, self.processes, rules, self.seed)
+            new: Any = load_provided("predict", "Predictor")
+            predictor = new(self.model, self.strategy, self.processes, rules, self.seed)
             predictor = self._predictors.setdefault(str(rules), predictor)
             return predictor.predict(
                 *self.eval_variables()[""], batches, self.dispatch_limiter, seed

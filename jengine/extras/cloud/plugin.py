@@ -9,5 +9,6 @@ provides = {
         "s3": "jengine.extras.cloud.schemes",
     },
     "newer_checkpoints": {"find_newer_copy": "jengine.extras.cloud.local_copies"},
+    "shared_reads": {"read_shared": "jengine.extras.cloud.shared_reads"},
     "fitting_checkpoints": {"replace_unfit_copy": "jengine.extras.cloud.local_copies"},
 }

@@ -18,7 +18,7 @@ from jengine.config.storage import read_text
 from jengine.config.trust import only_known_classes
 from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
-from jengine.evaluation.predict import Predictor, iterate_batches
+from jengine.extras.serving.predictor import Predictor, iterate_batches
 from jengine.model.model import Model
 from jengine.model.precision import build_model
 from jengine.parallel.processes import SingleProcess

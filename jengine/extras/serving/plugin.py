@@ -14,6 +14,10 @@ provides = {
         "ckpt export --jax-export": "jengine.extras.serving.export_options",
         "predict": "jengine.extras.serving.commands",
     },
+    "predict": {
+        "Predictor": "jengine.extras.serving.predictor",
+        "open_batches": "jengine.extras.serving.predictor",
+    },
     "jengine": {
         "load_model": "jengine.extras.serving.loaded_model",
     },

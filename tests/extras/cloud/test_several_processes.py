@@ -23,7 +23,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from jengine.checkpoint import Checkpointer, find_checkpoint, load, restore
-from jengine.checkpoint.shared_reads import plan_reads
+from jengine.extras.cloud.shared_reads import plan_reads
 from jengine.checkpoint.progress import StalledError, report_progress, wait_for_processes
 from jengine.parallel import get_processes
 from jengine.checkpoint.identity import agree_on_identity

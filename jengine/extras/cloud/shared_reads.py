@@ -9,6 +9,7 @@ all of it.
 import collections
 import functools
 import math
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jengine.checkpoint.arrays import read_chunk_shapes, read_own
 
 _BATCH = 2**28  # bytes on each device that one program sends; they are there twice until it is done
 _REGION = 2**30  # bytes that a device may need for larger regions than its own
@@ -38,6 +41,20 @@ class SharedRead(NamedTuple):
     struct: jax.ShapeDtypeStruct
     copies: tuple[str, ...]
     source: NamedSharding
+
+
+def read_shared(directory: pathlib.PurePath, structs: Structs) -> dict[str, Any]:
+    """Read arrays into a flat dict by dotted path, each byte by one process; all call this."""
+    stored = {path: struct for path, struct in structs.items() if struct.size}
+    plans = plan_reads(stored, read_chunk_shapes(directory))
+    own = {path: struct for path, struct in structs.items() if path not in plans}
+    for path, plan in plans.items():
+        if plan.source.addressable_devices:
+            own[path] = jax.ShapeDtypeStruct(
+                plan.struct.shape, plan.struct.dtype, sharding=plan.source
+            )
+    arrays = read_own(directory, own)
+    return arrays | share(plans, arrays.pop)
 
 
 def plan_reads(
