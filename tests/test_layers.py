@@ -289,6 +289,25 @@ def test_a_url_is_refused_without_an_extra_for_its_scheme(tmp_path):
     assert wanted in done.stdout, done
 
 
+def test_loaders_of_other_libraries_are_refused_without_an_extra_for_their_positions(tmp_path):
+    code = """
+from jengine.data import IterableLoader
+class Loader:
+    __iter__ = lambda self: iter([1])
+    __module__ = "torchdata.stateful_dataloader"
+try: IterableLoader(type("MyLoader", (Loader,), {})())
+except ValueError as error: print(error)
+"""
+    done = _run(code, _copy(tmp_path, "augment"))
+    assert "a dataloader of torchdata needs an extra that reads its position, got MyLoader" in done.stdout, done
+
+
+def test_a_prediction_without_the_extra_for_it_names_the_extra(tmp_path):
+    code = "from jengine.config.plugins import load_provided\ntry: load_provided('predict', 'Predictor')\nexcept KeyError as error: print(error)"
+    done = _run(code, _copy(tmp_path, "serving"))
+    assert "no extra provides 'Predictor' in predict; it is in the extra 'serving', which is not installed" in done.stdout, done
+
+
 def _loaded_after(code, modules):
     """Return the `modules` that are loaded after running `code` in a new process."""
     script = f"import sys; {code}; print(*[m for m in {modules} if m in sys.modules])"

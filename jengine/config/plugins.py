@@ -23,6 +23,8 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "rename": {"gpt2": "jengine.extras.weights.huggingface"},
         "layouts": {"torch_layouts": "jengine.extras.weights.torch_layout"},
         "continue": {"continue_other_loop": "jengine.extras.weights.optimizer_state"},
+        # Functions (loader of another library) -> a `DataSource`, or None.
+        "data_sources": {"find_library_source": "jengine.extras.augment.library_sources"},
         # A function (directory, shapes) -> arrays, which several processes call together; and the
         # `Predictor` and `open_batches` of `Runner.predict`.
         "shared_reads": {"read_shared": "jengine.extras.cloud.shared_reads"},

@@ -7,40 +7,42 @@ from collections.abc import Mapping
 from typing import Any
 
 from jengine.config.errors import ConfigError
-from jengine.data import library_sources as library
+from jengine.config.plugins import load_each
 from jengine.data import sources
+
+# whose loaders have positions of their own
+_LIBRARIES = frozenset(("datasets", "tensorflow", "tensorflow_datasets", "torch", "torchdata"))
 
 
 def as_source(data: Any) -> sources.DataSource:
     """Return the source for an object that yields batches or examples; ConfigError if it does
     neither.
     """
-    if _is_of(data, "datasets") and is_map_style(data):
-        raise _not_batches(data)
-    if _is_of(data, "tensorflow_datasets"):
-        # of `tfds.as_numpy`, which has no position, while this has one
-        data = getattr(data, "_ds", data)
-    grain, torch, tensorflow = (
-        sys.modules.get(name) for name in ("grain", "torch.utils.data", "tensorflow")
-    )
+    if isinstance(data, list | tuple):
+        return sources.sequence_source(data)
+    owners = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
+    if "grain" in owners:
+        import grain
+
+        from jengine.data.grain_sources import grain_map_source, grain_source
+
+        if isinstance(data, grain.MapDataset):
+            return grain_map_source(data)
+        if isinstance(data, (grain.IterDataset, grain.DataLoader)):
+            return grain_source(data)
+    if libraries := sorted(owners & _LIBRARIES):
+        finders = list(load_each("data_sources"))
+        if not finders:
+            raise ConfigError(
+                f"a dataloader of {libraries[0]} needs an extra that reads its position, got "
+                f"{type(data).__name__}"
+            )
+        for find in finders:
+            if (source := find(data)) is not None:
+                return source  # type: ignore[no-any-return]
     has_state_dict = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
-    # The first that fits: a library's own position is exact where the general ones would read and
-    # drop. A library that is not imported cannot have made the object, so none is imported here.
     kinds: list[tuple[bool, Any]] = [
-        (isinstance(data, list | tuple), sources.sequence_source),
-        (grain is not None and isinstance(data, grain.MapDataset), library.grain_map_source),
-        (
-            grain is not None and isinstance(data, (grain.IterDataset, grain.DataLoader)),
-            library.grain_source,
-        ),
-        (
-            tensorflow is not None and isinstance(data, tensorflow.data.Dataset),
-            library.tensorflow_source,
-        ),
-        (has_state_dict and _is_of(data, "datasets"), library.hugging_face_source),
-        (has_state_dict and _is_of(data, "torchdata"), library.torchdata_source),
         (has_state_dict, sources.state_dict_source),
-        (torch is not None and isinstance(data, torch.DataLoader), library.torch_source),
         (hasattr(data, "__next__"), sources.iterator_source),
         (hasattr(data, "__iter__") and not isinstance(data, str | bytes), sources.iterable_source),
         (callable(data) and not isinstance(data, type), sources.function_source),
@@ -49,7 +51,7 @@ def as_source(data: Any) -> sources.DataSource:
         if is_kind:
             return build(data)
     if hasattr(data, "__getitem__") and not isinstance(data, str | bytes):
-        raise _not_batches(data)
+        raise not_batches(data)
     raise ConfigError(
         "a dataloader must be a config dict, an iterable of batches, or a function that returns "
         f"an iterator, got {data!r}"
@@ -65,7 +67,8 @@ def is_stream(data: object) -> bool:
     return hasattr(data, "__iter__") or (callable(data) and not hasattr(data, "__getitem__"))
 
 
-def _not_batches(data: object) -> ConfigError:
+def not_batches(data: object) -> ConfigError:
+    """Return the error for a dataset where batches must be."""
     return ConfigError(
         "a dataloader must be a config dict or an iterable of batches, got the dataset "
         f"{type(data).__name__}; use dict(dataset=..., batch_size=...)"
@@ -113,7 +116,3 @@ def set_epoch(data: object, epoch: int) -> None:
         if hasattr(owner, "set_epoch"):
             owner.set_epoch(epoch)
             return
-
-
-def _is_of(data: object, package: str) -> bool:
-    return type(data).__module__.partition(".")[0] == package

@@ -32,4 +32,5 @@ provides = {
         "force_full_init": "jengine.extras.augment.base_dataset",
         "read_image": "jengine.extras.augment.image_files",
     },
+    "data_sources": {"find_library_source": "jengine.extras.augment.library_sources"},
 }

@@ -8,8 +8,7 @@ import pytest
 from jengine.config.errors import ConfigError
 from jengine.data import build_dataloader
 from jengine.hooks import Hook
-
-from .stream_cases import read_log, train
+from tests.runner.stream_cases import read_log, train
 
 torch = pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")

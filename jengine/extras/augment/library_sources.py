@@ -1,17 +1,13 @@
-"""Sources for grain, PyTorch, Hugging Face and TensorFlow, each of which stores a position
-differently.
-"""
+"""Sources for PyTorch, Hugging Face and TensorFlow, each of which stores a position differently."""
 
 import dataclasses
-import functools
-import logging
 import pathlib
 import sys
 import tempfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jengine.data.batch_prefetcher import parse_flags
+from jengine.data.find_source import is_map_style, not_batches
 from jengine.data.sources import (
     DataSource,
     Pass,
@@ -24,79 +20,36 @@ from jengine.data.sources import (
 
 if TYPE_CHECKING:
     import datasets
-    import grain
     import tensorflow
     import torch.utils.data
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-_LOGGER = logging.getLogger("jengine")
 _END = object()
 
 
-def grain_source(data: "grain.IterDataset | grain.DataLoader") -> DataSource:
-    """Return the source for a grain `IterDataset` or `DataLoader`, whose iterators have a state."""
-    is_loader = type(data).__name__ == "DataLoader"
-    kind = "grain.DataLoader" if is_loader else "grain.IterDataset"
-    repeat = (
-        "num_epochs=None in the sampler" if is_loader else ".repeat() before .to_iter_dataset()"
-    )
+def find_library_source(data: Any) -> DataSource | None:
+    """Return the source for an object of one of these libraries; None for other objects.
 
-    @functools.cache
-    def warn() -> None:
-        _LOGGER.warning(
-            f"{kind}: each pass has the order of the first. For another order in each, use "
-            f"{repeat}, and train_cfg.epoch_length in a loop over epochs."
-        )
-
-    def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
-        if epoch > 0:
-            warn()
-        parse_flags()
-        iterator: Any = iter(data)
-        if state is not None:
-            iterator.set_state(state)
-        return Pass(skip(iterator, start))
-
-    get_state = lambda reading: reading.iterator.get_state()  # noqa: E731
-    return DataSource(
-        data, kind, open_pass, find_length(data), "exact", snapshot_interval=1, get_state=get_state
-    )
-
-
-def grain_map_source(data: "grain.MapDataset") -> DataSource:
-    """Return the source for a grain `MapDataset`: pass e is the e-th repetition, shuffled with
-    another seed.
+    The first that fits: a library's own position is exact where the general ones would read and
+    drop.
     """
-    length = None if len(data) >= sys.maxsize else len(data)
-
-    def open_pass(epoch: int, start: int, state: SourceState) -> Pass:
-        part = data
-        if length is not None:  # starts at the element, without reading those before
-            first = epoch * length + (0 if state is not None else start)
-            part = data.repeat()[first : (epoch + 1) * length]
-        elif state is None:
-            part = data[start:]
-        iterator: Any = iter(part.to_iter_dataset())
-        if state is None:
-            return Pass(iterator, offset=start)
-        iterator.set_state(dict(state))
-        return Pass(skip(iterator, start))
-
-    def get_state(reading: Pass) -> SourceState:
-        state = reading.iterator.get_state()
-        return {**state, "next_index": state["next_index"] + reading.offset}  # in the repetition
-
-    return DataSource(
-        data,
-        "grain.MapDataset",
-        open_pass,
-        length,
-        "exact",
-        snapshot_interval=1,
-        may_be_shorter=True,  # filtered elements are left out
-        get_state=get_state,
-        shard=lambda index, count: grain_map_source(data[index::count]),
-    )
+    library = type(data).__module__.partition(".")[0]
+    if library == "datasets" and is_map_style(data):
+        raise not_batches(data)
+    if library == "tensorflow_datasets":
+        # of `tfds.as_numpy`, which has no position, while this has one
+        data = getattr(data, "_ds", data)
+    # A library that is not imported cannot have made the object, so none is imported here.
+    torch, tensorflow = (sys.modules.get(name) for name in ("torch.utils.data", "tensorflow"))
+    has_state_dict = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
+    if tensorflow is not None and isinstance(data, tensorflow.data.Dataset):
+        return tensorflow_source(data)
+    if has_state_dict:
+        build = {"datasets": hugging_face_source, "torchdata": torchdata_source}.get(library)
+        return build and build(data)
+    if torch is not None and isinstance(data, torch.DataLoader):
+        return torch_source(data)
+    return None
 
 
 def torchdata_source(data: "StatefulDataLoader") -> DataSource:
