@@ -295,7 +295,7 @@ from jengine.data import IterableLoader
 class Loader:
     __iter__ = lambda self: iter([1])
     __module__ = "torchdata.stateful_dataloader"
-try: IterableLoader(type("MyLoader", (Loader,), {})())
+try: IterableLoader(type("MyLoader", (Loader,), {})(), train=True)
 except ValueError as error: print(error)
 """
     done = _run(code, _copy(tmp_path, "augment"))
