@@ -25,6 +25,8 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "continue": {"continue_other_loop": "jengine.extras.weights.optimizer_state"},
         # Functions (loader of another library) -> a `DataSource`, or None.
         "data_sources": {"find_library_source": "jengine.extras.augment.library_sources"},
+        # Functions that make parameters of trees with modules of Equinox.
+        "module_trees": {"split_module": "jengine.extras.networks.equinox_modules"},
         # A function (directory, shapes) -> arrays, which several processes call together; and the
         # `Predictor` and `open_batches` of `Runner.predict`.
         "shared_reads": {"read_shared": "jengine.extras.cloud.shared_reads"},

@@ -8,10 +8,11 @@ import jax
 
 from jengine.config.errors import ConfigError
 from jengine.config.paths import closest_paths, flatten
+from jengine.config.plugins import load_provided
 from jengine.config.registry import MODELS
-from jengine.model import equinox_modules
 from jengine.model.adapters import explain_static_modes, to_loss_dict, train_arguments
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree
+from jengine.model.module_types import has_equinox_modules
 
 _INIT_ARGUMENTS = ("rng", "batch")
 _LOSS_ARGUMENTS = ("params", "model_state", "batch", "rng", "hyperparams")
@@ -88,7 +89,7 @@ class FunctionalModel(Model):
             "predict", predict, _PREDICT_ARGUMENTS, _MAIN_ARGUMENTS, train=False
         )
         self._given_types = self.module_types = dict(module_types or {})
-        self._partition: equinox_modules.Partition | None = None  # what `init` found beside arrays
+        self._partition: Any = None  # what `init` found beside arrays
         self._has_state = any(fn.accepts("model_state") for fn in self._losses.values())
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
@@ -100,10 +101,10 @@ class FunctionalModel(Model):
         params, model_state = (
             _check_pair("init", "params", variables) if has_state else (variables, {})
         )
-        if equinox_modules.is_used(params):
-            types = self._given_types or equinox_modules.list_module_types(params)
-            self._partition, params, model_state = equinox_modules.split_module(params, model_state)
-            self.module_types = dict(types)
+        if has_equinox_modules(params):
+            split = load_provided("module_trees", "split_module")
+            self._partition, params, model_state, types = split(params, model_state)
+            self.module_types = dict(self._given_types or types)
         # A misspelled path would switch rules for norms off without a word.
         leaves = flatten(params) if self._given_types else {}
         for module in self._given_types:
@@ -196,8 +197,8 @@ class FunctionalModel(Model):
         """
         if self._partition is None:
             return params, model_state
-        module, state = self._partition.combine(params, model_state)
-        return (module if train else equinox_modules.set_inference_mode(module)), state
+        module, state = self._partition.combine(params, model_state, train)
+        return module, state
 
 
 class _NamedArguments:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 Shape = tuple[int, ...]
 Path = tuple[str, ...]
 
@@ -216,3 +218,12 @@ def _layer_shapes(kind: str, attributes: Mapping[str, Any]) -> dict[str, Shape]:
         shape = next(((size,) if isinstance(size, int) else tuple(size) for size in sizes), None)
         return {} if shape is None else dict.fromkeys(("scale", "weight", "bias"), shape)
     return {}
+
+
+def has_equinox_modules(tree: Any) -> bool:
+    """Return whether a tree is or contains an `eqx.Module`."""
+    equinox = sys.modules.get("equinox")  # if it is not loaded, no tree can contain its modules
+    if equinox is None:
+        return False
+    is_module = lambda node: isinstance(node, equinox.Module)  # noqa: E731
+    return any(map(is_module, jax.tree.leaves(tree, is_leaf=is_module)))

@@ -9,6 +9,10 @@ provides = {
         "SmallViT": "jengine.extras.networks.networks",
         "TransformerLM": "jengine.extras.networks.transformer",
     },
+    "module_trees": {
+        "select_params": "jengine.extras.networks.equinox_modules",
+        "split_module": "jengine.extras.networks.equinox_modules",
+    },
     "names": {
         "MixtureOfExperts": "jengine.extras.networks.mixture",
         "attend": "jengine.extras.networks.attention",

@@ -10,9 +10,15 @@ from typing import Any, Protocol, TypeAlias
 from optax import Params
 
 from jengine.config import paths
-from jengine.model import equinox_modules
+from jengine.config.plugins import load_provided
 from jengine.model.model import Model
-from jengine.model.module_types import is_norm, kind_of, layer_shape, stacked_axes
+from jengine.model.module_types import (
+    has_equinox_modules,
+    is_norm,
+    kind_of,
+    layer_shape,
+    stacked_axes,
+)
 from jengine.model.nnx_state import list_module_types
 
 # Names of a bare pytree that tell a norm: of the module, or of the one-dimensional leaves that it
@@ -239,10 +245,9 @@ def get_params(
             "`params, model_state = model.init(rng, batch)` and pass `params` with "
             "`module_types=model.module_types`"
         )
-    if equinox_modules.is_used(source):
-        return equinox_modules.select_params(
-            source
-        ), module_types or equinox_modules.list_module_types(source)
+    if has_equinox_modules(source):
+        params, own_types = load_provided("module_trees", "select_params")(source)
+        return params, module_types or own_types
     for path, leaf in paths.leaves_with_path(source):
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
             hint = f" at {path!r}" if path else "; pass the parameters that its `init` returns"

@@ -19,22 +19,12 @@ from jengine.model.model import FROZEN, ModelState, Params, PyTree
 from jengine.model.module_types import ModuleType, describe_modules
 
 
-def is_used(tree: PyTree) -> bool:
-    """Return whether a tree is or contains an `eqx.Module`."""
-    return any(_is_module(node) for node in jax.tree.leaves(tree, is_leaf=_is_module))
-
-
-def select_params(tree: PyTree) -> PyTree:
+def select_params(tree: PyTree) -> tuple[PyTree, dict[str, ModuleType]]:
     """Return modules with None for all but the floating-point arrays, `eqx.filter(tree,
-    eqx.is_inexact_array)`.
+    eqx.is_inexact_array)`, and the module types by dotted path.
     """
-    return jax.tree.map(lambda leaf: leaf if _is_trained(leaf) else None, tree)
-
-
-# Through `sys.modules`, as here and below: a tree with modules means that Equinox is imported.
-def set_inference_mode(tree: PyTree) -> PyTree:
-    """Return modules that predict: without dropout, and with running statistics."""
-    return sys.modules["equinox"].nn.inference_mode(tree)
+    params = jax.tree.map(lambda leaf: leaf if _is_trained(leaf) else None, tree)
+    return params, list_module_types(tree)
 
 
 def list_module_types(tree: PyTree) -> dict[str, ModuleType]:
@@ -59,14 +49,18 @@ class Partition(NamedTuple):
     state: "_Static"
     has_frozen: bool  # whether there are arrays of integers or keys, which are not trained
 
-    def combine(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
+    def combine(
+        self, params: Params, model_state: ModelState, train: bool
+    ) -> tuple[PyTree, PyTree]:
         """Return the module and the state, an `eqx.nn.State` or {}, with the arrays from
-        `split_module`.
+        `split_module`; in inference mode without dropout, and with running statistics.
         """
         frozen, state = (
             (model_state[FROZEN], model_state["state"]) if self.has_frozen else ({}, model_state)
         )
         module = self.module.build({**paths.flatten(params), **paths.flatten(frozen)})
+        if not train:
+            module = sys.modules["equinox"].nn.inference_mode(module)
         return module, self.state.build(paths.flatten(state))
 
     def update(self, model_state: ModelState, state: PyTree) -> PyTree:
@@ -88,7 +82,9 @@ class _Static(NamedTuple):
         )
 
 
-def split_module(module: PyTree, state: PyTree) -> tuple[Partition, PyTree, PyTree]:
+def split_module(
+    module: PyTree, state: PyTree
+) -> tuple[Partition, PyTree, PyTree, dict[str, ModuleType]]:
     """Split modules and an `eqx.nn.State` into static parts, parameters and model state.
 
     Args:
@@ -98,7 +94,7 @@ def split_module(module: PyTree, state: PyTree) -> tuple[Partition, PyTree, PyTr
     Returns:
       The partition, the floating-point arrays as nested dicts, and the model state: the arrays in
       `state` as nested dicts, in an item `state` if the module has other arrays, which are in
-      `frozen`.
+      `frozen`; and the module types by dotted path.
     """
     if any(_is_state(node) for node in jax.tree.leaves(module, is_leaf=_is_state)):
         raise TypeError(
@@ -124,12 +120,13 @@ def split_module(module: PyTree, state: PyTree) -> tuple[Partition, PyTree, PyTr
         partition,
         paths.nest(params),
         {FROZEN: paths.nest(frozen), "state": model_state} if frozen else model_state,
+        list_module_types(module),
     )
 
 
 def _is_module(node: object) -> bool:
-    equinox = sys.modules.get("equinox")  # if it is not loaded, no tree can contain its modules
-    return equinox is not None and isinstance(node, equinox.Module)
+    # through `sys.modules`: a tree with modules means that Equinox is imported
+    return isinstance(node, sys.modules["equinox"].Module)
 
 
 def _is_state(node: object) -> bool:
