@@ -27,8 +27,7 @@ from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.state import schedulers_state_dict
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.parallel.processes import put_whole
-from jengine.runner.end_report import wait_for_device
-from jengine.runner.failures import check_losses, recreate_work_dir
+from jengine.runner.failures import check_losses, recreate_work_dir, wait_for_device
 from jengine.runner.resume_check import (
     collect_fingerprint,
     complete_optimizer_state,

@@ -17,6 +17,7 @@ from jengine.runner.failures import (
     list_directories,
     logged_errors,
     recreate_work_dir,
+    wait_for_device,
 )
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.peak_flops import compute_utilisation
@@ -130,14 +131,6 @@ def list_files(runner: RunnerInternals) -> str:
     if os.path.isdir(local) and any("tfevents" in name for name in os.listdir(local)):
         lines.append(f"TensorBoard:  tensorboard --logdir {vis_dir}")
     return "\n".join(lines)
-
-
-def wait_for_device(runner: RunnerInternals) -> None:
-    """Wait until all dispatched steps are finished; the time counts as 'step', whatever the
-    caller waits for.
-    """
-    with runner.phase_timer.phase("step"):
-        runner.dispatch_limiter.drain()
 
 
 def measure_speed(runner: RunnerInternals) -> dict[str, float]:

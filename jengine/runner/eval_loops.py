@@ -29,8 +29,7 @@ from jengine.model.model import Model
 from jengine.model.precision import CastModel, Precision
 from jengine.parallel.local_batch import process_local_batch
 from jengine.parallel.processes import all_gather_objects, to_host
-from jengine.runner.end_report import wait_for_device
-from jengine.runner.failures import mark_inconsistent
+from jengine.runner.failures import mark_inconsistent, wait_for_device
 from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.programs import report_first_compile

@@ -372,3 +372,11 @@ def recreate_work_dir(runner: RunnerInternals) -> None:
         f"{runner.log_dir} was deleted during the run, before iteration {runner.iter}: it is "
         "created again, without the logs and checkpoints that were deleted."
     )
+
+
+def wait_for_device(runner: RunnerInternals) -> None:
+    """Wait until all dispatched steps are finished; the time counts as 'step', whatever the
+    caller waits for.
+    """
+    with runner.phase_timer.phase("step"):
+        runner.dispatch_limiter.drain()

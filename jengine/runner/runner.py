@@ -41,13 +41,12 @@ from jengine.optim.wrapper_builder import build_optim_wrapper
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.parallel.processes import get_processes
 from jengine.parallel.strategy import DispatchLimiter
-from jengine.runner import bundle, components, config_checks
+from jengine.runner import components, config_checks
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.failures import check_consistent, close, closing, list_directories
 from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
-from jengine.runner.resume_check import check_resume
 from jengine.runner.session import RunFiles, record_session
 from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.hyperparams import Hyperparams
@@ -317,6 +316,8 @@ class Runner:
                 self.param_schedulers, wrapper, self._auto_scale_lr, loader.batch_sizes
             )
             if self.resume_from is not None:
+                from jengine.runner.resume_check import check_resume
+
                 check_resume(self, self.resume_from)
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")  # which `_init_state` checks
@@ -328,6 +329,8 @@ class Runner:
 
     def load_or_resume(self) -> None:
         """Load the weights of `load_from` or continue from `resume_from`, unless that is done."""
+        from jengine.runner import bundle
+
         if not self.is_loaded:
             self.is_loaded = True
             bundle.load_or_resume(self, self.load_from, self.resume_from)
@@ -671,6 +674,8 @@ class Runner:
           by_epoch: whether the checkpoint marks the end of an epoch.
           **options: arguments for `Checkpointer.save`; `checkpointer` replaces the run's own.
         """
+        from jengine.runner import bundle
+
         options |= dict(save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler)
         path = os.path.join(out_dir or self.work_dir, filename)
         with self.phase_timer.phase("checkpoint"):

@@ -22,7 +22,6 @@ from jengine.hooks.run_record import GroupTable, start_record, update_record
 from jengine.logging.console import open_log_file
 from jengine.logging.tables import format_table, shorten_rows
 from jengine.runner.components import has_own_step
-from jengine.runner.end_report import log_interruption, log_summary
 from jengine.runner.failures import check_losses, handle_failure
 from jengine.runner.resume_data import warn_if_inexact
 from jengine.runner.runner_protocol import RunnerInternals
@@ -40,6 +39,8 @@ def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None
     """Log and record the start and the end of training, which runs inside: complete, or by an
     error or a signal.
     """
+    from jengine.runner.end_report import log_interruption, log_summary
+
     log_start(runner, groups)  # outside the handler: a refusal is no failed training
     with runner.interrupts:
         elapsed = sum(runner.phase_timer.report().values())  # since the call of `train`

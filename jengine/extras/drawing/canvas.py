@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 
 from jengine.config.errors import require_extra
 from jengine.extras.drawing import draw
-from jengine.extras.drawing.display import show_image
 from jengine.logging.console import print_log
 
 Colors = str | tuple[int, int, int] | Sequence[str | tuple[int, int, int]]
@@ -68,6 +67,8 @@ class Canvas:
         """Show a picture, by default that of `get_image`, in a window for `wait_time` seconds; 0
         keeps it open.
         """
+        from jengine.extras.drawing.display import show_image
+
         if not show_image(
             self.get_image() if drawn_img is None else drawn_img, win_name, wait_time
         ):

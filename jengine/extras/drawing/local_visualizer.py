@@ -15,7 +15,6 @@ from jengine.config.errors import UnknownNameError, closest
 from jengine.config.registry import VISUALIZERS
 from jengine.extras.drawing import draw
 from jengine.extras.drawing.canvas import Canvas
-from jengine.extras.drawing.display import show_image
 from jengine.extras.drawing.draw import Color
 from jengine.logging.console import print_log
 from jengine.logging.convert import import_pillow, write_png
@@ -116,6 +115,8 @@ class LocalVisualizer(Canvas, Visualizer):
           out_file: a PNG file to write instead of writing to the backends.
           with_labels: whether to draw class names.
         """
+        from jengine.extras.drawing.display import show_image
+
         if jax.process_index() != 0:  # before drawing, which takes longer than writing
             return
         picture = self.draw(

@@ -9,9 +9,7 @@ from jengine.config import annotations
 from jengine.config.annotations import Count, checked, is_mapping
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import PARAM_SCHEDULERS, as_config, check_arguments, is_built_in
-from jengine.optim.schedules.annealing import OneCycleRule
 from jengine.optim.schedules.chain import Groups, chain_of
-from jengine.optim.schedules.from_optax import OptaxRule
 from jengine.optim.schedules.rules import INF
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
 
@@ -285,6 +283,8 @@ def _default_end(
 
 def _check_total_steps(scheduler: ParamScheduler, run: _RunLength) -> None:
     """Raise ConfigError if a one-cycle schedule ends before the run."""
+    from jengine.optim.schedules.annealing import OneCycleRule
+
     length = run.epochs if scheduler.by_epoch else run.iters
     if (
         not isinstance(scheduler.settings, OneCycleRule)
@@ -305,6 +305,7 @@ def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
     """Raise ConfigError if an optax schedule, which sets a value, overlaps with another schedule
     for it.
     """
+    from jengine.optim.schedules.from_optax import OptaxRule
 
     def active_range(scheduler: ParamScheduler) -> tuple[float, float]:
         """Return begin and end, in iterations if the epoch length is known."""
