@@ -4,6 +4,7 @@ import ast
 import functools
 import graphlib
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -325,3 +326,36 @@ def test_importing_the_runner_loads_no_optional_library():
         "tensorflow",
     )  # fmt: skip
     assert _loaded_after("import jengine; jengine.Runner", optional) == []
+
+
+SMALLEST_RUN = """
+import sys
+import flax.linen as nn
+import numpy as np
+from jengine import Runner
+count = lambda: len([name for name in sys.modules if name.startswith("jengine")])
+print(count())
+from jengine.data import ArrayDataset
+from jengine.model import CrossEntropy, LinenModel
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x): return nn.Dense(2)(x)
+data = ArrayDataset(dict(x=np.zeros((8, 3), "f"), y=np.zeros(8, "i")))
+Runner(
+    LinenModel(Net(), inputs="x", loss=CrossEntropy(label="y")),
+    "run",
+    train_dataloader=dict(batch_size=4, dataset=data),
+    train_cfg=dict(max_epochs=1),
+    optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+    log_level="ERROR",
+).train()
+print(count())
+"""
+
+
+def test_the_smallest_run_imports_a_part_of_the_package(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SMALLEST_RUN], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT.parent)}, capture_output=True, text=True
+    )
+    at_import, trained = map(int, done.stdout.split()[-2:])
+    assert at_import <= 180 and trained <= 215, (done.stdout, done.stderr)
