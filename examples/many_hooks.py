@@ -20,10 +20,11 @@ import optax
 
 from jengine import Runner
 from jengine.config import MODELS, TRANSFORMS, VISUALIZERS
+from jengine.extras.augment import SwitchedLoss
 from jengine.extras.networks import SmallCNN
 from jengine.extras.serving import BaseTTAModel
 from jengine.logging import Visualizer
-from jengine.model import LinenModel, SwitchedLoss
+from jengine.model import LinenModel
 
 SHIFTS = ((0, 0), (0, 1), (1, 0), (0, -1), (-1, 0))
 

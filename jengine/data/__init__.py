@@ -30,15 +30,11 @@ from jengine.data.step_values import StepValues as StepValues
 if TYPE_CHECKING:
     from jengine.data.datasets import ArrayDataset as ArrayDataset
     from jengine.data.datasets import Digits as Digits
-    from jengine.data.datasets import Sentences as Sentences
-    from jengine.data.datasets import TokenWindows as TokenWindows
 
 provides = {  # imported on use, as what extras provide
     "DATASETS": {
         "ArrayDataset": "jengine.data.datasets",
         "Digits": "jengine.data.datasets",
-        "Sentences": "jengine.data.datasets",
-        "TokenWindows": "jengine.data.datasets",
     },
 }
 __getattr__, __dir__ = _lazy_names(__name__, provides)

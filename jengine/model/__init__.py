@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from jengine.model.linen import LinenModel as LinenModel
     from jengine.model.losses import CrossEntropy as CrossEntropy
     from jengine.model.losses import MeanSquaredError as MeanSquaredError
-    from jengine.model.losses import SwitchedLoss as SwitchedLoss
     from jengine.model.nnx import NnxModel as NnxModel
     from jengine.model.preprocessed import PreprocessedModel as PreprocessedModel
 
@@ -36,7 +35,6 @@ provides = {  # imported on use, as what extras provide
         "MeanSquaredError": "jengine.model.losses",
         "NnxModel": "jengine.model.nnx",
         "PreprocessedModel": "jengine.model.preprocessed",
-        "SwitchedLoss": "jengine.model.losses",
     },
     "names": {
         "require_class_indices": "jengine.model.labels",

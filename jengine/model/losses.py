@@ -1,8 +1,6 @@
 """Losses with one value per example, and a switch between losses that does not recompile."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +9,6 @@ import optax
 from jengine.config.annotations import Decay
 from jengine.config.registry import MODELS
 from jengine.data.masking import get_mask
-from jengine.model.adapters import build_loss, call_loss
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import explain_axes, require_class_indices
 from jengine.model.logits import ChunkedLogits, map_tokens
@@ -142,33 +139,3 @@ class MeanSquaredError:
             )
         error = jnp.square(at_least_float32(outputs) - targets)
         return {self.name: error.reshape(error.shape[0], -1).mean(axis=1)}
-
-
-@MODELS.register_module()
-class SwitchedLoss:
-    """Loss with the index `hyperparams['loss_index']`, which can change without recompiling.
-
-    Args:
-      losses: two or more loss functions or configs, which return the same names and shapes.
-    """
-
-    def __init__(self, losses: Sequence[Callable[..., Any] | Mapping[str, Any]]) -> None:
-        if len(losses) < 2:
-            raise ValueError(
-                f"SwitchedLoss: `losses` must be two or more losses, got {len(losses)}"
-            )
-        self._losses = [build_loss(loss) for loss in losses]
-
-    def __call__(self, outputs: ArrayTree, batch: Batch, hyperparams: Mapping[str, Any]) -> Losses:
-        """Return the selected loss; KeyError if `hyperparams` does not have `loss_index`."""
-        if "loss_index" not in hyperparams:
-            raise KeyError(
-                f"SwitchedLoss: `hyperparams` must have 'loss_index', got {sorted(hyperparams)}; "
-                "use a SwitchRecipeHook with `loss` to set it"
-            )
-        # `loss=loss` binds each function now: all closures would share the last one. Only the
-        # chosen branch runs.
-        branches = [
-            lambda loss=loss: call_loss(loss, outputs, batch, hyperparams) for loss in self._losses
-        ]
-        return jax.lax.switch(jnp.asarray(hyperparams["loss_index"]).astype(jnp.int32), branches)

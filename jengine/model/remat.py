@@ -4,7 +4,7 @@ on the host.
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -18,37 +18,6 @@ if TYPE_CHECKING:
 
 
 HOST_MEMORY = "pinned_host"
-BLOCK_INPUT = "block_input"  # name of the arrays that the policy 'offload' keeps on the host
-RematPolicy = Literal[
-    "offload",
-    "dots_saveable",
-    "dots_with_no_batch_dims_saveable",
-    "everything_saveable",
-    "nothing_saveable",
-]
-
-
-def get_policy(name: RematPolicy) -> Callable[..., Any]:
-    """Return what `jax.checkpoint` keeps: 'offload', or a name in `jax.checkpoint_policies`.
-
-    'offload' keeps arrays with the name BLOCK_INPUT (`jax.ad_checkpoint.checkpoint_name`) in the
-    memory of the host.
-
-    Raises:
-      ConfigError: 'offload' with devices that do not have such memory.
-    """
-    if name != "offload":
-        policy: Callable[..., Any] = getattr(jax.checkpoint_policies, name)
-        return policy
-    # Before tracing: the compiler's own error about memory spaces names nothing that the user
-    # wrote.
-    check_host_memory("remat", jax.devices()[0])
-    return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[],
-        names_which_can_be_offloaded=[BLOCK_INPUT],
-        offload_src="device",
-        offload_dst=HOST_MEMORY,
-    )
 
 
 def check_host_memory(setting: str, device: jax.Device) -> None:

@@ -15,8 +15,8 @@ from jengine.config import format_config, load_config, resolve
 from jengine.config.downloads import apply_backend_args, local_copy
 from jengine.config.errors import ConfigError
 from jengine.config.storage import StorageError, get_filesystem, read_bytes, write_bytes
-from jengine.data import TokenWindows
 from jengine.extras.augment import BaseDataset
+from jengine.extras.language import TokenWindows
 from jengine.extras.serving.dump import write_arrays
 
 CONFIG_AT_URL = "def get_config():\n    return dict(work_dir='from the web')\n"

@@ -9,7 +9,7 @@ import pytest
 
 from jengine import Runner, load_config
 from jengine.config import paths, resolve
-from jengine.data import Sentences
+from jengine.extras.language import Sentences
 from jengine.extras.networks import TransformerLM
 from jengine.hooks import Hook
 from jengine.optim import build_optim_wrapper

@@ -1,6 +1,9 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "MODELS": {
+        "SwitchedLoss": "jengine.extras.augment.switched_loss",
+    },
     "DATASETS": {
         "BaseDataset": "jengine.extras.augment.base_dataset",
         "ClassBalancedDataset": "jengine.extras.augment.dataset_wrappers",

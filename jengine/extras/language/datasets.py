@@ -7,8 +7,8 @@ from typing import Literal
 
 from jengine.config.annotations import Count
 from jengine.config.registry import DATASETS
-from jengine.data.datasets import TokenWindows
 from jengine.extras.language.packing import encode_all
+from jengine.extras.language.token_windows import TokenWindows
 from jengine.extras.language.tokenizers import ByteTokenizer, FileTokenizer, Tokenizer
 
 _TEST_EVERY = 20  # one file in so many is for tests

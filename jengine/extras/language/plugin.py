@@ -5,7 +5,9 @@ provides = {
         "Additions": "jengine.extras.language.datasets",
         "PackedText": "jengine.extras.language.packed_files",
         "Prompts": "jengine.extras.language.prompts",
+        "Sentences": "jengine.extras.language.token_windows",
         "StandardLibrary": "jengine.extras.language.datasets",
+        "TokenWindows": "jengine.extras.language.token_windows",
     },
     "HOOKS": {
         "GenerationHook": "jengine.extras.language.generation_hook",

@@ -16,6 +16,7 @@ provides = {
     "names": {
         "MixtureOfExperts": "jengine.extras.networks.mixture",
         "attend": "jengine.extras.networks.attention",
+        "get_policy": "jengine.extras.networks.transformer",
         "nnx_transformer": "jengine.extras.networks.transformer_nnx",
         "quantize": "jengine.extras.networks.quantized",
         "split_transformer": "jengine.extras.networks.transformer_nnx",

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jengine.extras.networks.rotary import ROTARY_BASE, RotaryScaling, make_scal
 from jengine.model.constrain import BATCH, CONTEXT, constrain
 from jengine.model.labels import require_tokens
 from jengine.model.logits import ChunkedLogits
-from jengine.model.remat import BLOCK_INPUT, RematPolicy, get_policy
+from jengine.model.remat import HOST_MEMORY, check_host_memory
 
 # axes of the mesh over which the width of the embedding is sharded
 _WIDTH = (CONTEXT, "fsdp", "expert", "tensor")
@@ -30,6 +30,15 @@ _ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
     "gelu_tanh": nn.gelu,
     "relu": nn.relu,
 }
+
+BLOCK_INPUT = "block_input"  # name of the arrays that the policy 'offload' keeps on the host
+RematPolicy = Literal[
+    "offload",
+    "dots_saveable",
+    "dots_with_no_batch_dims_saveable",
+    "everything_saveable",
+    "nothing_saveable",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -418,3 +427,26 @@ def _look_up(table: jax.Array, tokens: jax.Array) -> jax.Array:
     # One axis of the mesh after the other: XLA would gather all tokens to exchange two at once.
     x = constrain(constrain(x, "data", None, _WIDTH), "data", None, _WIDTH[:-1])
     return constrain(constrain(x, BATCH, None, CONTEXT), BATCH, CONTEXT)
+
+
+def get_policy(name: RematPolicy) -> Callable[..., Any]:
+    """Return what `jax.checkpoint` keeps: 'offload', or a name in `jax.checkpoint_policies`.
+
+    'offload' keeps arrays with the name BLOCK_INPUT (`jax.ad_checkpoint.checkpoint_name`) in the
+    memory of the host.
+
+    Raises:
+      ConfigError: 'offload' with devices that do not have such memory.
+    """
+    if name != "offload":
+        policy: Callable[..., Any] = getattr(jax.checkpoint_policies, name)
+        return policy
+    # Before tracing: the compiler's own error about memory spaces names nothing that the user
+    # wrote.
+    check_host_memory("remat", jax.devices()[0])
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=[BLOCK_INPUT],
+        offload_src="device",
+        offload_dst=HOST_MEMORY,
+    )

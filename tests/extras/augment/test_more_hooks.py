@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from jengine.config import HOOKS
-from jengine.extras.augment import MeanTeacherHook
+from jengine.extras.augment import MeanTeacherHook, SwitchedLoss
 from jengine.extras.diagnose import EmptyCacheHook, MemoryProfilerHook, ProfilerHook
 from jengine.extras.drawing import NaiveVisualizationHook
 from jengine.hooks import CheckInvalidLossHook, Hook
-from jengine.model import SwitchedLoss
 from jengine.train import StepContext
 from tests.runner_fixture import QuickRunner
 

@@ -9,6 +9,7 @@ import pytest
 from jengine.checkpoint import load
 from jengine.config import MODELS
 from jengine.data import ArrayDataset
+from jengine.extras.augment import SwitchedLoss
 from jengine.extras.serving import BaseTTAModel
 from jengine.hooks import Hook
 from jengine.logging import Visualizer
@@ -18,7 +19,6 @@ from jengine.model import (
     FunctionalModel,
     LinenModel,
     Precision,
-    SwitchedLoss,
     get_model,
 )
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from jengine.data import DataLoader, Sentences, TokenWindows
+from jengine.data import DataLoader
+from jengine.extras.language import Sentences, TokenWindows
 
 
 def test_a_sample_is_a_window_and_the_next_token_of_each_position():
