@@ -39,7 +39,7 @@ def as_source(data: Any) -> sources.DataSource:
             )
         for find in finders:
             if (source := find(data)) is not None:
-                return source  # type: ignore[no-any-return]
+                return source
     has_state_dict = hasattr(data, "state_dict") and hasattr(data, "load_state_dict")
     kinds: list[tuple[bool, Any]] = [
         (has_state_dict, sources.state_dict_source),
