@@ -27,7 +27,7 @@ def test_tab_help_and_import_star_show_the_names():
     code = (
         "import jengine, pydoc\nfrom jengine import *\n"
         "print({'Runner', 'load_config', 'load_model', 'hooks'} <= set(dir(jengine)), Runner.__name__,"
-        " 'logging' in vars(), 'class Runner' in pydoc.render_doc(jengine))"
+        " 'logging' in vars(), 'class Runner' in pydoc.render_doc(jengine, renderer=pydoc.plaintext))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == ["True", "Runner", "False", "True"], done.stderr
