@@ -56,7 +56,7 @@ def _list_public_names(module: types.ModuleType) -> Iterator[str]:
     """
     is_package = hasattr(module, "__path__")
     for name in sorted(dir(module), key=str.lower):  # an extra's page imports names on access
-        value = getattr(module, name)
+        value = getattr(module, name, None)  # some entries have a second name
         defined_in = getattr(value, "__module__", "")
         if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
             continue
