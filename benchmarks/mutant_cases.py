@@ -15,11 +15,11 @@ import optax
 
 from jengine import checkpoint, data, evaluation, hooks, model, optim
 from jengine import logging as log
-from jengine import logging as visualization
 from jengine import parallel as sharding
 from jengine import train as averaging
 from jengine.config import load_config, resolve
 from jengine.data import ArrayDataset
+from jengine.extras import diagnose, drawing
 from jengine.model import FunctionalModel
 from jengine.optim.schedules import build_param_schedulers
 
@@ -251,7 +251,7 @@ def api_calls() -> dict[str, tuple[Callable[..., Any], Config]]:
             hooks.EarlyStoppingHook,
             dict(monitor="acc", rule="less", min_delta=0.1, patience=2, stopping_threshold=0.5),
         ),
-        (hooks.ProfilerHook, dict(by_epoch=False, profile_times=2)),
+        (diagnose.ProfilerHook, dict(by_epoch=False, profile_times=2)),
         (evaluation.Accuracy, dict(topk=(1, 5), label="label", prefix="acc", ignore_index=255)),
         (
             evaluation.Evaluator,
@@ -279,7 +279,7 @@ def api_calls() -> dict[str, tuple[Callable[..., Any], Config]]:
             ),
         ),
         (
-            visualization.LocalVisualizer,
+            drawing.LocalVisualizer,
             dict(vis_backends=[dict(type="LocalVisBackend")], save_dir="vis", zoom=2),
         ),
         (

@@ -63,6 +63,7 @@ def _list_public_names(module: types.ModuleType) -> Iterator[str]:
         if (
             value.__doc__
             and defined_in.startswith("jengine.")
-            and (is_package or defined_in == module.__name__)
+            # Once: on the page of the module that defines it, or of the package that exports it.
+            and (defined_in == module.__name__ or (is_package and defined_in not in PACKAGES))
         ):
             yield name
