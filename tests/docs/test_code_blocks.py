@@ -19,7 +19,6 @@ from flax import nnx
 
 import jengine
 from jengine import Runner, checkpoint, config
-from jengine.checkpoint.array_rules import parse_rules
 from jengine.cli.main import build_parser
 from jengine.config import (
     DATASETS,
@@ -38,6 +37,7 @@ from jengine.evaluation import build_evaluator
 from jengine.evaluation.sections import split_dataloaders
 from jengine.extras.networks import SmallCNN
 from jengine.extras.report.run_table import read_table
+from jengine.extras.weights.array_rules import parse_rules
 from jengine.logging import MessageHub
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel
 from jengine.optim import build_optim_wrapper
