@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from jengine.checkpoint.report import LoadReport
 from jengine.checkpoint.restore import list_arrays, load_items
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.plugins import load_each
+from jengine.config.registry import check_arguments
 from jengine.config.storage import storage_path
 from jengine.parallel.processes import ProcessGroup
 
@@ -60,7 +62,7 @@ def parse_load_from(load_from: Any, processes: ProcessGroup) -> LoadFrom | None:
 
     Raises:
       FileNotFoundError, CorruptCheckpointError: there is no checkpoint, or it is damaged.
-      ConfigError: something else, and no extra reads it.
+      ConfigError, TypeError: something else, and no extra reads it.
     """
     if load_from is None:
         return None
@@ -73,9 +75,15 @@ def parse_load_from(load_from: Any, processes: ProcessGroup) -> LoadFrom | None:
         if not isinstance(path, str | os.PathLike) or not options.keys() <= {"strict", "raw"}:
             raise ConfigError(
                 "`load_from` must be a checkpoint or dict(path=, strict=, raw=) without an extra "
-                f"for other weights, got {load_from!r}"
+                f"for other weights, got {reprlib.repr(load_from)}"
             )
-        return LoadFrom(find_checkpoint(path, checksums=True, processes=processes), **options)
+        check_arguments(LoadFrom, {"path": os.fspath(path), **options})
+        try:
+            path = find_checkpoint(path, checksums=True, processes=processes)
+        except FileNotFoundError as error:
+            error.add_note("Weights in other formats need an extra that reads them.")
+            raise
+        return LoadFrom(path, **options)
 
 
 def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Test which weights a run starts from with and without the extras that read other formats."""
+"""Test which weights a run starts from without an extra that reads others."""
 
 import pathlib
 import shutil
@@ -13,66 +13,36 @@ ROOT = pathlib.Path(jengine.__file__).parent
 
 RUN = """
 import flax.linen as nn, jax, numpy as np
-from jengine import Runner, checkpoint
+from jengine import Runner
+from jengine.hooks import Hook
 
-class Layers(nn.Module):
+class Net(nn.Module):
+    width: int = 3
     @nn.compact
     def __call__(self, x):
-        for i in range(2):
-            x = nn.Dense(3, name=f"layers_{i}")(x)
-        return nn.Dense(1, name="head")(x)[:, 0]
+        x = nn.BatchNorm(use_running_average=False)(nn.Dense(3, name="body")(x))
+        return nn.Dense(self.width, name="head")(x).sum(1)
 
-class Block(nn.Module):
-    @nn.compact
-    def __call__(self, x, _):
-        return nn.Dense(3, name="fc")(x), None
+def build(work_dir, width=3, **settings):
+    data = [{"x": np.full(3, i, np.float32), "y": np.float32(1)} for i in range(4)]
+    model = dict(type="LinenModel", module=Net(width), inputs="x", loss=lambda out, batch: (out - batch["y"]) ** 2)
+    return Runner(
+        model, work_dir, train_dataloader=dict(batch_size=2, dataset=data), train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)), custom_hooks=[dict(type="EMAHook", momentum=0.5), Record()],
+        **settings)
 
-class Scanned(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        blocks = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=2)
-        return nn.Dense(1, name="top")(blocks(name="blocks")(x, None)[0])[:, 0]
+class Record(Hook):
+    def before_train(self, runner):
+        Record.state = jax.device_get(runner.state)
 
-def run(module, work_dir, **settings):
-    data = [{"x": np.ones(3, np.float32), "y": np.float32(1)}] * 4
-    runner = Runner(
-        dict(type="LinenModel", module=module(), inputs="x", loss=lambda out, batch: (out - batch["y"]) ** 2),
-        work_dir, train_dataloader=dict(batch_size=2, dataset=data), train_cfg=dict(max_epochs=1),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0)), **settings)
-    return jax.device_get(runner.train().params)
+def load(work_dir, width=3, **settings):
+    build(work_dir, width, **settings).train()
+    return Record.state
+
+trained = jax.device_get(build("work_dirs/first").train())
+average = jax.device_get(trained.hook_state["EMAHook"].params)
+equal = lambda one, other: jax.tree.map(np.testing.assert_array_equal, one, other)
 """
-
-STACK = """
-first = run(Layers, "work_dirs/first")
-rename = [(r"layers_(\\d+)", "blocks.fc", dict(stack=0)), ("head", "top")]
-second = run(Scanned, "work_dirs/second", load_from=dict(path="work_dirs/first", rename=rename))
-for name in ("kernel", "bias"):
-    stacked = np.stack([first[f"layers_{i}"][name] for i in range(2)])
-    np.testing.assert_array_equal(second["blocks"]["fc"][name], stacked)
-np.testing.assert_array_equal(second["top"]["kernel"], first["head"]["kernel"])
-in_memory = run(Scanned, "work_dirs/third", load_from=second)
-jax.tree.map(np.testing.assert_array_equal, in_memory, second)
-"""
-
-REFUSED = """
-np.savez("w.npz", w=np.zeros(2))
-for load_from in ("w.npz", dict(path="work_dirs/first", rename="gpt2"), dict(path="work_dirs/first", optimizer=True)):
-    try:
-        run(Layers, "work_dirs/fourth", load_from=load_from)
-    except (ValueError, TypeError) as error:
-        print(error)
-"""
-
-PLUGIN = 'provides = {"readers": {"mine": "jengine.extras.mine.reader"}}'
-READER = """
-from jengine.checkpoint import WeightReader, open_weights
-
-mine = WeightReader(
-    "a .mine file",
-    lambda path: path if path.suffix == ".mine" else None,
-    lambda path, structure: open_weights({"fc": {"bias": [float(path.read_text())] * np.ones(2)}}),
-)
-""".replace("from jengine", "import numpy as np\nfrom jengine", 1)
 
 
 @pytest.fixture
@@ -91,36 +61,49 @@ def run_without(tmp_path):
     return run
 
 
-def test_a_run_starts_from_own_checkpoints_without_the_extra_that_reads_others(run_without):
-    refused = run_without(RUN + STACK + REFUSED)
-    assert (
-        "weights must be a checkpoint or work dir of jengine; or, in memory, a pytree of arrays"
-        in refused
-    )
-    assert "w.npz; other formats need an extra that reads them" in refused
-    assert (
-        "`rename` must be a list of rules or a name that an extra provides, got 'gpt2'" in refused
-    )
-    assert (
-        "`optimizer` must be False without an extra that reads other loops' optimizers" in refused
-    )
-
-
-def test_an_extra_adds_a_format_of_weights(run_without, tmp_path):
-    extra = tmp_path / "jengine" / "extras" / "mine"
-    extra.mkdir()
-    (extra / "__init__.py").touch()
-    (extra / "plugin.py").write_text(PLUGIN)
-    (extra / "reader.py").write_text(READER)
-    (tmp_path / "w.mine").write_text("4")
-    code = """
-import numpy as np
-from jengine import checkpoint
-params, _, _ = checkpoint.load_pretrained("w.mine", {"fc": {"bias": np.zeros(2)}})
-print(params["fc"]["bias"])
-try: checkpoint.locate_weights("w.mine/..")
-except FileNotFoundError as error: print(error)
+def test_a_run_starts_from_the_average_or_the_trained_weights_of_a_checkpoint(run_without):
+    run_without(
+        RUN
+        + """
+state = load("work_dirs/second", load_from="work_dirs/first")
+equal(state.params, average)
+equal(state.model_state, trained.model_state)
+raw = load("work_dirs/third", load_from=dict(path="work_dirs/first", raw=True))
+equal(raw.params, trained.params)
+assert (int(state.step), int(raw.step)) == (0, 0)
 """
-    out = run_without(code)
-    assert out.startswith("[4. 4.]")
-    assert "weights must be a checkpoint or work dir of jengine, a .mine file; or, in memory" in out
+    )
+
+
+def test_weights_of_another_model_are_an_error_that_lists_them_or_loaded_in_part(run_without):
+    printed = run_without(
+        RUN
+        + """
+try: load("work_dirs/second", 5, load_from="work_dirs/first")
+except ValueError as error: print(error)
+state = load("work_dirs/third", 5, load_from=dict(path="work_dirs/first", strict=False))
+equal(state.params["body"], average["body"])
+assert state.params["head"]["kernel"].shape == (3, 5)
+"""
+    )
+    assert "does not fit: 6 match, 0 missing, 0 unexpected, 2 mismatched" in printed
+    assert "params.head.kernel  stored float32[3,3], expected float32[3,5]" in printed
+    assert "Not all parameters were loaded from" in printed
+
+
+def test_other_weights_and_rules_need_an_extra(run_without):
+    printed = run_without(
+        RUN
+        + """
+np.savez("w.npz", w=np.zeros(2))
+for load_from in (average, dict(path="work_dirs/first", rename=[("body", "stem")]), "w.npz", dict(path="work_dirs/first", strict="no")):
+    try: build("work_dirs/second", load_from=load_from)
+    except (TypeError, ValueError, OSError) as error: print("refused:", error, *error.__notes__)
+"""
+    )
+    memory, rules, file, strict = (line for line in printed.splitlines() if "refused:" in line)
+    for line in (memory, rules):
+        assert "`load_from` must be a checkpoint or dict(path=, strict=, raw=) without an extra for other weights, got {" in line
+    assert "a checkpoint must be a directory with state/" in file
+    assert "Weights in other formats need an extra that reads them." in file
+    assert "`load_from.strict` must be True or False, got 'no'" in strict
