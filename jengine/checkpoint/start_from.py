@@ -140,10 +140,10 @@ def find_checkpoint_to_resume(
         raise ConfigError(
             f"`resume` must find a checkpoint in {work_dir} with resume='must', got none"
         )
-    start = "from scratch" if load_from is None else "from the weights of load_from"
+    origin = "from scratch" if load_from is None else "from the weights of load_from"
     return (
         newest,
-        "" if newest else f"There is nothing to resume in {work_dir}: the run starts {start}.",
+        "" if newest else f"There is nothing to resume in {work_dir}: the run starts {origin}.",
     )
 
 
