@@ -14,7 +14,6 @@ from jengine.checkpoint.layout import list_checkpoints as list_checkpoints
 from jengine.checkpoint.layout import read_meta as read_meta
 from jengine.checkpoint.lock import WorkDirLock as WorkDirLock
 from jengine.checkpoint.lock_holder import WorkDirLockedError as WorkDirLockedError
-from jengine.checkpoint.pretrained import load_pretrained as load_pretrained
 from jengine.checkpoint.publish import publish as publish
 from jengine.checkpoint.report import LoadReport as LoadReport
 from jengine.checkpoint.restore import Checkpoint as Checkpoint
@@ -22,8 +21,4 @@ from jengine.checkpoint.restore import list_arrays as list_arrays
 from jengine.checkpoint.restore import load as load
 from jengine.checkpoint.restore import load_params as load_params
 from jengine.checkpoint.restore import restore as restore
-from jengine.checkpoint.weights import WeightReader as WeightReader
-from jengine.checkpoint.weights import WeightSource as WeightSource
-from jengine.checkpoint.weights import locate_weights as locate_weights
-from jengine.checkpoint.weights import open_weights as open_weights
 from jengine.config.errors import CheckpointMismatchError as CheckpointMismatchError

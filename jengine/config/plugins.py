@@ -17,12 +17,9 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "newer_checkpoints": {"find_newer_copy": "jengine.extras.cloud.local_copies"},
         "fitting_checkpoints": {"replace_unfit_copy": "jengine.extras.cloud.local_copies"},
         "explainers": {"add_place": "jengine.extras.diagnose.locate"},  # see `explain`
+        # Functions (load_from, processes) -> the `LoadFrom` to start from; None for another kind.
+        "starts": {"parse_start": "jengine.extras.weights.starts"},
         "readers": {"npz": "jengine.extras.weights.sources"},  # of weights, each a `WeightReader`
-        # Rules of `rename` by name: functions (stored names, parameters, settings) -> rules; other
-        # names and axis orders of parameters; and what continues another loop's training.
-        "rename": {"gpt2": "jengine.extras.weights.huggingface"},
-        "layouts": {"torch_layouts": "jengine.extras.weights.torch_layout"},
-        "continue": {"continue_other_loop": "jengine.extras.weights.optimizer_state"},
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
         "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},
         "notebook_progress": {"NotebookProgress": "jengine.extras.report.notebook"},
