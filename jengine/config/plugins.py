@@ -24,6 +24,7 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "layouts": {"torch_layouts": "jengine.extras.weights.torch_layout"},
         "continue": {"continue_other_loop": "jengine.extras.weights.optimizer_state"},
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
+        "run_watches": {...},  # classes that act about every 10 seconds of training; see `RunWatch`
         "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},
         "notebook_progress": {"NotebookProgress": "jengine.extras.report.notebook"},
         "default_visualizer": {"LocalVisualizer": "jengine.extras.drawing.local_visualizer"},
