@@ -24,6 +24,9 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "layouts": {"torch_layouts": "jengine.extras.weights.torch_layout"},
         "continue": {"continue_other_loop": "jengine.extras.weights.optimizer_state"},
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
+        # Functions (run, seconds by phase, iterations per second) -> rates by name, each a number
+        # and a text, and lines, for the report at the end of a run.
+        "end_report": {"report_time": "jengine.extras.report.goodput"},
         "run_watches": {...},  # classes that act about every 10 seconds of training; see `RunWatch`
         "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},
         "notebook_progress": {"NotebookProgress": "jengine.extras.report.notebook"},
