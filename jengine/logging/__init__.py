@@ -25,5 +25,4 @@ from jengine.logging.phase_timer import PhaseTimer as PhaseTimer
 from jengine.logging.processor import LogProcessor as LogProcessor
 from jengine.logging.tables import format_table as format_table
 from jengine.logging.tables import shorten_rows as shorten_rows
-from jengine.logging.tensorboard import TensorboardVisBackend as TensorboardVisBackend
 from jengine.logging.visualizer import Visualizer as Visualizer
