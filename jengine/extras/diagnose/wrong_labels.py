@@ -37,12 +37,15 @@ def name_wrong_labels(error: BaseException, context: Mapping[str, Any]) -> list[
     if run is None or "evaluation" in context or not isinstance(error, FloatingPointError):
         return None
     iteration = getattr(error, "iteration", None)
-    is_known = isinstance(error, NonFiniteLossError) and iteration is not None
-    before, later = _find_checkpoints(run, iteration) if is_known else (None, None)
-    notes = [_describe_checkpoints(before, later)] if is_known else []
-    if labels := _search(run, run.iter if iteration is None else iteration):
-        return [*notes, describe_labels(labels, run.cfg)]
-    return [*notes, _describe_likely_cause(run, iteration, before)] if is_known else None
+    labels = _search(run, run.iter if iteration is None else iteration)
+    notes = [describe_labels(labels, run.cfg)] if labels else []
+    if not isinstance(error, NonFiniteLossError) or iteration is None:
+        return notes
+    before, later = _find_checkpoints(run, iteration)
+    return [
+        _describe_checkpoints(before, later),
+        *(notes or [_describe_likely_cause(run, iteration, before)]),
+    ]
 
 
 def _describe_checkpoints(before: str | None, later: str | None) -> str:
