@@ -40,7 +40,7 @@ class AttributeDict(dict[str, Any]):
     __delattr__ = dict.__delitem__
 
 
-def is_mapping(value: Any) -> TypeGuard[ConfigLike]:
+def is_level(value: Any) -> TypeGuard[ConfigLike]:
     """Return whether `value` is a config level. Other mappings (a parameter FrozenDict, say) are
     values.
     """
@@ -63,7 +63,7 @@ def iter_nodes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """
     yield path, node
     children: Iterable[tuple[str, Any]] = ()
-    if is_mapping(node):
+    if is_level(node):
         children = [(f"{path}.{key}" if path else str(key), child) for key, child in node.items()]
     elif isinstance(node, list | tuple):
         children = [(f"{path}[{index}]", child) for index, child in enumerate(node)]
@@ -87,7 +87,7 @@ def resolve(cfg: ConfigLike) -> dict[str, Any]:
     >>> resolve({"train_cfg": ConfigDict({"max_epochs": 3})})
     {'train_cfg': {'max_epochs': 3}}
     """
-    if not is_mapping(cfg):
+    if not is_level(cfg):
         raise TypeError(
             f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}"
         )
@@ -97,7 +97,7 @@ def resolve(cfg: ConfigLike) -> dict[str, Any]:
 def _resolve_value(value: Any) -> Any:
     if isinstance(value, FieldReference):
         return _resolve_value(value.get())
-    if is_mapping(value):
+    if is_level(value):
         result = {}
         for key, item in iter_items(value):
             with config_path(key):
@@ -141,7 +141,7 @@ def to_config_dict(
     for key, value in iter_items(mapping):
         result[key] = (
             to_config_dict(value, memo, kind=kind)
-            if is_mapping(value)
+            if is_level(value)
             else add_attributes(copy_containers(value, memo))
         )
     return result

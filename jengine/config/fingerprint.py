@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from jengine.config.construction import has_unwritable, to_config
-from jengine.config.containers import is_mapping
+from jengine.config.containers import is_level
 from jengine.config.description import describe, flatten_description
 from jengine.config.dump import simplify
 from jengine.config.errors import CheckpointMismatchError
@@ -63,7 +63,7 @@ def _as_written(value: Any) -> Any:
     file is the same.
     """
     value = simplify(value)
-    if is_mapping(value):
+    if is_level(value):
         return {key: _as_written(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_as_written, value))

@@ -15,7 +15,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jengine.config.containers import is_mapping
+from jengine.config.containers import is_level
 from jengine.config.errors import ConfigError, closest
 from jengine.config.modules import (
     add_config_module,
@@ -76,7 +76,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
                     "PYTHONPATH; or correct the name"
                 )
             raise
-        if not is_mapping(cfg):
+        if not is_level(cfg):
             raise ConfigError(
                 f"get_config() of {str(file)!r} must return a ConfigDict or a dict, got "
                 + ("None; is a `return` missing at its end?" if cfg is None else type(cfg).__name__)

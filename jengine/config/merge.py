@@ -7,7 +7,7 @@ from jengine.config.containers import (
     assign,
     copy_containers,
     get_value,
-    is_mapping,
+    is_level,
     resolve,
     to_config_dict,
 )
@@ -38,7 +38,7 @@ def merge(base: C, override: ConfigLike) -> C:
     {'optimizer': {'type': 'SGD', 'lr': 0.2}}
     """
     changes = resolve(override)  # references of the other config would point out of this one
-    if not is_mapping(base):
+    if not is_level(base):
         raise TypeError(
             f"a config must be a ConfigDict or a dict, got {type(base).__name__}: {base!r}"
         )
@@ -58,10 +58,10 @@ def merge_into(base: ConfigLike, changes: dict[str, Any]) -> None:
         old = get_value(base, key)
         if not isinstance(value, dict) or replaces(value) or old is None:
             assign(base, key, remove_delete_keys(value))
-        elif is_mapping(old):
+        elif is_level(old):
             merge_into(old, value)
         else:
-            is_comma = isinstance(old, tuple) and len(old) == 1 and is_mapping(old[0])
+            is_comma = isinstance(old, tuple) and len(old) == 1 and is_level(old[0])
             hint = (
                 "remove the comma after `dict(...)`"
                 if is_comma

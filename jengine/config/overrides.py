@@ -12,7 +12,7 @@ from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
 
-from jengine.config.containers import ConfigLike, assign, get_value, is_mapping, to_config_dict
+from jengine.config.containers import ConfigLike, assign, get_value, is_level, to_config_dict
 from jengine.config.errors import ConfigError, closest
 from jengine.config.merge import merge_into, remove_delete_keys, replaces
 
@@ -130,14 +130,14 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
         node.set(to_config_dict(new) if isinstance(new, dict) else new, type_safe=False)
         return node
     if not parts:
-        if is_mapping(node) and isinstance(value, dict) and not replaces(value):
+        if is_level(node) and isinstance(value, dict) and not replaces(value):
             merge_into(node, value)
             return node
         return remove_delete_keys(value)
     part = parts[0]
     if node is None and isinstance(part, str):
         node = {}
-    if is_mapping(node):
+    if is_level(node):
         key, rest = _match_key(node, parts)
         if isinstance(key, int) and key not in node:
             raise ConfigError(
@@ -148,13 +148,13 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
             raise ConfigError(
                 f"there is no list `{_join(path, key)}`{closest(str(key), map(str, node))}"
             )
-        if rest and not (old is None or is_mapping(old) or type(old) in (list, tuple)):
+        if rest and not (old is None or is_level(old) or type(old) in (list, tuple)):
             siblings = closest(str(rest[0]), map(str, node))
             raise ConfigError(
                 f"`{_join(path, key)}` must be a dict or a list, got {old!r}{siblings}"
             )
         new = _set_value(old, rest, value, _join(path, key))
-        if new is not old or not is_mapping(old):
+        if new is not old or not is_level(old):
             assign(node, key, new)
         return node
     if type(node) in (list, tuple):

@@ -67,7 +67,7 @@ class IterTimerHook(Hook):
     def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         self._last_time = self._clock()
         self._eval_total = 0.0
-        # known for the epoch; an iteration is too short to ask for it
+        # Fixed for an epoch; the query would cost more than a short iteration.
         self._max_iters = runner.max_iters
 
     def before_train_iter(

@@ -27,8 +27,7 @@ def explain_axes(outputs: tuple[int, ...], labels: tuple[int, ...]) -> str:
 def require_class_indices(
     labels: Any, num_classes: int, argument: str, ignore_index: int | None = None
 ) -> None:
-    """Tell the engine that labels must be class indices, so that it can name those that made a loss
-    or metric NaN.
+    """Declare that a batch entry has class indices; a NaN loss then names those out of range.
 
     In a compiled step labels have no values: an extra calls the loss or metric again on the host,
     with arrays that have the method `check_classes`.

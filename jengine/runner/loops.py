@@ -97,8 +97,7 @@ class TrainLoop:
         super().__init_subclass__(**kwargs)
         if not cls.by_epoch and hasattr(cls, "run_epoch"):
             raise TypeError(
-                f"`{cls.__name__}.run_epoch` must be in a loop over epochs: a loop over "
-                "iterations calls none"
+                f"`{cls.__name__}.run_epoch` must be in an epoch-based loop: only these call it"
             )
 
     def __init__(

@@ -226,6 +226,6 @@ def _report_changes(
         remaining = f"the run ends after {loop.max_epochs} epochs"
     runner.logger.warning(
         f"The data differ from those of the checkpoint: {', '.join(changes)}: {effect}{lengths}, "
-        f"and {remaining}; schedules by epoch and those converted from epochs keep their place in "
-        "the epoch, others their iteration."
+        f"and {remaining}. Schedules in epochs continue at their place in the epoch, schedules in "
+        "iterations at their iteration."
     )

@@ -67,7 +67,7 @@ class RunFiles:
 
     Args:
       runner: the run.
-      directories: other runs' checkpoints in these make room for a training.
+      directories: where checkpoints go; those of earlier runs are moved aside.
       problems: why the config file does not reproduce a value, see `format_config`.
     """
 

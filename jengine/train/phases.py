@@ -56,7 +56,7 @@ class Phase(NamedTuple):
     optim_wrapper: OptimWrapper
     # (params, model_state, batch, *, rng, hyperparams) -> (losses, model_state)
     loss: Callable[..., Any]
-    every: int = 1  # acts in the iterations that this divides
+    every: int = 1  # acts every n iterations
     batch: int = 0  # index among the batches of an iteration
     micro_batches: int = 1  # parts of the batch, of which each device computes one at a time
 

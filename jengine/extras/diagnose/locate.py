@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from jengine.config.containers import is_mapping, iter_nodes
+from jengine.config.containers import is_level, iter_nodes
 
 PLACE = "in the config at "  # as notes by `config_path` begin
 _ARGUMENT = re.compile(r"`(\w+)\.([\w.]+)`")
@@ -40,7 +40,7 @@ def locate_sizes(cfg: Any, sizes: Collection[int]) -> dict[str, int]:
     >>> locate_sizes(dict(model=dict(module=dict(type="flax.linen.Dense", features=512))), (3, 512))
     {'model.module.features': 512}
     """
-    sections = _sections(cfg["model"], "model") if is_mapping(cfg) and "model" in cfg else ()
+    sections = _sections(cfg["model"], "model") if is_level(cfg) and "model" in cfg else ()
     found = [
         (f"{path}.{key}", value) for path, section in sections for key, value in section.items()
     ]
@@ -65,7 +65,7 @@ def has_place(error: BaseException) -> bool:
 
 
 def _sections(cfg: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    return ((place, node) for place, node in iter_nodes(cfg, path) if is_mapping(node))
+    return ((place, node) for place, node in iter_nodes(cfg, path) if is_level(node))
 
 
 def _class_name(kind: object) -> str:

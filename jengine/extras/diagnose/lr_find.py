@@ -33,9 +33,7 @@ class RateSearch(NamedTuple):
 
 
 class LrFindHook(Hook):
-    """Record of the losses of a number of steps, which ends training after them, or once the
-    loss diverges.
-    """
+    """Hook that records losses and stops training after the last rate or once they diverge."""
 
     priority = "LOWEST"
 

@@ -13,7 +13,7 @@ from jengine.config.containers import (
     ConfigLike,
     Key,
     add_attributes,
-    is_mapping,
+    is_level,
     iter_items,
     resolve,
     to_config_dict,
@@ -56,13 +56,13 @@ class ConfigLevel(ConfigDict):
 
     def __setitem__(self, key: Key, value: Any) -> None:
         """Set a value; the keys of dicts, also of those in lists, become attributes."""
-        if is_mapping(value) and not isinstance(value, ConfigLevel):
+        if is_level(value) and not isinstance(value, ConfigLevel):
             value = to_config_dict(value, kind=ConfigLevel)
         super().__setitem__(key, add_attributes(value))
 
     def __eq__(self, other: object) -> bool:
         """Return whether `other` is a dict or a ConfigDict with equal values."""
-        return is_mapping(other) and resolve(self) == resolve(other)
+        return is_level(other) and resolve(self) == resolve(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -94,7 +94,7 @@ class Config(ConfigLevel):
         super().__init__(type_safe=False, allow_dotted_keys=True, sort_keys=False)
         object.__setattr__(self, "_filename", None if filename is None else os.fspath(filename))
         cfg = {} if cfg is None else cfg
-        if not is_mapping(cfg):
+        if not is_level(cfg):
             raise TypeError(
                 f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}"
             )

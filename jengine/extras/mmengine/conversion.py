@@ -560,7 +560,7 @@ class Conversion:
         return kept
 
     def _take(self, name: str, section: Any) -> None:
-        """Store a section. It is taken over as it is unless rows say otherwise."""
+        """Store a section. It is kept as it is unless rows say otherwise."""
         self.result[name] = section
         if not any(row.path.partition(".")[0].partition("[")[0] == name for row in self.rows):
             self._note(name, "taken over", "")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jax
 
 from jengine.config.annotations import Count
-from jengine.config.containers import is_mapping, resolve
+from jengine.config.containers import is_level, resolve
 from jengine.config.errors import ArgumentError, closest
 from jengine.config.load import load_config
 from jengine.data.collate import default_collate
@@ -68,7 +68,7 @@ class BaseInferencer:
     ) -> None:
         if isinstance(model, str):
             model = load_config(model)
-        if is_mapping(model) and "type" not in model and "model" in model:
+        if is_level(model) and "type" not in model and "model" in model:
             model = resolve(model)["model"]
         self.model: LoadedModel = load_model(weights, model=model)
         self.cfg = self.model.cfg

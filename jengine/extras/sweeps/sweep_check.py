@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from jengine.cli.tracebacks import format_error
-from jengine.config.containers import is_mapping, resolve
+from jengine.config.containers import is_level, resolve
 from jengine.config.dump import format_config
 from jengine.config.errors import ConfigError, closest
 from jengine.config.json_codec import decode, encode, pack, unpack
@@ -93,7 +93,7 @@ def _load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
     # All at once, before the first run: the last of a hundred settings should not fail after a
     # week.
     for index, setting in enumerate(settings):
-        if not is_mapping(setting) or not all(isinstance(key, str) for key in setting):
+        if not is_level(setting) or not all(isinstance(key, str) for key in setting):
             raise ConfigError(
                 f"get_sweep() of {str(file)!r} must yield dicts such as "
                 f"{{'optim_wrapper.optimizer.lr': 0.1}}, got {setting!r} as number {index}"
