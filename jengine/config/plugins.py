@@ -21,6 +21,12 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "starts": {"parse_start": "jengine.extras.weights.starts"},
         "readers": {"npz": "jengine.extras.weights.sources"},  # of weights, each a `WeightReader`
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
+        # Functions (run, seconds by phase, iterations per second) -> rates by name, each a number
+        # and a text, and lines, for the report at the end of a run.
+        "end_report": {"report_time": "jengine.extras.report.goodput"},
+        # Functions (evaluator, predictions, batches) that raise ConfigError for wrong labels.
+        "label_checks": {"check_labels": "jengine.extras.diagnose.labels"},
+        "run_watches": {...},  # classes that act about every 10 seconds of training; see `RunWatch`
         "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},
         "notebook_progress": {"NotebookProgress": "jengine.extras.report.notebook"},
         "default_visualizer": {"LocalVisualizer": "jengine.extras.drawing.local_visualizer"},

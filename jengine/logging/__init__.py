@@ -18,8 +18,6 @@ from jengine.logging.console import terminal as terminal
 from jengine.logging.console import terminal_handlers as terminal_handlers
 from jengine.logging.convert import Histogram as Histogram
 from jengine.logging.files import LocalVisBackend as LocalVisBackend
-from jengine.logging.goodput import Goodput as Goodput
-from jengine.logging.goodput import measure_goodput as measure_goodput
 from jengine.logging.history import HistoryBuffer as HistoryBuffer
 from jengine.logging.loss_watch import LossWatch as LossWatch
 from jengine.logging.message_hub import MessageHub as MessageHub
@@ -27,5 +25,4 @@ from jengine.logging.phase_timer import PhaseTimer as PhaseTimer
 from jengine.logging.processor import LogProcessor as LogProcessor
 from jengine.logging.tables import format_table as format_table
 from jengine.logging.tables import shorten_rows as shorten_rows
-from jengine.logging.tensorboard import TensorboardVisBackend as TensorboardVisBackend
 from jengine.logging.visualizer import Visualizer as Visualizer
