@@ -108,8 +108,8 @@ class LoRA(ModelWrapper):
 
         Returns:
           The parameters, `lora_a` and `lora_b` below each updated kernel's path and the trainable
-          parameters; and the model state, `frozen` with the fixed parameters, `scale`, f32[] for each
-          updated kernel, and `state`, the inner model's state.
+          parameters; and the model state, `frozen` with the fixed parameters, `scale`, f32[] for
+          each updated kernel, and `state`, the inner model's state.
         """
         params, model_state = self.model.init(rng, batch)
         leaves = paths.flatten(params)
