@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jengine import checkpoint, data, evaluation, hooks, model, optim
+from jengine import data, evaluation, hooks, model, optim
 from jengine import logging as log
-from jengine import logging as visualization
 from jengine import parallel as sharding
 from jengine import train as averaging
 from jengine.config import load_config, resolve
 from jengine.data import ArrayDataset
+from jengine.extras import diagnose, drawing
+from jengine.extras.weights import load_pretrained
 from jengine.model import FunctionalModel
 from jengine.optim.schedules import build_param_schedulers
 
@@ -251,7 +252,7 @@ def api_calls() -> dict[str, tuple[Callable[..., Any], Config]]:
             hooks.EarlyStoppingHook,
             dict(monitor="acc", rule="less", min_delta=0.1, patience=2, stopping_threshold=0.5),
         ),
-        (hooks.ProfilerHook, dict(by_epoch=False, profile_times=2)),
+        (diagnose.ProfilerHook, dict(by_epoch=False, profile_times=2)),
         (evaluation.Accuracy, dict(topk=(1, 5), label="label", prefix="acc", ignore_index=255)),
         (
             evaluation.Evaluator,
@@ -279,7 +280,7 @@ def api_calls() -> dict[str, tuple[Callable[..., Any], Config]]:
             ),
         ),
         (
-            visualization.LocalVisualizer,
+            drawing.LocalVisualizer,
             dict(vis_backends=[dict(type="LocalVisBackend")], save_dir="vis", zoom=2),
         ),
         (
@@ -294,7 +295,7 @@ def api_calls() -> dict[str, tuple[Callable[..., Any], Config]]:
         (sharding.DataParallel, dict(impl="shard_map", mesh=dict(data=1), devices=1)),
         (
             functools.partial(
-                checkpoint.load_pretrained, {"v": np.ones((2, 3)), "norm": params["norm"]}, params
+                load_pretrained, {"v": np.ones((2, 3)), "norm": params["norm"]}, params
             ),
             dict(
                 rename=[("v", "w")],

@@ -34,9 +34,17 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_NAMES[name]), name)
     if name in _ROOMS or name == "extras":
         return importlib.import_module(f"jengine.{name}")
+    if name == "__all__":  # not the rooms: `logging` would hide Python's
+        return [public for public in __dir__() if public not in _ROOMS]
     if not name.startswith("_"):
         from jengine.config.plugins import load_provided, provided
 
         if name in provided("jengine"):
             return load_provided("jengine", name)
     raise AttributeError(f"module 'jengine' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    from jengine.config.plugins import provided
+
+    return sorted({*_NAMES, *_ROOMS, *provided("jengine")})

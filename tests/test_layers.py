@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import importlib
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import sys
 
 import pytest
 
-from jengine.config import plugins
+from jengine.config import plugins, registry
 
 ROOT = pathlib.Path(__file__).parent.parent / "jengine"
 ROOMS = ("config", "logging", "data", "model", "optim", "parallel", "checkpoint", "train", "evaluation", "hooks", "runner", "cli")
@@ -147,6 +148,15 @@ def test_plugins_import_nothing_and_name_what_exists(extra):
             assert module in _modules(), (section, name, module)
             # `from jengine.extras.EXTRA import NAME` would find the module once it was imported.
             assert section == "commands" or f"jengine.extras.{extra}.{name}" not in _modules(), (section, name)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_pages_of_rooms_name_what_exists(room):
+    page = importlib.import_module(f"jengine.{room}")
+    for section, names in getattr(page, "provides", {}).items():
+        for name, module in names.items():
+            imported = importlib.import_module(module)
+            assert name in registry.__dict__[section] if section in registry.__dict__ else hasattr(imported, name), (section, name)
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -143,7 +143,7 @@ def check_rate(size, batch, length, rounds, block):
     """Record time per step over that by hand, tokens per second and utilization; return the
     seconds of a step.
     """
-    from jengine.train.peak_flops import get_peak_flops
+    from jengine.extras.plan.peak_flops import get_peak_flops
 
     batches = make_batches(size, batch, length)
     with tempfile.TemporaryDirectory() as directory:

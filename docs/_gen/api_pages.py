@@ -56,13 +56,14 @@ def _list_public_names(module: types.ModuleType) -> Iterator[str]:
     """
     is_package = hasattr(module, "__path__")
     for name in sorted(dir(module), key=str.lower):  # an extra's page imports names on access
-        value = getattr(module, name)
+        value = getattr(module, name, None)  # some entries have a second name
         defined_in = getattr(value, "__module__", "")
         if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
             continue
         if (
             value.__doc__
             and defined_in.startswith("jengine.")
-            and (is_package or defined_in == module.__name__)
+            # Once: on the page of the module that defines it, or of the package that exports it.
+            and (defined_in == module.__name__ or (is_package and defined_in not in PACKAGES))
         ):
             yield name

@@ -4,8 +4,6 @@
 up to `parallel`.
 """
 
-from typing import TYPE_CHECKING
-
 from jengine.checkpoint.arrays import check_storable as check_storable
 from jengine.checkpoint.checkpointer import Checkpointer as Checkpointer
 from jengine.checkpoint.checkpointer import CheckpointSaveError as CheckpointSaveError
@@ -23,19 +21,4 @@ from jengine.checkpoint.restore import list_arrays as list_arrays
 from jengine.checkpoint.restore import load as load
 from jengine.checkpoint.restore import load_params as load_params
 from jengine.checkpoint.restore import restore as restore
-from jengine.checkpoint.weights import WeightReader as WeightReader
-from jengine.checkpoint.weights import WeightSource as WeightSource
-from jengine.checkpoint.weights import locate_weights as locate_weights
-from jengine.checkpoint.weights import open_weights as open_weights
 from jengine.config.errors import CheckpointMismatchError as CheckpointMismatchError
-from jengine.config.plugins import lazy_names as _lazy_names
-
-if TYPE_CHECKING:
-    from jengine.checkpoint.pretrained import load_pretrained as load_pretrained
-
-provides = {  # imported on use, as what extras provide
-    "names": {
-        "load_pretrained": "jengine.checkpoint.pretrained",
-    },
-}
-__getattr__, __dir__ = _lazy_names(__name__, provides)

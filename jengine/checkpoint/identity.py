@@ -112,7 +112,8 @@ def agree_on_identity(
         raise ConfigError(
             f"experiment_name must be one line of printable characters, got {experiment_name!r}"
         )
-    resume_path, note = find_checkpoint_to_resume(processes, work_dir, load_from, resume)
+    start = parse_load_from(load_from, processes)
+    resume_path, note = find_checkpoint_to_resume(processes, work_dir, load_from, start, resume)
     earlier = read_meta(resume_path)["meta"] if resume_path is not None else {}
 
     with config_path("randomness"):
@@ -133,7 +134,7 @@ def agree_on_identity(
         experiment_name=escape_name(str(earlier.get("experiment_name", fresh_name))),
         seed=seed,
         configured_seed=(randomness or {}).get("seed"),
-        load_from=parse_load_from(load_from, processes),
+        load_from=start,
         resume_from=resume_path,
         resume_note=note,
     )

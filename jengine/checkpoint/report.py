@@ -1,13 +1,12 @@
 """Comparison of stored and expected arrays by path, before any array is read."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 
-from jengine.checkpoint.array_rules import NO_OPTIONS, apply_rules, parse_rules
-from jengine.config.errors import did_you_mean
+from jengine.config.errors import closest, did_you_mean
 from jengine.logging.tables import format_table
 
 _MAX_ROWS = 20
@@ -130,26 +129,17 @@ def compare(
 
     Args:
       stored, expected: shapes and dtypes.
-      rename: (old, new) rules for stored paths; the first that matches a path is applied to it.
+      rename: see `rename_paths`, for stored paths.
       cast: whether a float array may be cast to another float dtype.
 
     Raises:
-      ValueError: a rename rule matches no stored path, or two stored paths become equal.
+      ValueError: see `rename_paths`.
 
     >>> array = jax.ShapeDtypeStruct((3,), jnp.float32)
     >>> print(compare({"fc.bias": array}, {"head.bias": array}, rename=[("fc", "head")]))
     1 match, 0 missing, 0 unexpected, 0 mismatched
     """
-    rules = parse_rules(rename)
-    if special := [
-        rule.shown for rule in rules if rule.options != NO_OPTIONS or len(rule.old + rule.new) != 2
-    ]:
-        raise ValueError(
-            f"a rule of `rename` must be (old, new) here, got {special[0]}; `load_pretrained` has "
-            "options"
-        )
-    pieces, _ = apply_rules({name: (None, name) for name in stored}, stored, rules)
-    renamed = {path: piece.label for (_, path), piece in pieces.items()}
+    renamed = rename_paths(stored, rename)
     matched = {}
     mismatched = {}
     casts = {}
@@ -173,6 +163,44 @@ def compare(
     missing = tuple(path for path in expected if path not in renamed)
     unexpected = tuple(path for path in renamed if path not in expected)
     return LoadReport(matched, missing, unexpected, mismatched, casts)
+
+
+def rename_paths(paths: Iterable[str], rename: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return each path by its new name: the first of the (old, new) prefixes that matches it, in
+    whole segments, is replaced.
+
+    >>> rename_paths(["fc.bias"], [("fc", "head")]), rename_paths(["bias"], [("", "fc")])
+    ({'head.bias': 'fc.bias'}, {'fc.bias': 'bias'})
+
+    Raises:
+      ValueError: a prefix matches no path, or two paths become equal.
+    """
+    rules = [(old, new) for old, new in rename]
+    used = set()
+    renamed: dict[str, str] = {}
+    for path in paths:
+        found = (rule for rule in rules if not rule[0] or f"{path}.".startswith(f"{rule[0]}."))
+        rule = next(found, ("", ""))
+        used.add(rule)
+        name = ".".join(filter(None, (rule[1], path.removeprefix(rule[0]).removeprefix("."))))
+        if name in renamed:
+            raise ValueError(
+                f"`rename` must keep paths distinct, got {name!r} for both {renamed[name]!r} and "
+                f"{path!r}"
+            )
+        renamed[name] = path
+    for rule in rules:
+        if rule not in used:
+            hint = closest(rule[0], list_prefixes(renamed.values()))
+            raise ValueError(
+                f"`rename` must start with a prefix of a stored path, got {rule}{hint}"
+            )
+    return renamed
+
+
+def list_prefixes(paths: Iterable[str]) -> set[str]:
+    """Return all dotted paths above `paths`: `a` and `a.b` for `a.b.c`."""
+    return {path[:i] for path in paths for i, char in enumerate(path) if char == "."}
 
 
 def describe(leaf: jax.ShapeDtypeStruct) -> str:

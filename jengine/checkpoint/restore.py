@@ -18,14 +18,14 @@ from jengine.checkpoint.layout import (
     locate_checkpoint,
     read_meta,
 )
-from jengine.checkpoint.report import LoadReport, compare
-from jengine.checkpoint.rules import list_prefixes
+from jengine.checkpoint.report import LoadReport, compare, list_prefixes
 from jengine.config.annotations import checked
 from jengine.config.errors import CheckpointMismatchError, UnknownNameError, closest
 from jengine.config.paths import flatten
 from jengine.config.storage import list_files, storage_path
 
 _MAX_RATIO = 1000  # bytes of arrays for each byte of their files
+_ADVICE = "strict=False keeps the model's own values where nothing fits."
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,15 +139,7 @@ def restore_verified(
 ) -> tuple[Any, dict[str, Any]]:
     """Restore a checkpoint that `find_checkpoint` has already verified; see `restore`."""
     directory = storage_path("path", path)
-    expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
-    items = set(map(str, target))  # whole segments
-    ignored = tuple(f"{prefix}." for prefix in ignore)
-    stored = {
-        name: leaf
-        for name, leaf in list_arrays(directory).items()
-        if name.partition(".")[0] in items and not f"{name}.".startswith(ignored)
-    }
-    report = compare(stored, expected, rename=rename, cast=cast)
+    expected, report = _compare_items(directory, target, rename, ignore, cast)
     if not report.fits:
         some_fit = any(name.startswith("params.") for name in report.matched)
         new_run = (
@@ -170,6 +162,44 @@ def restore_verified(
     return _read_matched(directory, target, expected, report), read_meta(directory, states=True)
 
 
+def load_items(
+    path: str | os.PathLike[str],
+    target: Mapping[str, Any],
+    *,
+    moved: Mapping[str, str],
+    strict: bool,
+) -> tuple[Any, LoadReport]:
+    """Load the items of `target` from a verified checkpoint; those in `moved` are at other paths.
+
+    Raises:
+      CheckpointMismatchError: `strict`, and something does not match; nothing was read.
+    """
+    directory = storage_path("path", path)
+    rename = [(stored, item) for item, stored in moved.items()]
+    expected, report = _compare_items(directory, target, rename, list(moved), cast=True)
+    if strict and not report.fits:
+        raise CheckpointMismatchError(str(directory), report, _ADVICE)
+    return _read_matched(directory, target, expected, report), report
+
+
+def _compare_items(
+    directory: PurePath,
+    target: Mapping[str, Any],
+    rename: Sequence[tuple[str, str]],
+    ignore: Sequence[str],
+    cast: bool,
+) -> tuple[dict[str, jax.ShapeDtypeStruct], LoadReport]:
+    expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
+    wanted = tuple(f"{prefix}." for prefix in (*target, *(old for old, _ in rename)))
+    ignored = tuple(f"{prefix}." for prefix in ignore)
+    stored = {
+        name: leaf
+        for name, leaf in list_arrays(directory).items()
+        if f"{name}.".startswith(wanted) and not f"{name}.".startswith(ignored)
+    }
+    return expected, compare(stored, expected, rename=rename, cast=cast)
+
+
 @checked
 def load_params(
     path: str | os.PathLike[str],
@@ -187,7 +217,7 @@ def load_params(
       target: the model parameters as a pytree of arrays; stored ones may be ShapeDtypeStructs.
       strict: False keeps the target's value if the checkpoint has none or one with another shape,
         and ignores stored parameters that the target does not have; the report lists them.
-      rename: (old, new) prefixes, as for `load_pretrained`.
+      rename: (stored, target) path prefixes in whole segments; the first match is applied.
       item: the dotted path to the parameters: `params`, `model_state`, or
         `hook_state.EMAHook.params`, the raw parameters if averages were saved as `params`.
       checksums: whether to verify the file checksums first.
@@ -206,12 +236,8 @@ def load_params(
     # Compared by names and shapes before a byte is read: an error costs no time, whatever the size.
     report = compare(stored, expected, rename=rename, cast=True)
     if not report.fits and strict:
-        raise CheckpointMismatchError(
-            str(directory),
-            report,
-            "rename=[(old, new)] replaces path prefixes; strict=False keeps the model's own "
-            "values where nothing fits.",
-        )
+        advice = f"rename=[(old, new)] replaces path prefixes; {_ADVICE}"
+        raise CheckpointMismatchError(str(directory), report, advice)
     return _read_matched(directory, target, expected, report, f"{item}."), report
 
 

@@ -1,111 +1,99 @@
 """Where a run starts: the Runner's arguments `load_from` and `resume`."""
 
 import dataclasses
+import functools
 import os
+import reprlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jengine.checkpoint.array_rules import RuleLike, load_rules, parse_rules
-from jengine.checkpoint.layout import find_checkpoint, find_latest
+from jengine.checkpoint.layout import find_checkpoint, find_latest, read_meta
 from jengine.checkpoint.manifest import read_manifest
-from jengine.checkpoint.weights import describe_formats, is_pytree_of_arrays, locate_weights
+from jengine.checkpoint.report import LoadReport
+from jengine.checkpoint.restore import list_arrays, load_items
 from jengine.config.errors import ConfigError, config_path
-from jengine.config.plugins import load_each, provided
+from jengine.config.plugins import load_each
 from jengine.config.registry import check_arguments
 from jengine.config.storage import storage_path
 from jengine.parallel.processes import ProcessGroup
 
 
+class Weights(NamedTuple):
+    """Weights that were opened to start a run, before any array is read."""
+
+    label: str  # where they are, for messages
+    names: Iterable[str]  # dotted paths of the arrays
+    meta: Mapping[str, Any]  # of a checkpoint
+    # takes `params` and `model_state` by item, and returns them with the weights
+    load: Callable[[Mapping[str, Any]], tuple[Any, LoadReport]]
+    # takes the runner, which has the weights, and the report
+    finish: Callable[[Any, LoadReport], None] = lambda *_: None
+
+
 @dataclasses.dataclass(frozen=True)
 class LoadFrom:
-    """Weights that a run starts from; see `jengine.checkpoint.load_pretrained`.
+    """Checkpoint whose weights a run starts from; extras read other weights, in "starts".
 
     Attributes:
-      path: where the weights are, or an object in memory: a pytree of arrays, an `nnx.State` or an
-        `nnx.Module`.
-      rename: `(old, new)` prefixes of parameter paths, for a model with other names; or `(old, new,
-        options)` with functions on the arrays; or the name of rules that an extra has.
+      path: the checkpoint.
       strict: False keeps the model's own values where there are no matching ones.
       raw: True loads the raw parameters from a run that saved averages.
-      exclude: paths of parameters that keep the initial values.
-      interpolate: paths of position embeddings that are resized to the model's grid.
-      interpolation: how they are resized.
-      item: dotted path to the weights in a tree, if it is not that of the parameters.
-      optimizer: True continues another loop's training: also loads the optimizer state and the step
-        that are stored next to the weights.
-      structure: for an `.eqx` file that has more than the parameters: a function without arguments,
-        or an import path, that returns a pytree like the one that was saved.
     """
 
-    path: Any
-    rename: Sequence[RuleLike] | str = ()
+    path: str
     strict: bool = True
     raw: bool = False
-    exclude: Sequence[str] = ()
-    interpolate: Sequence[str] = ()
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    item: str | None = None
-    optimizer: bool = False
-    structure: Callable[[], Any] | str | None = None
 
-    def make_structure(self, params: Any) -> Any:
-        """Return the pytree that an `.eqx` file was written from, with any values."""
-        from jengine.config.modules import import_attribute
-
-        make = (
-            import_attribute(self.structure) if isinstance(self.structure, str) else self.structure
-        )
-        return params if make is None else make()
-
-    @property
-    def rules(self) -> dict[str, Any]:
-        """The arguments of `load_pretrained` that say where each array goes."""
-        names = ("rename", "strict", "exclude", "interpolate", "interpolation", "item")
-        return {name: getattr(self, name) for name in names}
+    def open(self, params: Any, *, evaluated: bool) -> Weights:
+        """Open the weights, for a model with these `params`; with `evaluated` those that the
+        checkpoint's run has validated.
+        """
+        meta = read_meta(self.path)
+        moved = meta.get("exchanged" if self.raw else "evaluated" if evaluated else "", {})
+        load = functools.partial(load_items, self.path, moved=moved, strict=self.strict)
+        return Weights(self.path, list_arrays(self.path), meta, load)
 
 
 def parse_load_from(load_from: Any, processes: ProcessGroup) -> LoadFrom | None:
-    """Return the weights to start from; all processes verify that they exist.
+    """Return the weights to start from, which all processes verify now, before anything is built.
 
     Raises:
-      FileNotFoundError: nothing is at the path. CorruptCheckpointError: a checkpoint is damaged.
-        ValueError: a file in another format. TypeError: neither a path nor a pytree of arrays, or
-        an unknown field.
+      FileNotFoundError, CorruptCheckpointError: there is no checkpoint, or it is damaged.
+      ConfigError, TypeError: something else, and no extra reads it.
     """
     if load_from is None:
         return None
     with config_path("load_from"):
-        options = dict(load_from.items()) if _is_options(load_from) else {"path": load_from}
-        if "path" in options:
-            path = options["path"]
-            if isinstance(path, str | os.PathLike):
-                # Verified now, before anything is built
-                options["path"] = locate_weights(path, checksums=True, processes=processes)
-            elif not is_pytree_of_arrays(path):
-                raise TypeError(f"`load_from` must be {describe_formats()}; got {path!r}")
-        check_arguments(LoadFrom, options)
-        # A wrong rule is found before the model is built
-        if isinstance(rules := options.get("rename", ()), str):
-            load_rules(rules)
-        else:
-            parse_rules(rules)
-        if options.get("optimizer") and not provided("continue"):
+        for parse in load_each("starts"):
+            if (start := parse(load_from, processes)) is not None:
+                return start
+        options = dict(load_from) if hasattr(load_from, "items") else {"path": load_from}
+        path = options.pop("path", None)
+        if not isinstance(path, str | os.PathLike) or not options.keys() <= {"strict", "raw"}:
             raise ConfigError(
-                "`optimizer` must be False without an extra that reads other loops' optimizers"
+                "`load_from` must be a checkpoint or dict(path=, strict=, raw=) without an extra "
+                f"for other weights, got {reprlib.repr(load_from)}"
             )
-        return LoadFrom(**options)
+        check_arguments(LoadFrom, {"path": os.fspath(path), **options})
+        try:
+            path = find_checkpoint(path, checksums=True, processes=processes)
+        except FileNotFoundError as error:
+            error.add_note("Weights in other formats need an extra that reads them.")
+            raise
+        return LoadFrom(path, **options)
 
 
 def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
     """Return the config without `load_from` if that is an object in memory, and warn about it."""
     load_from: Any = cfg.get("load_from")
-    weights = load_from["path"] if _is_options(load_from) and "path" in load_from else load_from
+    is_options = hasattr(load_from, "items") and "path" in load_from
+    weights = load_from["path"] if is_options else load_from
     # Paths can be written into config.py; arrays in memory cannot, and a file of megabytes would
     # help nobody.
-    if weights is None or isinstance(weights, str | os.PathLike) or _is_options(weights):
+    if weights is None or isinstance(weights, str | os.PathLike):
         return cfg
     warnings.warn(
         "`load_from` must be a path to be written to a config file, got an object in memory: "
@@ -116,15 +104,12 @@ def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in cfg.items() if name != "load_from"}
 
 
-def _is_options(load_from: Any) -> bool:
-    """Return whether `load_from` is a dict with options, not a pytree of arrays."""
-    return hasattr(load_from, "items") and (
-        "path" in load_from or not is_pytree_of_arrays(load_from)
-    )
-
-
 def find_checkpoint_to_resume(
-    processes: ProcessGroup, work_dir: str, load_from: object, resume: bool | str | os.PathLike[str]
+    processes: ProcessGroup,
+    work_dir: str,
+    load_from: object,
+    start: LoadFrom | None,
+    resume: bool | str | os.PathLike[str],
 ) -> tuple[str | None, str]:
     """Return the checkpoint to continue from, if there is one, and a line for the log.
 
@@ -138,12 +123,10 @@ def find_checkpoint_to_resume(
     if resume is not True and resume not in ("must", "exact"):  # a path
         with config_path("resume"):
             return find_checkpoint(resume, **verification), ""
-    if isinstance(load_from, str | os.PathLike):
-        with config_path("load_from"):
-            path = locate_weights(load_from, **verification)
-        manifest = read_manifest(storage_path("load_from", path))
+    if isinstance(load_from, str | os.PathLike) and start is not None:
+        manifest = read_manifest(storage_path("load_from", start.path))
         if manifest is not None and manifest.iteration is not None:  # published weights have none
-            return path, (
+            return start.path, (
                 f"resume={resume!r} continues the run of load_from={os.fspath(load_from)!r}, as "
                 f"in MMEngine, and does so again at each start. resume={os.fspath(load_from)!r} "
                 "does the same. load_from=dict(path=...) loads only its weights, and continues "
@@ -157,10 +140,10 @@ def find_checkpoint_to_resume(
         raise ConfigError(
             f"`resume` must find a checkpoint in {work_dir} with resume='must', got none"
         )
-    start = "from scratch" if load_from is None else "from the weights of load_from"
+    origin = "from scratch" if load_from is None else "from the weights of load_from"
     return (
         newest,
-        "" if newest else f"There is nothing to resume in {work_dir}: the run starts {start}.",
+        "" if newest else f"There is nothing to resume in {work_dir}: the run starts {origin}.",
     )
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from jengine.config.annotations import parameters_of, takes_functions
-from jengine.config.closures import find_factory
 from jengine.config.construction import Unwritable, is_small_array
 from jengine.config.containers import ConfigLike, iter_nodes, resolve
 from jengine.config.errors import ConfigError
@@ -42,9 +41,9 @@ def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> 
 
     `load_config` reads an equal config from it, and imports the modules that define the user's
     classes. Classes and functions are written as dotted import paths, which every registry
-    resolves, a closure as the function that returns it with the arguments, and arrays of at most
-    1,000 numbers as they are. A value that cannot be written (a larger array, an object, another
-    function in a function) becomes a note of what it was, with a warning.
+    resolves, and arrays of at most 1,000 numbers as they are. A value that cannot be written (a
+    larger array, an object, a function in a function) becomes a note of what it was, with a
+    warning.
 
     Args:
       cfg: a dict or a ConfigDict.
@@ -362,16 +361,14 @@ class Writer:
 
 
 def simplify(value: Any) -> Any:
-    """Return the config of a `functools.partial` with keywords or a closure, a dtype's name;
-    anything else unchanged.
+    """Return the config of a `functools.partial` with keywords, a dtype's name; anything else
+    unchanged.
 
     >>> simplify(functools.partial(sorted, reverse=True)), simplify(np.float32)
     ({'type': <built-in function sorted>, 'reverse': True}, 'float32')
     """
     if isinstance(value, functools.partial) and not value.args and "type" not in value.keywords:
         return {"type": value.func, **value.keywords}
-    if isinstance(value, types.FunctionType) and "<locals>" in value.__qualname__:
-        return find_factory(value) or value
     is_dtype = isinstance(value, np.dtype) or (
         isinstance(value, type) and issubclass(value, np.generic)
     )

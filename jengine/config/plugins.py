@@ -17,12 +17,9 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "newer_checkpoints": {"find_newer_copy": "jengine.extras.cloud.local_copies"},
         "fitting_checkpoints": {"replace_unfit_copy": "jengine.extras.cloud.local_copies"},
         "explainers": {"add_place": "jengine.extras.diagnose.locate"},  # see `explain`
+        # Functions (load_from, processes) -> the `LoadFrom` to start from; None for another kind.
+        "starts": {"parse_start": "jengine.extras.weights.starts"},
         "readers": {"npz": "jengine.extras.weights.sources"},  # of weights, each a `WeightReader`
-        # Rules of `rename` by name: functions (stored names, parameters, settings) -> rules; other
-        # names and axis orders of parameters; and what continues another loop's training.
-        "rename": {"gpt2": "jengine.extras.weights.huggingface"},
-        "layouts": {"torch_layouts": "jengine.extras.weights.torch_layout"},
-        "continue": {"continue_other_loop": "jengine.extras.weights.optimizer_state"},
         # Functions (loader of another library) -> a `DataSource`, or None.
         "data_sources": {"find_library_source": "jengine.extras.augment.library_sources"},
         # Functions that make parameters of trees with modules of Equinox.
@@ -32,6 +29,12 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "shared_reads": {"read_shared": "jengine.extras.cloud.shared_reads"},
         "predict": {"Predictor": "jengine.extras.serving.predictor"},
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
+        # Functions (run, seconds by phase, iterations per second) -> rates by name, each a number
+        # and a text, and lines, for the report at the end of a run.
+        "end_report": {"report_time": "jengine.extras.report.goodput"},
+        # Functions (evaluator, predictions, batches) that raise ConfigError for wrong labels.
+        "label_checks": {"check_labels": "jengine.extras.diagnose.labels"},
+        "run_watches": {...},  # classes that act about every 10 seconds of training; see `RunWatch`
         "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},
         "notebook_progress": {"NotebookProgress": "jengine.extras.report.notebook"},
         "default_visualizer": {"LocalVisualizer": "jengine.extras.drawing.local_visualizer"},

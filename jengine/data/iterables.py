@@ -220,10 +220,9 @@ class IterableLoader:
         """Return the position after the last batch that was yielded.
 
         Returns:
-          `epoch`: the pass. `position` and `examples`: the batches and this process's examples that
-            were yielded in it.
-          For data with a state also `batch_size`; `state`; and `skip`, the elements that were read
-          after it.
+          `epoch`, the pass; `position` and `examples`, the batches and this process's examples that
+          were yielded in it; for data with a state also `batch_size`, `state`, and `skip`, the
+          elements that were read after it.
         """
         return self._current
 

@@ -2,7 +2,7 @@
 
 import collections
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +25,6 @@ from jengine.evaluation.metric import (
     example_mask,
 )
 from jengine.logging.console import current_logger
-from jengine.model.labels import find_wrong_labels
 
 
 class EvaluatorState(NamedTuple):
@@ -159,24 +158,6 @@ class Evaluator:
         """
         for metric in self.host_metrics:
             metric.gather(gather)
-
-    def check_labels(self, predictions: Predictions, batches: Iterable[Any]) -> None:
-        """Raise ConfigError if labels in `batches`, of NumPy arrays, are not classes, which makes a
-        metric NaN.
-
-        `predictions` may be `jax.ShapeDtypeStruct`s with the shapes of the predictions for a batch.
-        """
-        state = jax.eval_shape(self.init)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), predictions)
-
-        def update(batch: Batch) -> Any:  # the labels keep their values
-            return jax.eval_shape(
-                lambda state, predictions: self.update(state, predictions, batch), state, shapes
-            )
-
-        for batch in batches:
-            if (message := find_wrong_labels(update, batch)) is not None:
-                raise ConfigError(message)
 
     def evaluate(self, state: EvaluatorState, gather: Gather | None = None) -> dict[str, Any]:
         """Return the results of all metrics by name, with prefix; warn if predictions are not

@@ -21,11 +21,9 @@ class NonFiniteLossError(FloatingPointError, AssertionError):
 
     Attributes:
       iteration: the iteration that computed it; None if unknown.
-      checkpoint: path of the newest checkpoint from before it; None without one.
     """
 
     iteration: int | None = None
-    checkpoint: str | None = None
 
 
 class HookStateError(ConfigError):

@@ -33,21 +33,22 @@ class Hook:
     """Code that runs at fixed points of a run, in one of two ways or in both.
 
     * **Host stages** (`before_run` … `after_run`, MMEngine's names and arguments) are called by the
-    Runner in priority order, outside the compiled step. They can read metrics, files and the clock.
+      Runner in priority order, outside the compiled step. They can read metrics, files and the
+      clock.
     * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`, `traced_accumulate`) are
-    pure functions `context -> context` that are compiled into the step, in the same order. They
-    should keep values in the traced state (see `init_traced_state`): an attribute read inside a
-    trace is frozen at its first value.
+      pure functions `context -> context` that are compiled into the step, in the same order. They
+      should keep values in the traced state (see `init_traced_state`): an attribute read inside a
+      trace is frozen at its first value.
 
     With `steps_per_call=K` the Runner runs chunks of K steps in one call of the compiled step,
     where hooks allow it:
 
     * By default a hook acts at each step, which limits chunks to one step. `next_step` returns the
-    next step at which it acts; no chunk crosses that step.
+      next step at which it acts; no chunk crosses that step.
     * A hook whose iteration stages only set hyperparameters sets `runs_ahead`: they are called for
       each step of a chunk before the chunk runs, with `outputs=None`.
     * A hook that only reads metrics defines `after_train_chunk`, which is called once per chunk
-    instead of `after_train_iter`.
+      instead of `after_train_iter`.
 
     Attributes:
       priority: order among the hooks of a stage, unless overridden at registration.

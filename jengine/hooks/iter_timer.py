@@ -24,9 +24,8 @@ class IterTimerHook(Hook):
     The device works asynchronously, and the loop keeps a few steps in flight: a single `time` shows
     when a step was dispatched, and only the mean over a log interval is the true step time.
 
-    About every 10 seconds it also updates `run.json`, names the slowest of several processes in the
-    next log line, and starts a profile if `jengine profile WORK_DIR` or SIGUSR2 has requested one;
-    see `RunWatch`.
+    About every 10 seconds it also updates `run.json`, and names the slowest of several processes in
+    the next log line; see `RunWatch`.
 
     Args:
       block: wait for the outputs of each iteration before reading the clock: every `time` is exact,
@@ -58,12 +57,12 @@ class IterTimerHook(Hook):
         self._watch.start(runner)
 
     def after_train(self, runner: RunnerProtocol) -> None:
-        """End a profile that training did not finish."""
-        self._watch.end_trace(runner)
+        """End what extras do while training runs."""
+        self._watch.end(runner)
 
     def on_failure(self, runner: RunnerProtocol) -> None:
-        """End a profile that training did not finish."""
-        self._watch.end_trace(runner, failed=True)
+        """End what extras do while training runs."""
+        self._watch.end(runner, failed=True)
 
     def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         self._last_time = self._clock()

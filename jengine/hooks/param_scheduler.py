@@ -32,19 +32,24 @@ class ParamSchedulerHook(Hook):
         outputs: Outputs = None,
     ) -> None:
         """Step the schedulers that count iterations."""
-        self._step(runner, by_epoch=False, is_last=runner.iter + 1 >= runner.max_iters)
-
-    def after_train_epoch(self, runner: RunnerProtocol) -> None:
-        """Step the schedulers that count epochs."""
-        self._step(runner, by_epoch=True, is_last=runner.epoch + 1 >= runner.max_epochs)
-
-    def _step(self, runner: RunnerProtocol, *, by_epoch: bool, is_last: bool) -> None:
-        for scheduler in _list_schedulers(runner):
-            if scheduler.by_epoch is by_epoch:
+        schedulers = runner.param_schedulers
+        # The usual case needs no call: this runs in each iteration.
+        for scheduler in schedulers if type(schedulers) is list else _list_schedulers(runner):
+            if not scheduler.by_epoch:
                 try:
                     scheduler.step()
                 except ConfigError:  # an illegal value, which nothing uses after the last iteration
-                    if not is_last:
+                    if runner.iter + 1 < runner.max_iters:
+                        raise
+
+    def after_train_epoch(self, runner: RunnerProtocol) -> None:
+        """Step the schedulers that count epochs."""
+        for scheduler in _list_schedulers(runner):
+            if scheduler.by_epoch:
+                try:
+                    scheduler.step()
+                except ConfigError:
+                    if runner.epoch + 1 < runner.max_epochs:
                         raise
 
     def after_val_epoch(

@@ -88,12 +88,6 @@ class EvalLoopProtocol(Protocol):
     def run(self, names: Sequence[str] | None = None) -> dict[str, float]: ...
 
 
-class InterruptsProtocol(Protocol):
-    """Signals that the process received, as hooks see them."""
-
-    profile_requested: bool  # by SIGUSR2
-
-
 class FilesProtocol(Protocol):
     """Small files of a run: logs, scalars and reports."""
 
@@ -149,8 +143,6 @@ class RunnerProtocol(Progress, Protocol):
     def strategy(self) -> Strategy: ...  # places arrays on devices
 
     # --- Loops and data ---
-    @property
-    def interrupts(self) -> InterruptsProtocol: ...
     @property
     def train_loop(self) -> TrainLoopProtocol: ...
     @property

@@ -4,9 +4,6 @@ Hooks send scalars to the `MessageHub`, the `LogProcessor` makes lines of them, 
 passes them on to its backends. Imports `config`.
 """
 
-from typing import TYPE_CHECKING
-
-from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.logging.async_writer import AsyncWriter as AsyncWriter
 from jengine.logging.backend import BaseVisBackend as BaseVisBackend
 from jengine.logging.console import build_logger as build_logger
@@ -21,8 +18,6 @@ from jengine.logging.console import terminal as terminal
 from jengine.logging.console import terminal_handlers as terminal_handlers
 from jengine.logging.convert import Histogram as Histogram
 from jengine.logging.files import LocalVisBackend as LocalVisBackend
-from jengine.logging.goodput import Goodput as Goodput
-from jengine.logging.goodput import measure_goodput as measure_goodput
 from jengine.logging.history import HistoryBuffer as HistoryBuffer
 from jengine.logging.loss_watch import LossWatch as LossWatch
 from jengine.logging.message_hub import MessageHub as MessageHub
@@ -31,13 +26,3 @@ from jengine.logging.processor import LogProcessor as LogProcessor
 from jengine.logging.tables import format_table as format_table
 from jengine.logging.tables import shorten_rows as shorten_rows
 from jengine.logging.visualizer import Visualizer as Visualizer
-
-if TYPE_CHECKING:
-    from jengine.logging.tensorboard import TensorboardVisBackend as TensorboardVisBackend
-
-provides = {  # imported on use, as what extras provide
-    "VISBACKENDS": {
-        "TensorboardVisBackend": "jengine.logging.tensorboard",
-    },
-}
-__getattr__, __dir__ = _lazy_names(__name__, provides)

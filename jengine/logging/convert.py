@@ -4,14 +4,12 @@ import io
 import math
 import pathlib
 import types
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from jengine.config.errors import require_extra
-from jengine.logging.history import to_float
 
 _REAL_KINDS = "biufV"  # V: bfloat16 and other ml_dtypes
 
@@ -43,24 +41,6 @@ def histogram(values: ArrayLike, bins: int = 64) -> Histogram:
     return Histogram(counts.astype(np.int64), edges, mean, std)
 
 
-def to_number(value: Any) -> float | None:
-    """Return a number or a one-element array as a Python float; None for anything else."""
-    try:
-        return to_float(value)
-    except (TypeError, ValueError):
-        return None
-
-
-def to_numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers among the values of one step, without the step itself.
-
-    >>> to_numbers({"loss": np.float32(0.5), "note": "text", "step": 3})
-    {'loss': 0.5}
-    """
-    numbers = {name: to_number(value) for name, value in scalars.items() if name != "step"}
-    return {name: number for name, number in numbers.items() if number is not None}
-
-
 def to_pixels(image: np.ndarray) -> np.ndarray:
     """Return an image as most libraries expect it: a gray one as [H, W].
 
@@ -77,16 +57,6 @@ def to_pixels(image: np.ndarray) -> np.ndarray:
     check_image_shape(array)
     import_pillow("writing images")
     return array[..., 0] if array.shape[-1] == 1 else array
-
-
-def array_to_list(value: Any) -> Any:
-    """Convert an array to a list, or to a Python number if it has one element; return anything
-    else unchanged.
-    """
-    if not hasattr(value, "__array__"):
-        return value
-    array = np.asarray(value)
-    return array.item() if array.size == 1 else array.tolist()
 
 
 def check_image_shape(array: np.ndarray) -> None:

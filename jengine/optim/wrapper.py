@@ -153,10 +153,11 @@ class OptimWrapper:
         """The chain that the wrapper runs.
 
         `update(grads, state, params)` takes these optional extra arguments:
-          hyperparams: values by name that replace those in `state.hyperparams`, see
-            `OptimWrapper.hyperparams`.
-          is_last, weight: see `accumulate_gradients`.
-          value, grad, value_fn and others: for optimizers of optax that take them.
+
+        * hyperparams: values by name that replace those in `state.hyperparams`, see
+          `OptimWrapper.hyperparams`.
+        * is_last, weight: see `accumulate_gradients`.
+        * value, grad, value_fn and others: for optimizers of optax that take them.
         """
         return self._build_chain(max(self.counts.values))
 

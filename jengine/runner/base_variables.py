@@ -5,7 +5,6 @@ adapter.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from jengine.checkpoint.matching import ITEMS
 from jengine.config.paths import flatten, nest
 from jengine.model.model import FROZEN, Model
 from jengine.parallel.replica_axis import convert_replica_axis
@@ -35,7 +34,7 @@ def loadable_variables(
         return variables, lambda loaded: loaded  # with adapters, or the model has none
     fresh = convert_replica_axis(variables, replicas, None)  # adapters know no replicas
     base: Variables = dict(
-        zip(ITEMS, model.base_variables(fresh["params"], fresh["model_state"]), strict=True)
+        zip(variables, model.base_variables(fresh["params"], fresh["model_state"]), strict=True)
     )
     missing = set(model.adapter_paths) - names
     if missing:  # the weights are the network's own, without adapters
@@ -48,6 +47,8 @@ def loadable_variables(
         replaced = model.replace_base(
             fresh["params"], fresh["model_state"], single["params"], single["model_state"]
         )
-        return dict(convert_replica_axis(dict(zip(ITEMS, replaced, strict=True)), None, replicas))
+        return dict(
+            convert_replica_axis(dict(zip(variables, replaced, strict=True)), None, replicas)
+        )
 
     return dict(convert_replica_axis(base, None, replicas)), restore

@@ -16,7 +16,6 @@ from jengine.checkpoint.layout import read_meta
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.checkpoint.restore import list_arrays, restore_verified
 from jengine.checkpoint.start_from import LoadFrom
-from jengine.checkpoint.weights import open_weights
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
 from jengine.config.fingerprint import name_model_settings
@@ -311,10 +310,7 @@ def _add_missing_hook_states(
 
 
 def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
-    """Load the parameters and the model state from a checkpoint or other weights, and what
-    `LoadFrom` asks for.
-    """
-    from jengine.checkpoint.pretrained import load_pretrained
+    """Load the parameters and the model state from a checkpoint or other weights."""
     from jengine.parallel.replica_axis import convert_replica_axis
     from jengine.runner.base_variables import loadable_variables
 
@@ -322,42 +318,28 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
         source = dataclasses.replace(source, strict=False)
     # then use the weights that the checkpoint's run has validated
     is_evaluated = runner.train_loop is None
-    structure = source.make_structure(runner.state.params)
-    opened = open_weights(
-        source.path, raw=source.raw, evaluated=is_evaluated, verified=True, structure=structure
-    )
-    rest = dict(opened.meta)
+    weights = source.open(runner.state.params, evaluated=is_evaluated)
+    rest = dict(weights.meta)
     variables = {"params": runner.state.params, "model_state": runner.state.model_state}
     replicas = runner.strategy.replicas
-    names = [path.removeprefix("params.") for path in opened.structs]
+    names = [path.removeprefix("params.") for path in weights.names]
     initial, to_run = loadable_variables(get_model(runner.model), variables, replicas, names)
     conversion = replicas, rest.get("replicas")
     target = convert_replica_axis(initial, *conversion)
-    with _name_versions(opened.label, rest.get("meta", {})):
-        params, model_state, report = load_pretrained(
-            opened, target["params"], target["model_state"], **source.rules
-        )
-    loaded = convert_replica_axis(
-        {"params": params, "model_state": model_state}, *reversed(conversion)
-    )
+    with _name_versions(weights.label, rest.get("meta", {})):
+        loaded, report = weights.load(target)
+    loaded = convert_replica_axis(loaded, *reversed(conversion))
     bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), variables), **rest}
     _call_after_load(runner, bundle)
-    weights = {item: bundle["state"][item] for item in initial}
+    values = {item: bundle["state"][item] for item in initial}
     # Hook states derived from the weights, such as averages, start from the loaded weights
-    states = init_hook_states(runner, runner.state.hook_state, **weights)
-    runner.state = runner.state.replace(**weights, hook_state=states)
+    states = init_hook_states(runner, runner.state.hook_state, **values)
+    runner.state = runner.state.replace(**values, hook_state=states)
     is_raw = source.raw or (is_evaluated and "evaluated" in rest)
     averaged = "averaged " if "exchanged" in rest and not is_raw else ""
-    runner.logger.info(f"Loaded the {averaged}weights of {opened.label}:\n{report.summary()}")
-    if differences := opened.find_differences(get_model(runner.model)):
-        runner.logger.warning(
-            f"The model computes something else than that of {opened.label}: "
-            f"{'; '.join(differences)}."
-        )
+    runner.logger.info(f"Loaded the {averaged}weights of {weights.label}:\n{report.summary()}")
     if not report.fits:
         runner.logger.warning(
-            f"Not all parameters were loaded from {opened.label} (strict=False): {report}"
+            f"Not all parameters were loaded from {weights.label} (strict=False): {report}"
         )
-    if source.optimizer and runner.train_loop is not None:
-        for continue_loop in load_each("continue"):
-            continue_loop(runner, source, opened, report.matched)
+    weights.finish(runner, report)

@@ -1,17 +1,12 @@
-"""Report at the end of a run: the validation table, the time by phase, the speed, and the file
-paths.
-"""
+"""Report at the end of a run: the validation table, the speed, and the file paths."""
 
 import os
 import signal
-from collections.abc import Mapping
-from typing import Any
 
 from jengine.checkpoint.layout import CorruptCheckpointError, find_latest, read_meta, read_pointer
+from jengine.config.plugins import load_each
 from jengine.config.storage import StorageError, storage_path
 from jengine.evaluation.table import format_validations
-from jengine.hooks.run_record import read_sessions, update_record
-from jengine.logging.goodput import Goodput, measure_goodput
 from jengine.runner.failures import (
     is_consistent,
     list_directories,
@@ -20,28 +15,21 @@ from jengine.runner.failures import (
     wait_for_device,
 )
 from jengine.runner.runner_protocol import RunnerInternals
-from jengine.train.peak_flops import compute_utilisation
-from jengine.train.speed import format_speed
 
 # without compiling, validation, checkpoints and setup
 _TRAINING_PHASES = ("input", "hooks", "step", "logging")
 
 
 def log_summary(runner: RunnerInternals) -> None:
-    """Log the validations, the time by phase and the file paths after training; the hub gets the
-    time as well.
+    """Log the validations, the speed and the file paths after training; the hub gets the time by
+    phase and the speed as well.
     """
     _finish(runner)
     recreate_work_dir(runner)
-    scalars = measure_speed(runner)
-    goodput = _measure_goodput(runner)
-    if runner.iters_this_session and goodput.sessions:
-        scalars["speed/goodput"] = goodput.share
-        scalars["speed/lost_iterations"] = float(goodput.lost_iterations)
-        scalars["speed/lost_seconds"] = goodput.lost_seconds
+    scalars, lines = measure_speed(runner)
     runner.message_hub.update_scalars(scalars, resumed=False)
     runner.visualizer.add_scalars(scalars, step=runner.iter, file_path=f"{runner.timestamp}.json")
-    _log_summary(runner, "Training is done.", scalars, goodput)
+    _log_summary(runner, "Training is done.", lines)
 
 
 def log_interruption(runner: RunnerInternals) -> None:
@@ -55,9 +43,7 @@ def log_interruption(runner: RunnerInternals) -> None:
         _finish(runner)
     if runner.is_main_process:  # the others would only look for the checkpoints, and log nothing
         # The hub does not get the time: a resumed run will record the total
-        _log_summary(
-            runner, _describe_interruption(runner), measure_speed(runner), _measure_goodput(runner)
-        )
+        _log_summary(runner, _describe_interruption(runner), measure_speed(runner)[1])
 
 
 def _finish(runner: RunnerInternals) -> None:
@@ -69,15 +55,8 @@ def _finish(runner: RunnerInternals) -> None:
         runner.log_writer.flush()
 
 
-def _measure_goodput(runner: RunnerInternals) -> Goodput:
-    update_record(runner)
-    return measure_goodput(read_sessions(runner))
-
-
-def _log_summary(
-    runner: RunnerInternals, headline: str, scalars: Mapping[str, float], goodput: Goodput
-) -> None:
-    parts = [headline, format_speed(scalars, goodput), list_files(runner)]
+def _log_summary(runner: RunnerInternals, headline: str, speed: list[str]) -> None:
+    parts = [headline, *speed, list_files(runner)]
     if runner.validations:
         monitored = [
             (name, rule) for hook in runner.hooks for _, name, rule in hook.monitored_metrics()
@@ -133,31 +112,32 @@ def list_files(runner: RunnerInternals) -> str:
     return "\n".join(lines)
 
 
-def measure_speed(runner: RunnerInternals) -> dict[str, float]:
-    """Return the time by phase and the speed, as scalars.
+def measure_speed(runner: RunnerInternals) -> tuple[dict[str, float], list[str]]:
+    """Return the time by phase and the speed: scalars, and lines for the log.
 
     Returns:
       'seconds/<phase>' for each phase, which add up to the time since training began; and, over the
-      training time only, 'speed/iterations_per_second', and as far as they are known
-      'speed/examples_per_second', 'speed/flops_per_second' over all devices and
-      'speed/model_flops_utilisation'.
+      training time only, 'speed/iterations_per_second', 'speed/examples_per_second' if it is known,
+      and what extras add.
     """
     seconds = runner.phase_timer.report()
-    scalars = {f"seconds/{phase}": duration for phase, duration in seconds.items()}
     training = sum(seconds.get(phase, 0.0) for phase in _TRAINING_PHASES)
-    if runner.iters_this_session == 0 or training == 0.0:
-        return scalars
-    speed = runner.iters_this_session / training
-    scalars["speed/iterations_per_second"] = speed
-    if batch_size := runner.train_dataloader.batch_size:
-        count = runner.train_loop.batches_per_iteration
-        count *= runner.strategy.data_shard.for_axis(runner.train_dataloader.batch_axis).count
-        scalars["speed/examples_per_second"] = speed * batch_size * count
-    flops = runner.programs.flops()
-    if flops:
-        scalars["speed/flops_per_second"] = speed * sum(flops.values())
-    devices: set[Any] = runner.state.step.sharding.device_set
-    kind = next(iter(devices)).device_kind
-    if (share := compute_utilisation(flops, 1.0 / speed, kind, len(devices))) is not None:
-        scalars["speed/model_flops_utilisation"] = share
-    return scalars
+    speed = runner.iters_this_session / training if training else 0.0
+    rates = {}
+    if speed:
+        rates["iterations_per_second"] = (speed, f"{speed:,.1f} iterations/s")
+        if batch_size := runner.train_dataloader.batch_size:
+            count = runner.train_loop.batches_per_iteration
+            count *= runner.strategy.data_shard.for_axis(runner.train_dataloader.batch_axis).count
+            examples = speed * batch_size * count
+            rates["examples_per_second"] = (examples, f"{examples:,.0f} examples/s")
+    lines = []
+    for report in load_each("end_report"):
+        more, text = report(runner, seconds, speed)
+        rates |= more
+        lines += text
+    if rates:
+        texts = ", ".join(text for _, text in rates.values() if text)
+        lines.append(f"{texts}, without compiling, validation and checkpoints")
+    scalars = {f"seconds/{phase}": duration for phase, duration in seconds.items()}
+    return scalars | {f"speed/{name}": value for name, (value, _) in rates.items()}, lines

@@ -15,6 +15,7 @@ import optax
 from jengine.config.annotations import Count
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explain
+from jengine.config.plugins import load_each
 from jengine.config.registry import LOOPS
 from jengine.data.batch_check import Batch, BatchCheck
 from jengine.data.batch_stream import prefetch_to_device
@@ -300,7 +301,8 @@ class Evaluation:
         """
         metrics = jax.eval_shape(self.evaluator.init)
         _, predictions = self.trace(params, model_state, metrics, self._put(batch)).out_info
-        self.evaluator.check_labels(predictions, [batch])
+        for check_labels in load_each("label_checks"):
+            check_labels(self.evaluator, predictions, [batch])
 
     def _get_program(self, batch: Batch) -> EvalProgram:
         if self.program is None:
@@ -339,11 +341,11 @@ class Evaluation:
         has_nan = any(isinstance(value, float) and math.isnan(value) for value in results.values())
         if has_nan and not self._has_checked_labels:  # once: the next evaluation has the same data
             self._has_checked_labels = True
-            loader.set_epoch(0)
             with whole_batches(loader.batch_axis is None):
-                self.evaluator.check_labels(
-                    predictions, map(select_arrays, itertools.islice(loader, self._counted))
-                )
+                for check_labels in load_each("label_checks"):
+                    loader.set_epoch(0)
+                    again = map(select_arrays, itertools.islice(loader, self._counted))
+                    check_labels(self.evaluator, predictions, again)
         return results
 
     def _call(self, *args: PyTree) -> Any:

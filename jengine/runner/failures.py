@@ -18,13 +18,10 @@ from collections.abc import Callable, Iterator
 import jax
 
 from jengine.checkpoint.arrays import ignore_closed_event_loops
-from jengine.checkpoint.checkpointer import CheckpointSaveError
-from jengine.checkpoint.layout import find_manifests
 from jengine.checkpoint.lock_holder import WorkDirLockedError
 from jengine.config.dump import write_config
 from jengine.config.errors import read_seconds
 from jengine.config.explain import explain
-from jengine.config.storage import storage_path
 from jengine.hooks.checks import NonFiniteLossError
 from jengine.logging.console import log_error, open_log_file
 from jengine.parallel.strategy import is_pending
@@ -74,46 +71,12 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
             f"The loss of iteration {iteration}, counted from 0, is {value}; training continues."
         )
         return
-    before, later = _find_checkpoints(runner, iteration)
-    newest = (
-        f"The newest checkpoint from before it is {before}."
-        if before
-        else "No checkpoint is from before it."
-    )
-    if later:
-        newest += f" Do not resume from {later}, which was saved after it."
-    elif not before:
-        newest = "No checkpoint was saved, since its parameters could not be trusted."
     error = NonFiniteLossError(
         f"the loss of iteration {iteration}, counted from 0, is {value} (noticed at iteration "
-        f"{loop.iter}). {newest}"
+        f"{loop.iter})"
     )
     error.iteration = iteration
-    error.checkpoint = before
     raise error
-
-
-def _find_checkpoints(runner: RunnerInternals, iteration: int) -> tuple[str | None, ...]:
-    """Return this run's newest checkpoints from before and after the step of `iteration`."""
-    if runner.processes.count == 1:  # several would have to wait together
-        with contextlib.suppress(CheckpointSaveError):
-            runner.checkpointer.wait()
-    directories = [storage_path("path", directory) for directory in list_directories(runner)]
-    manifests = {
-        path: manifest
-        for found in map(find_manifests, directories)
-        for path, manifest in found.items()
-    }
-    # The step that starts from a checkpoint, and computes the first loss with it, has the
-    # checkpoint's number
-    found = [
-        (manifest.iteration, manifest.is_latest, str(path))
-        for path, manifest in manifests.items()
-        if manifest is not None and manifest.is_complete and manifest.run == runner.run_id
-        if manifest.iteration is not None
-    ]
-    parts = [x for x in found if x[0] < iteration], [x for x in found if x[0] >= iteration]
-    return tuple(max(part)[2] if part else None for part in parts)
 
 
 def list_directories(runner: RunnerInternals) -> list[str]:

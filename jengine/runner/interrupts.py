@@ -22,7 +22,6 @@ from jengine.parallel.processes import ProcessGroup
 _VARIABLE = "JENGINE_STOP_SIGNALS"
 # Schedulers end a job with SIGTERM or SIGUSR1 (`sbatch --signal`), a lost terminal with SIGHUP
 _DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGUSR1"
-_PROFILE = "SIGUSR2"  # Windows has none
 _ALWAYS_REPLACED = (signal.SIGTERM, signal.SIGINT)
 _UNCATCHABLE = ("SIGKILL", "SIGSTOP")
 _AFTER = 30.0  # seconds until a wait takes long
@@ -52,14 +51,12 @@ class Interrupts:
     off.
 
     The environment variable `JENGINE_STOP_SIGNALS` names the signals; SIGTERM, SIGINT, SIGHUP and
-    SIGUSR1 by default. SIGUSR2, unless it is one of them, requests a profile instead. With several
-    processes SIGTERM belongs to JAX's preemption service, which agrees on the iteration at which
-    all of them end; other signals are passed on to it as SIGTERM.
+    SIGUSR1 by default. With several processes SIGTERM belongs to JAX's preemption service, which
+    agrees on the iteration at which all of them end; other signals are passed on to it as SIGTERM.
 
     Attributes:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
-      profile_requested: whether SIGUSR2 was received; who starts the profile sets it to False.
       reason: what asked the run to end, if that is no signal: a setting with its value.
       wait: the data that the loop waits for, since when, and in which thread; None while it does
         not wait.
@@ -71,7 +68,6 @@ class Interrupts:
     def __init__(self, processes: ProcessGroup) -> None:
         self.signum: int | None = None
         self.agreed = False
-        self.profile_requested = False
         self.reason = ""
         self.wait: tuple[WaitedLoader, float, int] | None = None
         self._processes = processes
@@ -108,13 +104,6 @@ class Interrupts:
             self._previous_handlers = {
                 signum: signal.signal(signum, self._record) for signum in free - {of_jax}
             }
-            profile = signal.Signals.__members__.get(_PROFILE)
-            if (
-                profile
-                and profile not in self._signals
-                and signal.getsignal(profile) is signal.SIG_DFL
-            ):
-                self._previous_handlers[profile] = signal.signal(profile, self._request_profile)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -129,9 +118,6 @@ class Interrupts:
             os.kill(os.getpid(), signal.SIGTERM)  # the only signal that JAX's service handles
         elif self.wait is not None:
             self.check()
-
-    def _request_profile(self, signum: int, frame: FrameType | None) -> None:
-        self.profile_requested = True
 
     def stop(self, reason: str) -> None:
         """End the run as after SIGTERM; with several processes, one of them calls this for all.

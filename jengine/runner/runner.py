@@ -98,9 +98,8 @@ class Runner:
         several evaluations for all of them, or by name.
       default_hooks: changes to the six default hooks, by name; None removes one.
       custom_hooks: further hooks: a list, or one.
-      load_from: the initial weights: a path to a checkpoint or to pretrained weights, a pytree of
-        arrays, an `nnx.Module`, or a dict with the fields of `LoadFrom`: `path` (any of these),
-        `rename=[(old, new), ...]`, ...
+      load_from: the initial weights: a path to a checkpoint, or a dict with the fields of
+        `LoadFrom`; the extra for other weights adds files, arrays in memory and rules.
       resume: a path continues from that checkpoint. True continues from `load_from` if that is a
         checkpoint's path, else from the newest one in `work_dir` if there is one; with 'must',
         nothing to resume is an error. 'exact' is True, and anything that differs from the

@@ -10,7 +10,6 @@ import fsspec
 import numpy as np
 import pytest
 
-from jengine.checkpoint import load_pretrained
 from jengine.config import format_config, load_config, resolve
 from jengine.config.downloads import apply_backend_args, local_copy
 from jengine.config.errors import ConfigError
@@ -18,6 +17,7 @@ from jengine.config.storage import StorageError, get_filesystem, read_bytes, wri
 from jengine.extras.augment import BaseDataset
 from jengine.extras.language import TokenWindows
 from jengine.extras.serving.dump import write_arrays
+from jengine.extras.weights import load_pretrained
 
 CONFIG_AT_URL = "def get_config():\n    return dict(work_dir='from the web')\n"
 GET_CONFIG = "import helper\ndef get_config(name='a'):\n    return dict(model=helper.NAME, work_dir=name)\n"

@@ -19,7 +19,6 @@ from flax import nnx
 
 import jengine
 from jengine import Runner, checkpoint, config
-from jengine.checkpoint.array_rules import parse_rules
 from jengine.cli.main import build_parser
 from jengine.config import (
     DATASETS,
@@ -38,6 +37,8 @@ from jengine.evaluation import build_evaluator
 from jengine.evaluation.sections import split_dataloaders
 from jengine.extras.networks import SmallCNN
 from jengine.extras.report.run_table import read_table
+from jengine.extras.weights import export_params
+from jengine.extras.weights.array_rules import parse_rules
 from jengine.logging import MessageHub
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel
 from jengine.optim import build_optim_wrapper
@@ -394,9 +395,9 @@ def test_notebooks_page(run_page, trained):
 
 def test_pretrained_page(run_page, trained, tmp_path):
     params = dict(trained.state.params)
-    checkpoint.export_params(params, tmp_path / "vit.safetensors")
+    export_params(params, tmp_path / "vit.safetensors")
     shutil.copytree(PRETRAINED / "llama", tmp_path / "weights" / "Llama-3.2-1B")
-    names = run_page("pretrained.md", dict(params=params), {"from jengine import checkpoint": dict(rename=[])})
+    names = run_page("pretrained.md", dict(params=params), {"from jengine.extras import weights": dict(rename=[])})
     assert names["load_from"] == dict(path="old_run/state", item="model", optimizer=True)
     assert class_names([MODELS.build(names["model"])]) == ["LinenModel"]
     rules, timm = blocks_of("pretrained.md", "python")[1:3]

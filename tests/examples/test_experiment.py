@@ -33,5 +33,5 @@ def test_an_experiment_ends_with_a_table_and_the_exported_best_model(tmp_path, c
     train_again(second)
 
 
-def test_the_experiment_has_at_most_80_lines():
-    assert len((ROOT / "examples" / "experiment.py").read_text().splitlines()) <= 80
+def test_the_experiment_has_at_most_90_lines():
+    assert len((ROOT / "examples" / "experiment.py").read_text().splitlines()) <= 90

@@ -1,6 +1,7 @@
 """Every hook is used in an example, a config or a recipe in docs/ that the tests run, and works on real data there."""
 
 import ast
+import importlib
 import importlib.util
 import json
 import math
@@ -14,7 +15,7 @@ import pytest
 from jengine import Runner, hooks, load_config
 from jengine.checkpoint import list_checkpoints, load
 from jengine.config import resolve
-from jengine.extras import imix, segmentation, selfsup
+from jengine.config.plugins import list_extras
 from jengine.hooks.hook_list import DEFAULT_HOOKS
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -31,11 +32,12 @@ def load_example(name):
 
 def exported_hooks():
     """Return the names of all public hooks, and of iMIX's writers."""
+    extras = [importlib.import_module(f"jengine.extras.{extra}") for extra in list_extras()]
     names = {
         name
-        for package in (hooks, imix, segmentation, selfsup)
+        for package in (hooks, *extras)
         for name in dir(package)
-        if _is_hook(getattr(package, name))
+        if _is_hook(getattr(package, name, None)) and getattr(package, name).__name__ == name
     }
     return (names | WRITERS) - BASES
 

@@ -10,7 +10,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from jengine.config import VISBACKENDS, VISUALIZERS, load_config, resolve
-from jengine.logging import BaseVisBackend, LocalVisBackend, TensorboardVisBackend, Visualizer
+from jengine.extras.trackers import TensorboardVisBackend
+from jengine.logging import BaseVisBackend, LocalVisBackend, Visualizer
 
 
 class Recorder(BaseVisBackend):

@@ -65,8 +65,8 @@ def test_replicas_exchange_gradients_only_in_updates_and_then_once(make_run):
     assert step_collectives(runner, runner.programs.accumulate) == [Collective("all-reduce", 1, 4)]  # the loss
     [update] = step_collectives(runner, runner.programs.update)
     leaves = jax.tree.leaves(runner.state.params)
-    # XLA combines all gradients and the loss into one
-    assert update == Collective("all-reduce", len(leaves) + 1, sum(leaf.nbytes for leaf in leaves) + 4)
+    # XLA combines all gradients, the loss and the number of examples that they count for into one
+    assert update == Collective("all-reduce", len(leaves) + 2, sum(leaf.nbytes for leaf in leaves) + 8)
 
 
 @pytest.mark.parametrize("impl", IMPLS)

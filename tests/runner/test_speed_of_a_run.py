@@ -5,12 +5,13 @@ import re
 import jax
 import pytest
 
+from jengine.config import plugins
+from jengine.extras.plan import peak_flops
+from jengine.extras.report.goodput import format_time, measure_goodput
 from jengine.hooks import Hook
-from jengine.logging import PhaseTimer, measure_goodput
+from jengine.logging import PhaseTimer
 from jengine.parallel import DispatchLimiter
-from jengine.runner import end_report
 from jengine.runner.end_report import measure_speed
-from jengine.train.speed import format_speed
 
 # forward a product of (4, 2) and (2,), backward one of (2, 4) and (4,): 8 multiplications and 8 additions each
 FLOPS = 32
@@ -119,12 +120,12 @@ def test_utilisation_is_reported_for_devices_with_a_known_peak(make_runner, monk
         kinds.append((device_kind, devices))
         return FLOPS / seconds / 1000 if flops == {"float32": FLOPS} else None
 
-    monkeypatch.setattr(end_report, "compute_utilisation", compute_utilisation)
-    scalars = measure_speed(runner)
+    monkeypatch.setattr(peak_flops, "compute_utilisation", compute_utilisation)
+    scalars, lines = measure_speed(runner)
     assert kinds == [("cpu", 1)]
     share = scalars["speed/model_flops_utilisation"]
     assert share == pytest.approx(scalars["speed/flops_per_second"] / 1000)
-    assert f"{share:.1%} of the devices' peak, without compiling" in format_speed(scalars, measure_goodput([]))
+    assert f"{share:.1%} of the devices' peak, without compiling" in lines[-1]
 
 
 @pytest.mark.parametrize(
@@ -155,10 +156,20 @@ def test_a_run_with_pmap_reports_no_operations(make_runner):
 
 
 def test_large_rates_have_a_prefix():
-    scalars = {"seconds/step": 1.0, "speed/iterations_per_second": 2.0, "speed/flops_per_second": 1.25e12}
-    table = format_speed(scalars, measure_goodput([]))
-    assert "2.0 iterations/s, 1.2 TFLOP/s, without" in table
-    assert "| step | 1.00    | 100.0% |" in table
+    assert peak_flops.format_flops(1.25e12) == "1.2 TFLOP/s"
+
+
+def test_without_extras_the_report_has_the_speed_alone(make_runner, monkeypatch):
+    runner, _ = train_with_fake_clock(make_runner)
+    monkeypatch.setattr(plugins, "provided", lambda section: {})
+    scalars, (line,) = measure_speed(runner)
+    assert re.fullmatch(r"\S+ iterations/s, \S+ examples/s, without compiling, validation and checkpoints", line)
+    speeds = {name for name in scalars if name.startswith("speed/")}
+    assert speeds == {"speed/iterations_per_second", "speed/examples_per_second"}
+
+
+def test_the_table_has_the_share_of_each_part():
+    assert "| step | 1.00    | 100.0% |" in format_time({"step": 1.0}, measure_goodput([]))[0]
 
 
 def test_a_resumed_run_without_remaining_iterations_reports_only_its_time(make_runner):

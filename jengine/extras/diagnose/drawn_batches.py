@@ -232,9 +232,8 @@ def _describe_values(leaves: Sequence[np.ndarray]) -> str:
     if kind == "b":
         return f"{sum(int(leaf.sum()) for leaf in leaves) / size:.4g} of them True"
     if kind in "iu":
-        low = min(int(leaf.min()) for leaf in leaves)
-        high = max(int(leaf.max()) for leaf in leaves)
-        return f"{low} to {high}"
+        ends = [min(int(leaf.min()) for leaf in leaves), max(int(leaf.max()) for leaf in leaves)]
+        return f"{ends[0]} to {ends[1]}"
     if kind == "c":
         return f"magnitude {_describe_values([np.abs(leaf) for leaf in leaves])}"
     finite = [values for leaf in leaves if (values := leaf[np.isfinite(leaf)]).size]

@@ -28,6 +28,12 @@ provides = {
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
     },
+    "label_checks": {
+        "check_labels": "jengine.extras.diagnose.labels",
+    },
+    "run_watches": {
+        "ProfileRequests": "jengine.extras.diagnose.profile_requests",
+    },
     "names": {
         "Findings": "jengine.extras.diagnose.replay",
         "replay_step": "jengine.extras.diagnose.replay",

@@ -15,8 +15,8 @@ from jengine.config.annotations import Count, Index
 from jengine.config.errors import ConfigError, closest, config_path
 from jengine.config.registry import HOOKS, check_arguments
 from jengine.data.batch_check import Batch
+from jengine.extras.diagnose.profile_requests import TRACES, own_directory, view_command
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.run_watch import TRACES, own_directory, view_command
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.parallel.processes import get_processes
 

@@ -9,22 +9,27 @@ from typing import Any
 
 import jax
 
+from jengine.checkpoint.checkpointer import CheckpointSaveError
+from jengine.checkpoint.layout import find_manifests
 from jengine.config.annotations import parameters_of
 from jengine.config.registry import MODELS
+from jengine.config.storage import storage_path
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
+from jengine.extras.diagnose.labels import LABEL_SETTINGS, OUTPUT_SETTINGS, find_wrong_labels
 from jengine.extras.diagnose.locate import locate_sizes
 from jengine.hooks.checks import NonFiniteLossError
-from jengine.model.labels import LABEL_SETTINGS, OUTPUT_SETTINGS, find_wrong_labels
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.parallel.local_batch import process_local_batch
 from jengine.parallel.replica_axis import map_per_replica
+from jengine.runner.failures import list_directories
 
 PyTree = Any
 
 
-def name_wrong_labels(error: BaseException, context: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the labels of a step whose loss was not finite, or what else to do.
+def name_wrong_labels(error: BaseException, context: Mapping[str, Any]) -> list[str] | None:
+    """Return the checkpoint from before a loss that was not finite, and what is wrong with the
+    labels of the step, or what else to do.
 
     Explainer for the errors of the loss check and of the numerics guard.
     """
@@ -32,11 +37,47 @@ def name_wrong_labels(error: BaseException, context: Mapping[str, Any]) -> str |
     if run is None or "evaluation" in context or not isinstance(error, FloatingPointError):
         return None
     iteration = getattr(error, "iteration", None)
-    if labels := _search(run, run.iter if iteration is None else iteration):
-        return describe_labels(labels, run.cfg)
-    if isinstance(error, NonFiniteLossError) and iteration is not None:
-        return _describe_likely_cause(run, error)
-    return None
+    labels = _search(run, run.iter if iteration is None else iteration)
+    notes = [describe_labels(labels, run.cfg)] if labels else []
+    if not isinstance(error, NonFiniteLossError) or iteration is None:
+        return notes
+    before, later = _find_checkpoints(run, iteration)
+    return [
+        _describe_checkpoints(before, later),
+        *(notes or [_describe_likely_cause(run, iteration, before)]),
+    ]
+
+
+def _describe_checkpoints(before: str | None, later: str | None) -> str:
+    text = "No checkpoint is from before it."
+    if before:
+        text = f"The newest checkpoint from before it is {before}."
+    elif not later:
+        text = "No checkpoint was saved, since its parameters could not be trusted."
+    return f"{text} Do not resume from {later}, which was saved after it." if later else text
+
+
+def _find_checkpoints(run: Any, iteration: int) -> tuple[str | None, ...]:
+    """Return this run's newest checkpoints from before and after the step of `iteration`."""
+    if run.processes.count == 1:  # several would have to wait together
+        with contextlib.suppress(CheckpointSaveError):
+            run.checkpointer.wait()
+    directories = [storage_path("path", directory) for directory in list_directories(run)]
+    manifests = {
+        path: manifest
+        for found in map(find_manifests, directories)
+        for path, manifest in found.items()
+    }
+    # The step that starts from a checkpoint, and computes the first loss with it, has the
+    # checkpoint's number
+    found = [
+        (manifest.iteration, manifest.is_latest, str(path))
+        for path, manifest in manifests.items()
+        if manifest is not None and manifest.is_complete and manifest.run == run.run_id
+        if manifest.iteration is not None
+    ]
+    parts = [x for x in found if x[0] < iteration], [x for x in found if x[0] >= iteration]
+    return tuple(max(part)[2] if part else None for part in parts)
 
 
 def describe_labels(labels: str, cfg: Any) -> str:
@@ -113,7 +154,7 @@ def _check_batch(run: Any, batch: PyTree) -> str | None:
         return find_wrong_labels(compute_losses, batch)
 
 
-def _describe_likely_cause(run: Any, error: NonFiniteLossError) -> str:
+def _describe_likely_cause(run: Any, iteration: int, checkpoint: str | None) -> str:
     # With several groups, `base_lr` is the rate of none
     largest = max(
         (
@@ -134,7 +175,7 @@ def _describe_likely_cause(run: Any, error: NonFiniteLossError) -> str:
     cause = (
         f"Often the learning rate{rate} is too large: set a smaller "
         f"`optim_wrapper.optimizer.lr`{clip}"
-        if error.iteration
+        if iteration
         else "No update came before it: look for values that are not finite, or too large, in the "
         "first batch, and for a division, root or logarithm of zero in the model and its loss"
     )
@@ -143,7 +184,7 @@ def _describe_likely_cause(run: Any, error: NonFiniteLossError) -> str:
         "If that is not it, train with the numerics guard, which drops such steps, and after "
         "several in a row stores "
         "the batch and the state of one, for `jengine replay` to compute again:\n"
-        f"  {_add_guard(run.resume_command(error.checkpoint or ''))}"
+        f"  {_add_guard(run.resume_command(checkpoint or ''))}"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TextIO
 import jax
 import numpy as np
 
-from jengine.config.registry import Registry
+from jengine.config.registry import VISBACKENDS, Registry
 from jengine.extras.imix.log_buffer import Bins, Image, Result, to_uint8
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.history import HistoryBuffer
@@ -283,11 +283,8 @@ class TensorboardLoggerHook(LogBufferWriter):
         """Create the event file; TensorBoard discards earlier values for iterations that the run
         repeats.
         """
-        from jengine.logging.tensorboard import TensorboardVisBackend
-
-        self._backend = TensorboardVisBackend(
-            os.path.join(self.log_dir or trainer.local_dir, "runs")
-        )
+        backend = VISBACKENDS.get("TensorboardVisBackend")
+        self._backend = backend(os.path.join(self.log_dir or trainer.local_dir, "runs"))
         if trainer.iter > 0:
             # TensorBoard drops later events of the earlier run
             self._backend.load_state_dict({}, trainer.iter - 1)

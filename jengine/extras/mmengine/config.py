@@ -124,8 +124,7 @@ class Config(ConfigLevel):
         """Return a line for each value that only one of two configs, or config files, has.
 
         >>> print(Config.diff({"lr": 0.1, "seed": 0}, {"lr": 0.2, "seed": 0}))
-        - lr = 0.1
-        + lr = 0.2
+        - lr = 0.1 + lr = 0.2
         """
         one, two = (load_config(cfg) if isinstance(cfg, str) else cfg for cfg in (first, second))
         return "\n".join(

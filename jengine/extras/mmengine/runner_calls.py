@@ -39,8 +39,9 @@ def load_checkpoint(
 
     `revise_keys` may be those of MMEngine, `(r"^backbone\\.", "")`.
     """
-    rename = [(_as_prefix(old), new.rstrip(".")) for old, new in revise_keys]
-    cfg = {"path": filename, "strict": strict, "rename": rename}
+    cfg: dict[str, Any] = {"path": filename, "strict": strict}
+    if revise_keys:
+        cfg["rename"] = [(_as_prefix(old), new.rstrip(".")) for old, new in revise_keys]
     runner.load_from = parse_load_from(cfg, runner.processes)
     runner.resume_from = None
     runner.is_loaded = False

@@ -107,10 +107,9 @@ class LoRA(ModelWrapper):
         """Initialize the model and split the parameters into trained and fixed ones.
 
         Returns:
-          Parameters: `lora_a` and `lora_b` below each updated kernel's path, and the trainable
-            parameters. Model state:
-          `frozen`, the fixed parameters; `scale`, f32[] for each updated kernel; `state`, the inner
-          model's state.
+          The parameters, `lora_a` and `lora_b` below each updated kernel's path and the trainable
+          parameters; and the model state, `frozen` with the fixed parameters, `scale`, f32[] for
+          each updated kernel, and `state`, the inner model's state.
         """
         params, model_state = self.model.init(rng, batch)
         leaves = paths.flatten(params)

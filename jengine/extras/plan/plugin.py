@@ -4,6 +4,9 @@ provides = {
     "commands": {
         "plan": "jengine.extras.plan.commands",
     },
+    "end_report": {
+        "report_flops": "jengine.extras.plan.peak_flops",
+    },
     "names": {
         "Collective": "jengine.extras.plan.collectives",
         "Operation": "jengine.extras.plan.hlo",

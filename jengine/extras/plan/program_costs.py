@@ -18,6 +18,7 @@ from jengine.data.masking import whole_batches
 from jengine.extras.plan.collectives import Collective, find_collectives
 from jengine.extras.plan.hlo import Program
 from jengine.extras.plan.memory_traffic import compute_loop_factor
+from jengine.extras.plan.peak_flops import get_peak_flops
 from jengine.extras.plan.topologies import Chip
 from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Rules
@@ -25,7 +26,6 @@ from jengine.runner.config_checks import check_top_level
 from jengine.runner.runner import Runner
 from jengine.train.flops import count_flops
 from jengine.train.initial_state import StateInitializer
-from jengine.train.peak_flops import get_peak_flops
 from jengine.train.state import TrainState
 
 PyTree = Any

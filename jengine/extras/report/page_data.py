@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from jengine.extras.report.foreign_files import is_number
+from jengine.extras.report.goodput import measure_goodput
 from jengine.extras.report.remote import origin
 from jengine.extras.report.run_files import ReportedRun
 from jengine.extras.report.run_metrics import TIMES, Points, compare_configs, find_best
 from jengine.extras.report.run_table import RunRow, RunTable, SeedGroup, build_table, shorten_paths
-from jengine.logging.goodput import measure_goodput
 
 MAX_POINTS = 2000  # of a curve: about as many as a screen has pixels
 _MAX_ALL_POINTS = 120_000  # of all curves: two megabytes

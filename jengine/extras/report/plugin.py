@@ -11,9 +11,14 @@ provides = {
     "notebook_progress": {
         "NotebookProgress": "jengine.extras.report.notebook",
     },
+    "end_report": {
+        "report_time": "jengine.extras.report.goodput",
+    },
     "names": {
+        "Goodput": "jengine.extras.report.goodput",
         "collect_data": "jengine.extras.report.page",
         "make_server": "jengine.extras.report.server",
+        "measure_goodput": "jengine.extras.report.goodput",
         "report": "jengine.extras.report.report_command",
     },
 }

@@ -31,10 +31,10 @@ class SelfSupVisualizer(LocalVisualizer):
     Besides `LocalVisualizer`'s entries, a sample has any of these, each after `gt_` or `pred_`:
 
     * `mask`, [h, w], is drawn in black over the image where it is not 0. It may have a value for
-    each patch: it is enlarged to the image size.
+      each patch: it is enlarged to the image size.
     * `unpatched_img`, [H, W, C], is drawn in place of the image, which may be a patch or an input
-    to reconstruct. * `patch_box`, float[N, 4] (left, top, right, bottom in pixels), is drawn as red
-    lines.
+      to reconstruct.
+    * `patch_box`, float[N, 4] (left, top, right, bottom in pixels), is drawn as red lines.
 
     >>> sorted(set(SelfSupVisualizer.kinds) - set(LocalVisualizer.kinds))
     ['mask', 'patch_box', 'unpatched_img']

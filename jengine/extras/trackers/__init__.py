@@ -1,4 +1,6 @@
-"""Backends for experiment trackers (Weights & Biases, MLflow, Aim, ClearML, Comet) and for CSV."""
+"""Backends for experiment trackers (TensorBoard, Weights & Biases, MLflow, Aim, ClearML, Comet) and
+for CSV.
+"""
 
 from jengine.config.plugins import lazy_names
 from jengine.extras.trackers.plugin import provides

@@ -11,7 +11,6 @@ import numpy as np
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint, read_meta
-from jengine.checkpoint.matching import Layout
 from jengine.checkpoint.report import compare
 from jengine.checkpoint.restore import list_arrays, list_item_arrays
 from jengine.config.errors import CheckpointMismatchError
@@ -24,6 +23,7 @@ from jengine.extras.weights.files import (
     list_safetensors,
     read_safetensors,
 )
+from jengine.extras.weights.matching import Layout
 from jengine.extras.weights.torch_layout import (
     STATISTICS,
     check_unique,

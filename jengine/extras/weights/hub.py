@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.array_rules import split_sizes
-from jengine.checkpoint.matching import Assignment, match
 from jengine.config.annotations import Range, checked
 from jengine.config.errors import CheckpointMismatchError
 from jengine.config.storage import check_local_path
+from jengine.extras.weights.array_rules import split_sizes
 from jengine.extras.weights.export import read_source, write_safetensors
 from jengine.extras.weights.huggingface import (
     CONFIG,
@@ -27,6 +26,7 @@ from jengine.extras.weights.huggingface import (
     make_rules,
     require_config,
 )
+from jengine.extras.weights.matching import Assignment, match
 from jengine.extras.weights.sources import HUB_FILES
 from jengine.extras.weights.torch_layout import to_torch
 

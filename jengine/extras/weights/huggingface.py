@@ -11,19 +11,18 @@ files.
 """
 
 import dataclasses
-import functools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from jengine.checkpoint.array_rules import RuleLike
 from jengine.config.annotations import Positive, Range, check_values, is_host_number
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import decode_object
 from jengine.config.storage import read_bytes
 from jengine.extras.networks.transformer import TransformerLM
+from jengine.extras.weights.array_rules import RuleLike
 from jengine.model.linen import LinenModel
 from jengine.model.model import ModelWrapper
 
@@ -429,12 +428,6 @@ def make_rules(
     return [
         rule for rule in rules if any(re.match(rf"(?:{rule[0]})(?=\.|$)", name) for name in stored)
     ]
-
-
-# as `rename` names them
-gpt2 = functools.partial(make_rules, "gpt2")
-llama = functools.partial(make_rules, "llama")
-mistral = functools.partial(make_rules, "mistral")
 
 
 def _gpt2_rules(layer: str, stack: Mapping[str, int], embed: str | list[str]) -> list[RuleLike]:

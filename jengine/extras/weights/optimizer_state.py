@@ -14,13 +14,12 @@ import jax
 import numpy as np
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.array_rules import RuleLike, parse_rules
-from jengine.checkpoint.pretrained import load_pretrained
-from jengine.checkpoint.rules import matches
-from jengine.checkpoint.start_from import LoadFrom
-from jengine.checkpoint.weights import WeightSource
 from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
+from jengine.extras.weights.array_rules import RuleLike, parse_rules
+from jengine.extras.weights.pretrained import load_pretrained
+from jengine.extras.weights.rules import matches
+from jengine.extras.weights.weight_source import WeightSource
 from jengine.logging.tables import format_table
 from jengine.optim.schedules.state import seek_schedulers
 from jengine.parallel.processes import put_whole
@@ -66,23 +65,30 @@ class OptimizerReport:
 
 
 def continue_other_loop(
-    runner: RunnerInternals, source: LoadFrom, opened: WeightSource, loaded: Iterable[str]
+    runner: RunnerInternals,
+    source: WeightSource,
+    loaded: Iterable[str],
+    rename: Sequence[RuleLike] | str,
+    item: str | None,
+    strict: bool,
 ) -> None:
     """Load the optimizer state and the step of another training loop, and set the schedules and
     the data to it.
 
     Args:
       runner: the run, whose weights have been loaded.
-      source, opened: where they are from.
+      source: where they are from.
       loaded: paths of the parameters that were loaded.
+      rename, item: see `load_optimizer`.
+      strict: False starts what is missing anew.
     """
     state = runner.state
     opt_state, report = load_optimizer(
-        opened, state.opt_state, list(loaded), rename=source.rename, item=source.item
+        source, state.opt_state, list(loaded), rename=rename, item=item
     )
-    if not report.matched or (source.strict and report.missing):
+    if not report.matched or (strict and report.missing):
         raise ConfigError(
-            f"`load_from.optimizer` must be False for {opened.label}: the state of the optimizer "
+            f"`load_from.optimizer` must be False for {source.label}: the state of the optimizer "
             f"does not fit; strict=False starts what is missing anew:\n{report.summary()}"
         )
     step = report.step or 0
@@ -91,11 +97,11 @@ def continue_other_loop(
         opt_state=opt_state, step=put_whole(np.asarray(step, np.int32), state.step.sharding)
     )
     start_at(runner, step)
-    check_length(runner, opened.label, {"iter": loop.iter, "epoch": loop.epoch})
+    check_length(runner, source.label, {"iter": loop.iter, "epoch": loop.epoch})
     if runner.param_schedulers is not None:
         seek_schedulers(runner.param_schedulers, iters=loop.iter, epochs=loop.epoch)
     runner.logger.info(
-        f"Continue the training of {opened.label} after {step} iterations:\n{report.summary()}"
+        f"Continue the training of {source.label} after {step} iterations:\n{report.summary()}"
     )
 
 
@@ -124,7 +130,7 @@ def load_optimizer(
         of its own, which may not hold for a state.
 
     >>> import optax
-    >>> from jengine.checkpoint.weights import open_weights
+    >>> from jengine.extras.weights.weight_source import open_weights
     >>> params = {"w": np.ones(2, np.float32)}
     >>> saved = {"params": params, "opt_state": optax.adam(0.1).init(params), "step": np.int32(7)}
     >>> state, report = load_optimizer(open_weights(saved), optax.adamw(0.1).init(params), ["w"])

@@ -4,17 +4,16 @@ provides = {
     "commands": {
         "ckpt export": "jengine.extras.weights.commands",
     },
-    "continue": {
-        "continue_other_loop": "jengine.extras.weights.optimizer_state",
-    },
-    "layouts": {
-        "torch_layouts": "jengine.extras.weights.torch_layout",
-    },
     "names": {
+        "WeightReader": "jengine.extras.weights.weight_source",
+        "WeightSource": "jengine.extras.weights.weight_source",
         "export_hub": "jengine.extras.weights.hub",
         "export_params": "jengine.extras.weights.export",
         "import_batch_stats": "jengine.extras.weights.export",
         "import_params": "jengine.extras.weights.export",
+        "load_pretrained": "jengine.extras.weights.pretrained",
+        "locate_weights": "jengine.extras.weights.weight_source",
+        "open_weights": "jengine.extras.weights.weight_source",
         "transformer_arguments": "jengine.extras.weights.huggingface",
     },
     "readers": {
@@ -24,12 +23,10 @@ provides = {
         "orbax": "jengine.extras.weights.sources",
         "safetensors": "jengine.extras.weights.sources",
     },
-    "rename": {
-        "gpt2": "jengine.extras.weights.huggingface",
-        "llama": "jengine.extras.weights.huggingface",
-        "mistral": "jengine.extras.weights.huggingface",
-    },
     "requires": {
         "networks": "jengine.extras.networks",
+    },
+    "starts": {
+        "parse_start": "jengine.extras.weights.starts",
     },
 }

@@ -22,7 +22,12 @@ from etils import epath
 
 from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import list_checkpoints
-from jengine.checkpoint.weights import (
+from jengine.config.paths import flatten
+from jengine.config.storage import download_file, is_url, list_directory
+from jengine.data.npz import list_npz, read_npz
+from jengine.extras.weights import files
+from jengine.extras.weights.huggingface import CONFIG, choose_rules, find_differences, read_config
+from jengine.extras.weights.weight_source import (
     Entry,
     WeightReader,
     WeightSource,
@@ -32,11 +37,6 @@ from jengine.checkpoint.weights import (
     open_weights,
     read_orbax,
 )
-from jengine.config.paths import flatten
-from jengine.config.storage import download_file, is_url, list_directory
-from jengine.data.npz import list_npz, read_npz
-from jengine.extras.weights import files
-from jengine.extras.weights.huggingface import CONFIG, choose_rules, find_differences, read_config
 
 _INDEX = ".safetensors.index.json"
 HUB_FILES = ("model.safetensors.index.json", "model.safetensors")  # as on the Hugging Face Hub

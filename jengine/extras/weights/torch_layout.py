@@ -15,18 +15,19 @@ Everything else keeps name and layout. Neither a checkpoint nor a pytree stores 
 kernel type is inferred from the rank and the neighbors.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jengine.checkpoint.matching import Alias, Layout, number_modules
 from jengine.config.paths import torch_alias
 
+# another name of a parameter, and which third of that array it is; None for all of it
+Alias = tuple[str, int | None]
+
 STATISTICS = {"mean": "running_mean", "var": "running_var"}
-
-
 _PROJECTIONS = ("query", "key", "value")
 _TORCH_PROJECTIONS = {
     "query": ("q_proj",),
@@ -34,6 +35,30 @@ _TORCH_PROJECTIONS = {
     "value": ("v_proj",),
     "out": ("proj", "out_proj", "o_proj"),
 }
+
+
+class Layout(NamedTuple):
+    """Names and axis order that another library gives a parameter."""
+
+    name: str
+    merged: tuple[int, ...]  # the shape here, with attention heads merged with their size
+    axes: tuple[int, ...]  # the axes of `merged` in the library's order
+    aliases: tuple[Alias, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape in the library."""
+        return tuple(self.merged[axis] for axis in self.axes)
+
+    @property
+    def is_permuted(self) -> bool:
+        """Whether the axes are in another order in the library."""
+        return self.axes != tuple(range(len(self.axes)))
+
+    def to_flax(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        """Convert an array of the library to the `shape` of the parameter."""
+        # `argsort` inverts a permutation
+        return np.asarray(array.transpose(np.argsort(self.axes)).reshape(shape), order="C")
 
 
 def torch_layouts(item: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Layout]:
@@ -154,3 +179,8 @@ def _split_path(path: str) -> tuple[str, str, str]:
     """Return the path of the parent module, the module name, and the parameter name."""
     *parent, module, leaf = ("", *path.split("."))
     return ".".join(parent), module, leaf
+
+
+def number_modules(path: str) -> str:
+    """Return the path with module numbers as segments: `layers.3.kernel` for `layers_3.kernel`."""
+    return re.sub(r"_(\d+)(?=\.)", r".\1", path)

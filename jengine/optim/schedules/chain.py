@@ -264,7 +264,7 @@ class ScheduleChain:
             ):
                 result = curve.values[np.searchsorted(curve.times, times, "right")]
                 result[self._is_muted(name, index, (steps, epochs))] = 0.0
-                value: Any = float(result[0]) if np.ndim(step) == 0 else result
+                value: Any = float(result[0]) if isinstance(step, int | np.integer) else result
                 found[index][name] = value
         return found
 

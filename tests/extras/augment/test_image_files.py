@@ -8,11 +8,12 @@ import flax.linen as nn
 import fsspec
 import numpy as np
 import pytest
-from jengine.errors import ConfigError
-from jengine.storage import write_bytes
 
 from jengine import Runner
-from jengine.data import BaseDataset, DataLoader, ImageFolder, LoadImage, read_image
+from jengine.config import ConfigError
+from jengine.config.storage import write_bytes
+from jengine.data import DataLoader
+from jengine.extras.augment import BaseDataset, ImageFolder, LoadImage, read_image
 from jengine.model import CrossEntropy, LinenModel
 
 Image = pytest.importorskip("PIL.Image")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jengine.data import ArrayDataset
+from jengine.extras.diagnose.labels import find_wrong_labels
 from jengine.extras.diagnose.wrong_labels import describe_labels
 from jengine.hooks import NonFiniteLossError
 from jengine.model import CrossEntropy, FunctionalModel
-from jengine.model.labels import find_wrong_labels
 
 
 def classifier():

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from jengine import Runner, load_config
-from jengine.checkpoint import load_pretrained
 from jengine.cli import main
 from jengine.config import paths, resolve
 from jengine.config.errors import ConfigError
 from jengine.extras.language import ChatTemplate, FileTokenizer, TextFormat, packed_text
 from jengine.extras.networks import TransformerLM
-from jengine.extras.weights import transformer_arguments
+from jengine.extras.weights import load_pretrained, transformer_arguments
 from jengine.hooks import Hook
 
 ROOT = pathlib.Path(__file__).parents[3]

@@ -11,6 +11,7 @@ from jengine.cli import main
 from jengine.config import load_config, resolve
 from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
+from jengine.extras.plan.peak_flops import get_peak_flops
 from jengine.extras.plan.plan import parse_mesh, scale_batches, set_devices
 from jengine.extras.plan.plan_report import format_plan
 from jengine.extras.plan.program_costs import compile_plan, estimate_time
@@ -18,7 +19,6 @@ from jengine.extras.plan.topologies import CHIPS
 from jengine.model import FunctionalModel
 from jengine.parallel import build_mesh
 from jengine.runner import Runner
-from jengine.train.peak_flops import get_peak_flops
 
 CONFIG = """
 import jax.numpy as jnp

@@ -1,6 +1,7 @@
 import pytest
 
 from jengine.config.errors import ConfigError
+from jengine.extras.plan.peak_flops import get_peak_flops
 from jengine.extras.plan.topologies import (
     CHIPS,
     GPU_TARGETS,
@@ -8,7 +9,6 @@ from jengine.extras.plan.topologies import (
     format_target,
     parse_topology,
 )
-from jengine.train.peak_flops import get_peak_flops
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from jengine.checkpoint import CheckpointMismatchError, load_pretrained, open_weights
+from jengine.checkpoint import CheckpointMismatchError
 from jengine.config import paths, registry
 from jengine.config.errors import ConfigError
 from jengine.extras.networks import TransformerLM
-from jengine.extras.weights import export_hub, transformer_arguments
+from jengine.extras.weights import export_hub, load_pretrained, open_weights, transformer_arguments
 from jengine.extras.weights.huggingface import list_tensors, read_config
 
 DATA = pathlib.Path(__file__).parents[2] / "data" / "pretrained"

@@ -7,11 +7,10 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.checkpoint import load_pretrained, open_weights
 from jengine.cli import main
 from jengine.config import load_config, resolve
 from jengine.extras.networks import TransformerLM
-from jengine.extras.weights import transformer_arguments
+from jengine.extras.weights import load_pretrained, open_weights, transformer_arguments
 from jengine.extras.weights.huggingface import read_config
 from jengine.hooks import Hook
 from jengine.runner import Runner

@@ -19,12 +19,8 @@ from flax import nnx
 from flax.core import freeze
 from safetensors.numpy import load_file, save_file
 
-from jengine.checkpoint import (
-    CheckpointMismatchError,
-    load_pretrained,
-    locate_weights,
-    open_weights,
-)
+from jengine.checkpoint import CheckpointMismatchError
+from jengine.extras.weights import load_pretrained, locate_weights, open_weights
 from jengine.extras.weights.optimizer_state import load_optimizer
 from tests.checkpoint.conftest import make_meta
 

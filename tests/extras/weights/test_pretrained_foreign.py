@@ -4,7 +4,7 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.checkpoint import load_pretrained, open_weights
+from jengine.extras.weights import load_pretrained, open_weights
 from jengine.extras.weights.optimizer_state import load_optimizer
 
 pytestmark = pytest.mark.foreign

@@ -1,6 +1,6 @@
 import pytest
 
-from jengine.train.peak_flops import compute_utilisation, get_peak_flops
+from jengine.extras.plan.peak_flops import compute_utilisation, get_peak_flops
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 """Matching of pretrained weights to model parameters, with the conversion that each array needs.
 
 A name is compared as it is stored, after `rename`. If there is no such parameter, module numbers
-may be written either way (`layers_3`, `layers.3`), and the names in the layouts that an extra knows
-are tried, such as PyTorch's. A tensor that is stored as `weight` has PyTorch's axes: if it becomes
-a `kernel`, these are permuted.
+may be written either way (`layers_3`, `layers.3`), and PyTorch's names are tried. A tensor that is
+stored as `weight` has PyTorch's axes: if it becomes a `kernel`, these are permuted.
 
 Linear and convolution weights are permuted only where that is certain. A square matrix fits in both
 orders: it is taken to have PyTorch's if other weights of the same source fit only in that order,
 and none fits only as it is stored.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -18,45 +16,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.checkpoint.array_rules import Options, Piece, RuleLike, apply_rules, parse_rules
-from jengine.checkpoint.interpolation import Method, find_grids, resize_positions
 from jengine.checkpoint.report import LoadReport, describe
-from jengine.checkpoint.rules import check_patterns, matches
-from jengine.config.plugins import load_each
+from jengine.extras.weights.array_rules import Options, Piece, RuleLike, apply_rules, parse_rules
+from jengine.extras.weights.interpolation import Method, find_grids, resize_positions
+from jengine.extras.weights.rules import check_patterns, matches
+from jengine.extras.weights.torch_layout import Alias, Layout, number_modules, torch_layouts
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
 # the item of a training state, None if the source does not tell, and the path in it
 Key = tuple[str | None, str]
-# another name of a parameter, and which third of that array it is; None for all of it
-Alias = tuple[str, int | None]
 # of the axes; "untorch": a `weight` like a `kernel`
 Order = Literal["stored", "torch", "either", "untorch", "none"]
 
 ITEMS = ("params", "model_state")
-
-
-class Layout(NamedTuple):
-    """Names and axis order that another library gives a parameter."""
-
-    name: str
-    merged: tuple[int, ...]  # the shape here, with attention heads merged with their size
-    axes: tuple[int, ...]  # the axes of `merged` in the library's order
-    aliases: tuple[Alias, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape in the library."""
-        return tuple(self.merged[axis] for axis in self.axes)
-
-    @property
-    def is_permuted(self) -> bool:
-        """Whether the axes are in another order in the library."""
-        return self.axes != tuple(range(len(self.axes)))
-
-    def to_flax(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        """Convert an array of the library to the `shape` of the parameter."""
-        # `argsort` inverts a permutation
-        return np.asarray(array.transpose(np.argsort(self.axes)).reshape(shape), order="C")
 
 
 class Assignment(NamedTuple):
@@ -293,7 +265,10 @@ def _find_fits(
         sizes = list(shape)
         has_size = -len(sizes) <= axis < len(sizes) and sizes.pop(axis) == len(piece.names)
         slices[parameter.item][parameter.path] = tuple(sizes) if has_size else None
-    layouts = {item: _find_layouts(item, slices[item]) for item in ITEMS}
+    layouts = {
+        item: torch_layouts(item, {path: shape or () for path, shape in slices[item].items()})
+        for item in ITEMS
+    }
     for parameter, _, piece in found:
         source = stored[piece.names[0][0]]
         layout = layouts[parameter.item][parameter.path]
@@ -310,14 +285,6 @@ def _find_fits(
             else _find_order(piece, element, shape, layout)
         )
         yield _Fit(parameter, piece, source, element or source.shape, shape, layout, order)
-
-
-def _find_layouts(item: str, shapes: Mapping[str, tuple[int, ...] | None]) -> dict[str, Layout]:
-    known = {path: shape or () for path, shape in shapes.items()}
-    layouts = {path: Layout(path, shape, tuple(range(len(shape)))) for path, shape in known.items()}
-    for find in load_each("layouts"):
-        layouts |= find(item, known)
-    return layouts
 
 
 def _find_order(
@@ -388,7 +355,7 @@ def _find_items(
 def _list_parameters(target: Mapping[str, Structs]) -> Iterator[_Parameter]:
     for item in ITEMS:
         leaves = target[item]
-        layouts = _find_layouts(item, {path: tuple(leaf.shape) for path, leaf in leaves.items()})
+        layouts = torch_layouts(item, {path: tuple(leaf.shape) for path, leaf in leaves.items()})
         for path, struct in leaves.items():
             shown = path if item == "params" or path not in target["params"] else f"{item}.{path}"
             aliases = (
@@ -423,8 +390,3 @@ def _divides(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
 
 def _squeeze(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)
-
-
-def number_modules(path: str) -> str:
-    """Return the path with module numbers as segments: `layers.3.kernel` for `layers_3.kernel`."""
-    return re.sub(r"_(\d+)(?=\.)", r".\1", path)

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.checkpoint import CheckpointMismatchError, load_pretrained
-from jengine.checkpoint.array_rules import rearrange
+from jengine.checkpoint import CheckpointMismatchError
+from jengine.extras.weights import load_pretrained
+from jengine.extras.weights.array_rules import rearrange
 
 RNG = np.random.RandomState(0)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 # Dense peaks in TFLOP/s: products in 16 bits, and in float32 as JAX computes them by default, which
 # means TensorFloat-32 from Ampere on and bfloat16 on TPUs. GPUs: NVIDIA's data sheets and
@@ -82,3 +83,38 @@ def compute_utilisation(
     if not flops or not peaks.keys() >= flops.keys():
         return None
     return sum(count / peaks[kind] for kind, count in flops.items()) / devices / seconds
+
+
+def report_flops(
+    runner: Any, seconds: Mapping[str, float], speed: float
+) -> tuple[dict[str, tuple[float, str]], list[str]]:
+    """Return the FLOPs per second over all devices and their utilisation, for the report at the
+    end of a run.
+
+    Args:
+      runner: the run.
+      seconds: the time of this session by phase.
+      speed: iterations per second; 0 for a session without iterations.
+    """
+    flops = runner.programs.flops() if speed else {}
+    if not flops:
+        return {}, []
+    rate = speed * sum(flops.values())
+    rates = {"flops_per_second": (rate, format_flops(rate))}
+    devices = runner.state.step.sharding.device_set
+    kind = next(iter(devices)).device_kind
+    if (share := compute_utilisation(flops, 1.0 / speed, kind, len(devices))) is not None:
+        rates["model_flops_utilisation"] = (share, f"{share:.1%} of the devices' peak")
+    return rates, []
+
+
+def format_flops(value: float) -> str:
+    """Return a rate as text.
+
+    >>> format_flops(1.25e12)
+    '1.2 TFLOP/s'
+    """
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= factor:
+            return f"{value / factor:,.1f} {prefix}FLOP/s"
+    return f"{value:,.0f} FLOP/s"

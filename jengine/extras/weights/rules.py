@@ -6,6 +6,7 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 
+from jengine.checkpoint.report import list_prefixes
 from jengine.config.errors import did_you_mean
 
 # characters that make a pattern a regular expression; a dot does not
@@ -55,11 +56,6 @@ def check_patterns(name: str, patterns: Sequence[str], paths: Iterable[str]) -> 
                 f"`{name}` must match parameters of the model, got {pattern!r}, which matches "
                 f"none{hint}"
             )
-
-
-def list_prefixes(paths: Iterable[str]) -> set[str]:
-    """Return all dotted paths above `paths`: `a` and `a.b` for `a.b.c`."""
-    return {path[:i] for path in paths for i, char in enumerate(path) if char == "."}
 
 
 @functools.lru_cache(maxsize=1024)  # a pattern is compared with each path of a model

@@ -1,20 +1,27 @@
 """Start from pretrained weights, on disk or in memory, in a model that may differ."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.array_rules import RuleLike, load_rules
-from jengine.checkpoint.interpolation import Method
-from jengine.checkpoint.matching import ITEMS, Assignment, match
 from jengine.checkpoint.report import LoadReport
-from jengine.checkpoint.weights import WeightSource, open_weights
 from jengine.config.annotations import checked
-from jengine.config.errors import CheckpointMismatchError, UnknownNameError, closest
+from jengine.config.errors import (
+    CheckpointMismatchError,
+    ConfigError,
+    UnknownNameError,
+    closest,
+    did_you_mean,
+)
 from jengine.config.paths import flatten
+from jengine.extras.weights.array_rules import RuleLike
+from jengine.extras.weights.interpolation import Method
+from jengine.extras.weights.matching import ITEMS, Assignment, match
+from jengine.extras.weights.weight_source import WeightSource, open_weights
 
 PyTree = Any
 
@@ -43,16 +50,16 @@ def load_pretrained(
     embeddings.
 
     Args:
-      weights: a path, or an object in memory; see the table in `jengine.checkpoint.weights`. Or
-        a `WeightSource`.
+      weights: a path, or an object in memory; see the table in
+        `jengine.extras.weights.weight_source`. Or a `WeightSource`.
       params: the model parameters as a pytree of arrays.
       model_state: running statistics and other state; None for none.
       rename: (old, new) prefixes of stored paths, in whole segments: `("encoder", "backbone")`. An
         empty `old` adds a prefix, an empty `new` removes one. `old` may be a regular expression,
         whose groups `new` may use. The first match is applied. With options, `(old, new,
-        dict(stack=0))`, it is a function on the arrays, see
-        `jengine.checkpoint.array_rules.Options`; `None` for `new` leaves an array out. Or the name
-        of rules that an extra has, such as 'gpt2'.
+        dict(stack=0))`, it is a function on the arrays, see `Options` in
+        `jengine.extras.weights.array_rules`; `None` for `new` leaves an array out. Or the name of a
+        model in `jengine.extras.weights.huggingface`, such as 'gpt2'.
       strict: False keeps the model's values where nothing fits, and ignores arrays that it does not
         have.
       exclude: paths that keep the model's values, such as a new head: prefixes of whole segments,
@@ -103,7 +110,7 @@ def load_pretrained(
         tops = {name.partition(".")[0] for name in source.structs}
         raise UnknownNameError(f"{source.label} has no {item!r}{closest(item, tops)}")
     if isinstance(rename, str):
-        rules = load_rules(rename)(stored, structs["params"], source.config)
+        rules = find_rules(rename)(stored, structs["params"], source.config)
     else:
         rules = rename or source.find_rules(stored, structs["params"])
     assignments, report = match(stored, structs, rules, exclude, interpolate, interpolation)
@@ -115,6 +122,23 @@ def load_pretrained(
         for name in ITEMS
     ]
     return result[0], None if model_state is None else result[1], report
+
+
+def find_rules(name: str) -> Callable[..., Sequence[RuleLike]]:
+    """Return the function that makes the rules for a model of Hugging Face.
+
+    Raises:
+      ConfigError: there are none with this name.
+    """
+    from jengine.extras.weights.huggingface import MODEL_TYPES, make_rules  # with Flax
+
+    if name not in MODEL_TYPES:
+        names = ", ".join(map(repr, MODEL_TYPES))
+        raise ConfigError(
+            f"`rename` must be a list of rules or {names}, got {name!r}"
+            f"{did_you_mean(name, MODEL_TYPES)}"
+        )
+    return functools.partial(make_rules, name)
 
 
 def _read(

@@ -14,17 +14,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jengine.checkpoint.rules import compile_pattern, list_prefixes, replace_prefix
+from jengine.checkpoint.report import list_prefixes
 from jengine.config.annotations import is_mapping
-from jengine.config.errors import (
-    ConfigError,
-    UnknownNameError,
-    closest,
-    config_path,
-    did_you_mean,
-)
-from jengine.config.plugins import load_provided, provided
+from jengine.config.errors import UnknownNameError, closest, config_path
 from jengine.config.registry import check_arguments
+from jengine.extras.weights.rules import compile_pattern, replace_prefix
 
 Transform = Callable[[np.ndarray], np.ndarray]
 Names = str | Sequence[str]
@@ -163,20 +157,6 @@ class Piece(NamedTuple):
                 f"{self.label} {shapes}"
             )
             raise ValueError(f"{message}: {error}") from error
-
-
-def load_rules(name: str) -> Callable[..., Sequence[RuleLike]]:
-    """Return the function that makes the rules with this name, which an extra provides.
-
-    Raises:
-      ConfigError: no extra has such rules.
-    """
-    if name not in (known := provided("rename")):
-        names = ", ".join(map(repr, sorted(known))) or "a name that an extra provides"
-        raise ConfigError(
-            f"`rename` must be a list of rules or {names}, got {name!r}{did_you_mean(name, known)}"
-        )
-    return load_provided("rename", name)
 
 
 def parse_rules(rename: Sequence[RuleLike]) -> list[RenameRule]:

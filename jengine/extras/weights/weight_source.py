@@ -1,4 +1,4 @@
-"""Weights to start from: own checkpoints, arrays in memory, and what the extras read.
+"""Weights to load: own checkpoints, arrays in memory, and what readers of other formats find.
 
 | weights | names of the arrays |
 |---|---|
@@ -20,14 +20,15 @@ import numpy as np
 from etils import epath
 
 from jengine.checkpoint import arrays
-from jengine.checkpoint.array_rules import RuleLike
 from jengine.checkpoint.layout import ALONE, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
+from jengine.checkpoint.report import rename_paths
 from jengine.checkpoint.restore import list_arrays
 from jengine.config.downloads import local_copy
 from jengine.config.paths import dotted, flatten
 from jengine.config.plugins import load_each
 from jengine.config.storage import storage_path
+from jengine.extras.weights.array_rules import RuleLike
 from jengine.parallel.processes import ProcessGroup
 
 Structs = Mapping[str, jax.ShapeDtypeStruct]
@@ -105,8 +106,7 @@ def locate_weights(
         if (found := reader.locate(absolute)) is not None:
             return str(found)
     if absolute.is_file():
-        hint = "" if _list_readers() else "; other formats need an extra that reads them"
-        raise ValueError(f"weights must be {describe_formats()}; got the file {absolute}{hint}")
+        raise ValueError(f"weights must be {describe_formats()}; got the file {absolute}")
     try:
         return find_checkpoint(absolute, checksums=checksums, processes=processes)
     except FileNotFoundError as error:
@@ -180,17 +180,10 @@ def _open_checkpoint(path: epath.Path, moved: str) -> WeightSource:
     """
     meta = read_meta(path)
     structs = list_arrays(path)
-    names = {name: name for name in structs}
-    # `trained` takes the name of `item`, which is hidden
-    for item, trained in meta.get(moved, {}).items():
-        names = {
-            name: stored for name, stored in names.items() if not f"{name}.".startswith(f"{item}.")
-        }
-        names |= {
-            item + name.removeprefix(trained): name
-            for name in structs
-            if f"{name}.".startswith(f"{trained}.")
-        }
+    rename = [(trained, item) for item, trained in meta.get(moved, {}).items()]
+    hidden = tuple(f"{item}." for _, item in rename)  # the trained values take their names
+    shown = (name for name in structs if not f"{name}.".startswith(hidden))
+    names = rename_paths(shown, rename)
     entries = {name: (path / STATE, stored, structs[stored]) for name, stored in names.items()}
     return make_source(path, entries, read_orbax, meta)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from jengine.logging import measure_goodput
+from jengine.extras.report import measure_goodput
 
 
 def session(first, last, **seconds):

@@ -7,8 +7,8 @@ import pytest
 
 from jengine.data import MaskedTuple
 from jengine.evaluation import Accuracy
+from jengine.extras.diagnose.labels import find_wrong_labels
 from jengine.model import CrossEntropy
-from jengine.model.labels import find_wrong_labels
 
 LOGITS = jnp.zeros((3, 4))
 

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from jengine.logging import TensorboardVisBackend
+from jengine.extras.trackers import TensorboardVisBackend
 
 
 def read_events(directory):
