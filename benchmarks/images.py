@@ -81,7 +81,7 @@ def train(paths, work_dir, iters=TRAIN_BATCHES, **settings):
         log_level="WARNING",
     )
     runner.train()
-    seconds = runner.phase_timer.report()
+    seconds = runner.stopwatch.report()
     runner.close()
     runner.train_dataloader.close()
     return seconds

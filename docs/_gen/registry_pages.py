@@ -16,7 +16,7 @@ from jengine.config import Registry, registry
 from jengine.config.annotations import describe, parameters_of
 from jengine.config.registry import is_built_in
 from jengine.hooks import Hook, get_priority
-from jengine.optim.schedules.rules import INF
+from jengine.optim.schedules.formulas import INF
 
 Entry = Callable[..., Any]
 

@@ -149,8 +149,9 @@ def _replace_empty(leaf: jax.Array | np.ndarray, alone: bool) -> Any:
 
 
 def _find_empty(node: Any) -> jax.ShapeDtypeStruct | None:
-    """Return the array for which `_replace_empty` has stored the node of a tree on disk; None
-    for other nodes.
+    """Return the array for which `_replace_empty` has stored the node of a tree on disk.
+
+    None for other nodes.
     """
     if not isinstance(node, Mapping) or len(node) != 1:
         return None
@@ -190,8 +191,9 @@ def to_struct(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def decode_leaf(stored: Any, target: Any) -> Any:
-    """Convert a stored array to PRNG keys if `target` has typed keys; return it unchanged
-    otherwise.
+    """Convert a stored array to PRNG keys if `target` has typed keys.
+
+    Return it unchanged otherwise.
     """
     if not is_key(target):
         return stored
@@ -203,8 +205,9 @@ def decode_leaf(stored: Any, target: Any) -> Any:
 
 
 def put_like(array: Any, like: Any) -> Any:
-    """Return `array` with the dtype and devices of `like`; a NumPy array if `like` has no
-    sharding.
+    """Return `array` with the dtype and devices of `like`.
+
+    A NumPy array if `like` has no sharding.
     """
     struct = to_struct(like)
     array = array.astype(struct.dtype, copy=False)

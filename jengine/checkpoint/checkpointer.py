@@ -22,8 +22,9 @@ from jengine.config.storage import is_url, storage_path
 
 
 class CheckpointSaveError(OSError):
-    """Error of a save that failed. Earlier checkpoints are intact: `earlier`, oldest first, or
-    None if unknown.
+    """Error of a save that failed.
+
+    Earlier checkpoints are intact: `earlier`, oldest first, or None if unknown.
     """
 
     earlier: list[str] | None = None
@@ -172,8 +173,9 @@ class Checkpointer:
             commit.delete(storage_path("path", path))
 
     def evict(self, directory: str | os.PathLike[str], names: Iterable[str]) -> None:
-        """Remove checkpoints that this run wrote, after the save in progress; skip all other
-        names in `directory`.
+        """Remove checkpoints that this run wrote, after the save in progress.
+
+        Skip all other names in `directory`.
         """
         self.wait()
         if self._is_primary():

@@ -148,8 +148,9 @@ def move(path: PurePath, target: PurePath) -> None:
 
 
 def clean_up(directory: PurePath) -> None:
-    """Finish or discard what killed runs have left unfinished; call it before a save, while no
-    other is in progress.
+    """Finish or discard what killed runs have left unfinished.
+
+    Call it before a save, while no other is in progress.
     """
     if is_url(directory):
         for name, is_directory in list_directory(directory).items():

@@ -194,8 +194,9 @@ def _resolve(path: str | os.PathLike[str]) -> str:
 
 
 def _list_others(directory: pathlib.PurePath, run_id: str) -> list[pathlib.PurePath]:
-    """Return the checkpoints in `directory` that another run wrote; the next save removes
-    interrupted ones.
+    """Return the checkpoints in `directory` that another run wrote.
+
+    The next save removes interrupted ones.
     """
     return [
         path

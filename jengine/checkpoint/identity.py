@@ -39,8 +39,9 @@ class _Randomness(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """Identity of a run. A resumed run has the name, seed and log directory of the run that it
-    continues.
+    """Identity of a run.
+
+    A resumed run has the name, seed and log directory of the run that it continues.
     """
 
     work_dir: str  # an absolute path, or a URL
@@ -80,8 +81,9 @@ def agree_on_identity(
     randomness: Mapping[str, Any] | None = None,
     experiment_name: str | None = None,
 ) -> Identity:
-    """Determine the identity that all processes share, without writing anything; the arguments are
-    the Runner's.
+    """Determine the identity that all processes share, without writing anything.
+
+    The arguments are the Runner's.
 
     Raises:
       ProcessMismatchError: the processes have other configs, work dirs or versions.

@@ -75,8 +75,9 @@ ALONE = SingleProcess()
 
 
 def read_pointer(work_dir: PurePath) -> PurePath | None:
-    """Return the path in `last_checkpoint`, whether it exists or not; None if the file is
-    missing or no text.
+    """Return the path in `last_checkpoint`, whether it exists or not.
+
+    None if the file is missing or no text.
     """
     target, problem = _read_pointer(work_dir)
     if problem is not None:
@@ -103,8 +104,9 @@ def write_pointer(work_dir: PurePath, path: PurePath) -> None:
 
 
 def read_current_run(work_dir: PurePath) -> str | None:
-    """Return the identifier of the run that trains in `work_dir`; None if no run has written it,
-    or it is damaged.
+    """Return the identifier of the run that trains in `work_dir`.
+
+    None if no run has written it, or it is damaged.
     """
     path = work_dir / CURRENT_RUN
     for _ in range(2):  # one read of other bytes proves no damage
@@ -151,8 +153,9 @@ def _write_text(path: PurePath, text: str) -> None:
 def find_latest(
     work_dir: str | os.PathLike[str], *, checksums: bool = False, processes: ProcessGroup = ALONE
 ) -> str | None:
-    """Return the newest complete checkpoint in a work dir as an absolute path; None if there is
-    none.
+    """Return the newest complete checkpoint in a work dir as an absolute path.
+
+    None if there is none.
 
     This is the `last_checkpoint` target if it is complete. Otherwise it is the checkpoint with the
     most iterations in the work dir or next to that target; regular ones come before best ones. A
@@ -236,8 +239,9 @@ def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
 
 
 def _verify(path: PurePath, checksums: bool, processes: ProcessGroup) -> str | None:
-    """Return why a checkpoint is damaged, on all processes, whichever of them has found it; None if
-    it is whole.
+    """Return why a checkpoint is damaged, on all processes, whichever of them has found it.
+
+    None if it is whole.
 
     Raises:
       StorageError: on all processes, if one cannot read it.
@@ -273,8 +277,9 @@ def list_checkpoints(directory: str | os.PathLike[str]) -> list[str]:
 
 
 def find_manifests(directory: PurePath) -> dict[PurePath, Manifest | None]:
-    """Return all checkpoints directly in `directory`, each with the manifest; None if that is
-    missing or unreadable.
+    """Return all checkpoints directly in `directory`, each with the manifest.
+
+    None if that is missing or unreadable.
 
     On object storage what has no manifest is no checkpoint.
     """

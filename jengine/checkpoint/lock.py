@@ -57,8 +57,9 @@ class WorkDirLock:
         self._file: int | None = None
 
     def acquire(self) -> None:
-        """Acquire the lock if this object does not hold it; take over the lock of a killed run with
-        a warning.
+        """Acquire the lock if this object does not hold it.
+
+        Take over the lock of a killed run with a warning.
 
         Raises:
           WorkDirLockedError: another run holds it; the message names the process and host.

@@ -67,8 +67,9 @@ class Manifest(NamedTuple):
 
 
 def claim(directory: PurePath, run: str) -> None:
-    """Create a local `directory` with an incomplete manifest; remove what an interrupted save left
-    there.
+    """Create a local `directory` with an incomplete manifest.
+
+    Remove what an interrupted save left there.
 
     Raises:
       FileExistsError: it has files and no manifest.
@@ -81,8 +82,9 @@ def claim(directory: PurePath, run: str) -> None:
 def seal(
     directory: PurePath, *, run: str, is_latest: bool, iteration: int | None, checksums: bool = True
 ) -> None:
-    """Sync all files in `directory` to disk, then complete the manifest; for the arguments, see
-    `Manifest`.
+    """Sync all files in `directory` to disk, then complete the manifest.
+
+    For the arguments, see `Manifest`.
     """
     if is_url(directory):
         files = _commit_objects(directory)
@@ -98,8 +100,9 @@ def seal(
 
 
 def seal_part(directory: PurePath, process: int, *, checksums: bool = True) -> None:
-    """Sync the files that a process wrote to disk, and write its part of the manifest; call it
-    before `seal`.
+    """Sync the files that a process wrote to disk, and write its part of the manifest.
+
+    Call it before `seal`.
     """
     if is_url(directory):  # `seal` lists the objects of all processes
         return
@@ -143,8 +146,9 @@ def read_manifest(directory: PurePath) -> Manifest | None:
 
 
 def read_manifests(directories: Iterable[PurePath]) -> dict[PurePath, Manifest | None]:
-    """Return the manifests in those directories that have one, many at a time; None for a
-    damaged one.
+    """Return the manifests in those directories that have one, many at a time.
+
+    None for a damaged one.
     """
     paths = {str(directory / MANIFEST): directory for directory in directories}
     manifests: dict[PurePath, Manifest | None] = {}
@@ -159,8 +163,9 @@ def read_manifests(directories: Iterable[PurePath]) -> dict[PurePath, Manifest |
 
 
 def has_manifest(directory: PurePath) -> bool:
-    """Return whether a local `directory` was made by jengine: it has a manifest; False for a
-    symbolic link.
+    """Return whether a local `directory` was made by jengine: it has a manifest.
+
+    False for a symbolic link.
     """
     return not os.path.islink(directory) and os.path.isfile(directory / MANIFEST)
 
@@ -212,8 +217,9 @@ def read_complete(directory: PurePath) -> tuple[Manifest, str | None]:
 
 
 def _read(directory: PurePath) -> Manifest:
-    """Return the manifest; raise FileNotFoundError, or ValueError if it is damaged at a second
-    read too.
+    """Return the manifest.
+
+    Raise FileNotFoundError, or ValueError if it is damaged at a second read too.
     """
     try:
         return _parse(read_bytes(directory / MANIFEST))
@@ -222,8 +228,9 @@ def _read(directory: PurePath) -> Manifest:
 
 
 def confirm(find_problem: Callable[[], str | None]) -> str | None:
-    """Return the problem that a check finds twice; None if it does not: one read of other bytes
-    proves no damage.
+    """Return the problem that a check finds twice.
+
+    None if it does not: one read of other bytes proves no damage.
     """
     return find_problem() and find_problem()
 

@@ -73,8 +73,9 @@ def wait_for_processes(name: str, directory: PurePath | None = None) -> None:
 
 
 def _count_bytes(directory: PurePath | None, processes: list[str]) -> int:
-    """Return the bytes that processes have written; Orbax renames the directory once it is
-    complete.
+    """Return the bytes that processes have written.
+
+    Orbax renames the directory once it is complete.
     """
     if directory is None:
         return 0

@@ -48,8 +48,9 @@ class LoadFrom:
     raw: bool = False
 
     def open(self, params: Any, *, evaluated: bool) -> Weights:
-        """Open the weights, for a model with these `params`; with `evaluated` those that the
-        checkpoint's run has validated.
+        """Open the weights, for a model with these `params`.
+
+        With `evaluated` those that the checkpoint's run has validated.
         """
         meta = read_meta(self.path)
         moved = meta.get("exchanged" if self.raw else "evaluated" if evaluated else "", {})

@@ -101,8 +101,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
-    """Connect to the other processes of a run, if there are any; an error in one of them then
-    stops all.
+    """Connect to the other processes of a run, if there are any.
+
+    An error in one of them then stops all.
     """
     settings = {
         "coordinator": args.coordinator,
@@ -186,8 +187,9 @@ def _says_enough(error: Exception) -> bool:
 
 
 def _is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or its cause, is about a full disk or quota; TensorStore has a
-    type of its own.
+    """Return whether an error, or its cause, is about a full disk or quota.
+
+    TensorStore has a type of its own.
     """
     while error is not None:
         is_own = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -26,8 +26,9 @@ JAX_NOTES = ("----", "For simplicity, JAX has removed")
 
 
 def format_error(error: BaseException, log_file: str | None) -> str:
-    """Return an error message below the frames in the user's code; `log_file`, if any, has the
-    complete traceback.
+    """Return an error message below the frames in the user's code.
+
+    `log_file`, if any, has the complete traceback.
     """
     report = traceback.TracebackException.from_exception(error)
     left_out = sum([_keep_own_frames(part) for part in _chain(report)])

@@ -43,8 +43,9 @@ def train(runner: "Runner", argv: Sequence[str]) -> int:
 
 
 def _resume_command(argv: Sequence[str], path: str | None) -> str:
-    """Return the command that continues the run with the arguments `argv`; see
-    `default_resume_command`.
+    """Return the command that continues the run with the arguments `argv`.
+
+    See `default_resume_command`.
 
     >>> _resume_command(["train", "config.py", "--resume"], None)
     'jengine train config.py --resume'

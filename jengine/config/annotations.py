@@ -87,8 +87,9 @@ def _is_finite(number: Any) -> bool:
 
 
 class Ascending:
-    """Limit for a list of pairs: the first items increase. `Annotated[Sequence[tuple[int, int]],
-    Ascending()]`.
+    """Limit for a list of pairs: the first items increase.
+
+    `Annotated[Sequence[tuple[int, int]], Ascending()]`.
     """
 
     def __contains__(self, pairs: Sequence[Sequence[float]]) -> bool:
@@ -164,8 +165,9 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
 
 
 def checked(entry: T, owner: str | None = None) -> T:
-    """Return `entry` such that each call checks the arguments; a class is changed in place, a
-    function is wrapped.
+    """Return `entry` such that each call checks the arguments.
+
+    A class is changed in place, a function is wrapped.
 
     >>> @checked
     ... def wait(seconds: NonNegative): ...
@@ -187,16 +189,18 @@ def checked(entry: T, owner: str | None = None) -> T:
 
 
 def checks_itself(entry: Callable[..., Any]) -> bool:
-    """Return whether `entry` is a result of `checked`; a class that only inherits a checked
-    constructor is not.
+    """Return whether `entry` is a result of `checked`.
+
+    A class that only inherits a checked constructor is not.
     """
     return (vars(entry).get("__init__") if isinstance(entry, type) else entry) in _wrapped
 
 
 @functools.lru_cache(maxsize=1024)
 def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of a class or function; each annotation that is text is resolved if it
-    can be.
+    """Return the parameters of a class or function.
+
+    Each annotation that is text is resolved if it can be.
 
     Raises:
       TypeError, ValueError: `entry` has no signature, as some built-ins.
@@ -229,8 +233,9 @@ def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _resolve(annotation: object, names: dict[str, Any]) -> Any:
-    """Return the value for an annotation that is text; the text itself, which fits every value,
-    if it has none.
+    """Return the value for an annotation that is text.
+
+    The text itself, which fits every value, if it has none.
     """
     try:
         return eval(annotation, names) if isinstance(annotation, str) else annotation
@@ -425,8 +430,9 @@ _TESTS: dict[Any, Callable[[Any], bool]] = {
 
 
 def _has_type(kind: Any, value: object) -> bool:
-    """Return whether `value` has the type `kind`; True for a `kind` that cannot be tested, such
-    as a protocol.
+    """Return whether `value` has the type `kind`.
+
+    True for a `kind` that cannot be tested, such as a protocol.
     """
     try:
         test = _TESTS.get(kind)

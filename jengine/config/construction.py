@@ -64,8 +64,9 @@ def record_construction(built: object, init: Callable[..., Any], bound: Mapping[
 
 
 def recorded(kind: type) -> None:
-    """Have the constructor of a class record its arguments; for `__init_subclass__` of a class that
-    users derive from.
+    """Have the constructor of a class record its arguments.
+
+    For `__init_subclass__` of a class that users derive from.
 
     >>> class Scale:
     ...     def __init__(self, factor):
@@ -143,8 +144,9 @@ def to_config(value: Any) -> Any:
 
 
 def _join(values: Any) -> Any:
-    """Return a list or dict of converted values; if it has nothing but data, as data: 'dict of
-    ndarray'.
+    """Return a list or dict of converted values.
+
+    If it has nothing but data, as data: 'dict of ndarray'.
     """
     items = list(values.values() if isinstance(values, dict) else values)
     if items and all(isinstance(item, Unwritable) and not item.instead for item in items):
@@ -227,8 +229,9 @@ def _convert_arguments(built: object, init: Callable[..., Any], bound: Mapping[s
 
 
 def _changed_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a dataclass object that differ from the defaults; Flax sets `parent`
-    and `name` itself.
+    """Yield the fields of a dataclass object that differ from the defaults.
+
+    Flax sets `parent` and `name` itself.
     """
     for field in dataclasses.fields(value):
         item = vars(value).get(field.name, field.default)

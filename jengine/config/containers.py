@@ -41,8 +41,9 @@ class AttributeDict(dict[str, Any]):
 
 
 def is_level(value: Any) -> TypeGuard[ConfigLike]:
-    """Return whether `value` is a config level. Other mappings (a parameter FrozenDict, say) are
-    values.
+    """Return whether `value` is a config level.
+
+    Other mappings (a parameter FrozenDict, say) are values.
     """
     return isinstance(value, dict | ConfigDict)
 
@@ -170,8 +171,9 @@ def copy_containers(value: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 def get_value(mapping: ConfigLike, key: Key) -> Any:
-    """Return the value at `mapping[key]`, references resolved; None for a missing key and an
-    empty placeholder.
+    """Return the value at `mapping[key]`, references resolved.
+
+    None for a missing key and an empty placeholder.
     """
     if key not in mapping:
         return None
@@ -182,8 +184,9 @@ def get_value(mapping: ConfigLike, key: Key) -> Any:
 
 
 def assign(mapping: ConfigLike, key: Key, value: Any) -> None:
-    """Set `mapping[key]`, or the reference stored there; dicts in a ConfigDict become
-    ConfigDicts.
+    """Set `mapping[key]`, or the reference stored there.
+
+    Dicts in a ConfigDict become ConfigDicts.
     """
     if isinstance(mapping, ConfigDict):
         mapping[key] = to_config_dict(value) if isinstance(value, dict) else value
@@ -194,8 +197,9 @@ def assign(mapping: ConfigLike, key: Key, value: Any) -> None:
 
 
 def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None:
-    """Raise ConfigError for keys in `cfg` that are not `known`; the message names the closest legal
-    one for each.
+    """Raise ConfigError for keys in `cfg` that are not `known`.
+
+    The message names the closest legal one for each.
 
     `hint` adds a few words to the message if no legal key is close, such as where the user's values
     belong.

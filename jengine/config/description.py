@@ -106,8 +106,9 @@ def flatten_description(description: Description, path: str = "") -> dict[str, D
 
 
 def first_difference(one: object, other: object, path: str = "") -> tuple[str, str, str] | None:
-    """Return the path and the two values at which nested dicts and lists first differ; None if they
-    are equal.
+    """Return the path and the two values at which nested dicts and lists first differ.
+
+    None if they are equal.
 
     >>> first_difference({"lr": [0.1, 0.2]}, {"lr": [0.1, 0.3]})
     ('lr[1]', '0.2', '0.3')
@@ -131,8 +132,9 @@ def first_difference(one: object, other: object, path: str = "") -> tuple[str, s
 
 
 def hash_array(array: np.ndarray[Any, Any]) -> str:
-    """Return a hash over an array's shape, dtype and elements; over evenly spaced rows in a
-    large one.
+    """Return a hash over an array's shape, dtype and elements.
+
+    Over evenly spaced rows in a large one.
     """
     if array.nbytes > _MAX_BYTES:
         rows = array[np.linspace(0, len(array) - 1, min(len(array), _MAX_ROWS)).astype(np.int64)]
@@ -277,8 +279,9 @@ class _Describer:
 
 
 def _describe_array(value: Any) -> str:
-    """Describe an array in NumPy or JAX, or another object with a shape and a dtype; values on a
-    device if small.
+    """Describe an array in NumPy or JAX, or another object with a shape and a dtype.
+
+    Values on a device if small.
     """
     if isinstance(value, np.generic):
         return repr(value)

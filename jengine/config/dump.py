@@ -361,8 +361,9 @@ class Writer:
 
 
 def simplify(value: Any) -> Any:
-    """Return the config of a `functools.partial` with keywords, a dtype's name; anything else
-    unchanged.
+    """Return the config of a `functools.partial` with keywords, a dtype's name.
+
+    Anything else unchanged.
 
     >>> simplify(functools.partial(sorted, reverse=True)), simplify(np.float32)
     ({'type': <built-in function sorted>, 'reverse': True}, 'float32')

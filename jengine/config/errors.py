@@ -84,8 +84,9 @@ class UnknownNameError(KeyError):
 
 
 def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a suggestion for a misspelled name, to be appended to an error message; empty if no
-    legal name is close.
+    """Return a suggestion for a misspelled name, to be appended to an error message.
+
+    Empty if no legal name is close.
 
     >>> did_you_mean("Adamw", ["Adam", "AdamW"])
     "; did you mean 'AdamW'?"
@@ -124,8 +125,9 @@ def suggest_path(path: Any) -> str:
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
-    """Return a suggestion like `did_you_mean`, or "; expected one of: ..." with all legal names
-    if none is close.
+    """Return a suggestion like `did_you_mean`, or ".
+
+    Expected one of: ..." with all legal names if none is close.
     """
     names = sorted(str(c) for c in candidates)
     return did_you_mean(name, names) or (f"; expected one of: {', '.join(names)}" if names else "")
@@ -145,8 +147,9 @@ def list_unknown(unknown: Iterable[str], candidates: Iterable[str]) -> str:
 
 
 def current_config_path() -> str:
-    """Return the current config path as a string, `custom_hooks[0].interval`; empty outside
-    `config_path`.
+    """Return the current config path as a string, `custom_hooks[0].interval`.
+
+    Empty outside `config_path`.
     """
     text = ""
     for key in _CONFIG_PATH.get():
@@ -172,8 +175,9 @@ def read_seconds(variable: str, default: float, least: float = 0.0) -> float:
 
 @contextlib.contextmanager
 def config_path(*keys: str | int) -> Iterator[None]:
-    """Extend the current config path by `keys` for the body; add the path as a note to exceptions
-    it raises.
+    """Extend the current config path by `keys` for the body.
+
+    Add the path as a note to exceptions it raises.
 
     >>> with config_path("custom_hooks", 0):
     ...     current_config_path()

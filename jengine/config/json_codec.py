@@ -55,8 +55,9 @@ def encode(value: object, path: str = "", *, for_logs: bool = False, **layout: A
 
 
 def decode(text: str | bytes) -> Any:
-    """Return the value that `encode` was given, with JSON's types; a bare NaN of earlier versions
-    is read too.
+    """Return the value that `encode` was given, with JSON's types.
+
+    A bare NaN of earlier versions is read too.
 
     >>> decode('{"best": {"$float": "-Infinity"}}')
     {'best': -inf}

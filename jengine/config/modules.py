@@ -75,8 +75,9 @@ def is_free(name: str, file: pathlib.Path) -> bool:
 
 
 def find_directory(module: str) -> str | None:
-    """Return the config directory that has the top level of the dotted name `module`; the one
-    used last counts.
+    """Return the config directory that has the top level of the dotted name `module`.
+
+    The one used last counts.
     """
     top = module.partition(".")[0]
     return next(
@@ -145,8 +146,9 @@ def name_script(name: str) -> str | None:
 
 @functools.cache
 def _list_importable(file: str) -> frozenset[str]:
-    """Return the names that a script defines outside of `if __name__ == '__main__':`; none if it
-    lacks that line.
+    """Return the names that a script defines outside of `if __name__ == '__main__':`.
+
+    None if it lacks that line.
     """
     body = ast.parse(pathlib.Path(file).read_text(encoding="utf-8")).body
     if not any(isinstance(node, ast.If) and "__name__" in ast.dump(node.test) for node in body):
@@ -188,8 +190,9 @@ def import_attribute(path: str) -> Any:
 
 
 def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> None:
-    """Import the modules that the config file lists by directory as `CONFIG_MODULES`; '' for those
-    on `sys.path`.
+    """Import the modules that the config file lists by directory as `CONFIG_MODULES`.
+
+    '' for those on `sys.path`.
 
     A directory is relative to the file or to a directory above it, so a copy in a subdirectory
     works too; or a URL.

@@ -166,8 +166,9 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
 
 
 def _match_key(node: ConfigLike, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
-    """Split `parts` into a key in `node` and the remaining parts; existing keys with dots take
-    precedence.
+    """Split `parts` into a key in `node` and the remaining parts.
+
+    Existing keys with dots take precedence.
     """
     names = list(itertools.takewhile(lambda part: isinstance(part, str), parts))
     # Keys of plain dicts may have dots (custom_keys): the longest that exists is meant.

@@ -134,8 +134,9 @@ def path_aliases(path: str) -> tuple[str, str]:
 
 
 def closest_paths(path: str, candidates: Iterable[str]) -> str:
-    """Return a hint '; closest: ...' with up to three of `candidates` or modules in them; empty
-    if none is close.
+    """Return a hint '; closest: ...' with up to three of `candidates` or modules in them.
+
+    Empty if none is close.
     """
     names: dict[str, None] = {}
     for candidate in candidates:

@@ -29,7 +29,7 @@ heavy; its dict `provides` has sections, each with names and the modules that de
         "shared_reads": {"read_shared": "jengine.extras.cloud.shared_reads"},
         "predict": {"Predictor": "jengine.extras.serving.predictor"},
         "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
-        # Functions (run, seconds by phase, iterations per second) -> rates by name, each a number
+        # Functions (run, seconds by part, iterations per second) -> rates by name, each a number
         # and a text, and lines, for the report at the end of a run.
         "end_report": {"report_time": "jengine.extras.report.goodput"},
         # Functions (evaluator, predictions, batches) that raise ConfigError for wrong labels.

@@ -102,8 +102,9 @@ class Registry:
     def register_module(
         self, name: str | Sequence[str] | None = None, force: bool = False, module: Any = None
     ) -> Any:
-        """Register a class or function, whose calls then check the arguments; as a decorator
-        without `module`.
+        """Register a class or function, whose calls then check the arguments.
+
+        As a decorator without `module`.
 
         A user's entry replaces a built-in one with the same name, with a line in the log.
 
@@ -250,8 +251,9 @@ class Registry:
         )
 
     def check(self, cfg: Config, **extra: Any) -> None:
-        """Check a config without building anything; arguments and errors as for `build`, with
-        stand-ins in `extra`.
+        """Check a config without building anything.
+
+        Arguments and errors as for `build`, with stand-ins in `extra`.
         """
         entry, arguments = self._parse(cfg, {})
         check_arguments(entry, arguments, supplied=tuple(extra))
@@ -382,8 +384,9 @@ def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -
 
 
 def _resolve_function(value: Any, kinds: Sequence[Any], takes: bool) -> Any:
-    """Return the function that `value` names, if an argument with these types takes functions;
-    else `value`.
+    """Return the function that `value` names, if an argument with these types takes functions.
+
+    Else `value`.
     """
     origins = [typing.get_origin(kind) or kind for kind in kinds]
     if isinstance(value, str):
@@ -433,8 +436,9 @@ def check_arguments(
 def check_names(
     entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
 ) -> bool:
-    """Raise TypeError for unknown and missing arguments; return whether `entry` has a signature to
-    check.
+    """Raise TypeError for unknown and missing arguments.
+
+    Return whether `entry` has a signature to check.
 
     Those in `supplied` are the caller's: they need not be in `arguments`, and no message suggests
     them.
@@ -492,8 +496,9 @@ def find_registered(name: str, import_all: bool = False) -> list[Callable[..., A
 
 
 def _find_elsewhere(name: str) -> str:
-    """Return where a config can name an entry in another registry, for an error message; empty
-    if there is none.
+    """Return where a config can name an entry in another registry, for an error message.
+
+    Empty if there is none.
     """
     found = [registry for registry in _REGISTRIES if registry.used_in and name in registry]
     return f", which is a {found[0].name}; add it to {found[0].used_in}" if found else ""

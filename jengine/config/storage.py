@@ -270,14 +270,16 @@ def get_filesystem(path: str | os.PathLike[str]) -> Any:
 
 
 class StorageError(RuntimeError):
-    """Error of a disk or of object storage, after all retries. Unlike an OSError it never means
-    that a file is bad.
+    """Error of a disk or of object storage, after all retries.
+
+    Unlike an OSError it never means that a file is bad.
     """
 
 
 class UnsafeFileError(ConfigError):
-    """Error of a file that is not read: a pipe, a device, or one that is too large. Reading it
-    again will not help.
+    """Error of a file that is not read: a pipe, a device, or one that is too large.
+
+    Reading it again will not help.
 
     Attributes:
       strerror: the reason, as for an OSError.
@@ -341,8 +343,9 @@ def retry_read(path: str | os.PathLike[str], read: Callable[[], _T]) -> _T:
 
 
 def _find_failure(path: str | os.PathLike[str], error: Exception) -> StorageError | None:
-    """Return the StorageError for an error of a request; None if the error itself says what is
-    wrong.
+    """Return the StorageError for an error of a request.
+
+    None if the error itself says what is wrong.
     """
     if isinstance(error, FileExistsError | ConfigError | MissingPackageError):
         return None
@@ -385,15 +388,17 @@ def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> str:
-    """Return a file as UTF-8 text, with every line end as a newline; for the errors see
-    `read_bytes`.
+    """Return a file as UTF-8 text, with every line end as a newline.
+
+    For the errors see `read_bytes`.
     """
     return read_bytes(path, limit).decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise UnsafeFileError if a local path is a pipe or a device, or a link to one; ConfigError,
-    see `check_allowed`.
+    """Raise UnsafeFileError if a local path is a pipe or a device, or a link to one.
+
+    ConfigError, see `check_allowed`.
 
     For files that a library opens: opening a pipe blocks, and reading a device may never end.
     """
@@ -467,8 +472,9 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Flush a file or a directory to disk, on file systems that support it; objects need no such
-    thing.
+    """Flush a file or a directory to disk, on file systems that support it.
+
+    Objects need no such thing.
     """
     if is_url(path):
         return
@@ -483,8 +489,9 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
-    """Return all files below a directory by relative path; for a URL with one request for 1,000 of
-    them.
+    """Return all files below a directory by relative path.
+
+    For a URL with one request for 1,000 of them.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as directory:
@@ -731,8 +738,9 @@ def make_timeout() -> Any:
 
 
 def _read_md5(info: Mapping[str, Any]) -> str | None:
-    """Return the MD5 in an entry of a listing; an S3 object that was uploaded in parts, or
-    encrypted, has none.
+    """Return the MD5 in an entry of a listing.
+
+    An S3 object that was uploaded in parts, or encrypted, has none.
     """
     if "md5Hash" in info:
         return base64.b64decode(info["md5Hash"]).hex()

@@ -75,8 +75,9 @@ def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type
 
 
 def find_known_function(path: str, modules: Mapping[str, types.ModuleType]) -> Any:
-    """Return the class or function at `package.module.name`; in place of a refused one, a
-    function that raises that.
+    """Return the class or function at `package.module.name`.
+
+    In place of a refused one, a function that raises that.
     """
     try:
         return find_known_class(path, modules)

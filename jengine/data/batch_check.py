@@ -53,8 +53,9 @@ def batch_settings(
 
 
 def batch_form(batch: Batch) -> BatchForm:
-    """Return structure, shapes and dtypes of a batch; two batches of equal forms can be stacked to
-    a chunk.
+    """Return structure, shapes and dtypes of a batch.
+
+    Two batches of equal forms can be stacked to a chunk.
 
     >>> batch_form({"x": np.zeros(2, np.float32), "file": np.array(["a", "b"])})
     {'x': ((2,), dtype('float32')), 'file': None}

@@ -52,8 +52,9 @@ class BatchPrefetcher:
         atexit.register(self._close)
 
     def seek(self, index: int) -> None:
-        """Continue at `index`; threads and workers keep running, and drop what they have built
-        ahead.
+        """Continue at `index`.
+
+        Threads and workers keep running, and drop what they have built ahead.
         """
         for worker, reader in enumerate(self._readers):
             reader.seek(-((worker - index) // len(self._readers)))
@@ -208,8 +209,9 @@ def _end_with_parent(*_: int) -> None:
 
 
 def kill_workers() -> None:
-    """Kill grain's worker processes; otherwise it waits up to 25 seconds for one that hangs in a
-    read.
+    """Kill grain's worker processes.
+
+    Otherwise it waits up to 25 seconds for one that hangs in a read.
     """
     for process in multiprocessing.active_children():
         if process.name.startswith(_WORKER):

@@ -70,8 +70,9 @@ class BatchSource:
         return with_mask(batch, mask) if self.masked else batch
 
     def load_epoch(self, epoch: int) -> tuple[int, np.ndarray, int]:
-        """Make `epoch` the current one; return the number, the sample indices, int64[N], and how
-        many are real.
+        """Make `epoch` the current one.
+
+        Return the number, the sample indices, int64[N], and how many are real.
         """
         shift = self.shift[1] if self.shift[0] == epoch or self.order.is_endless else 0
         count = self.length * self.batch_size

@@ -134,8 +134,9 @@ def _take_schedules(
 
 
 def _build_object(cfg: Mapping[str, Any]) -> Any:
-    """Build the loader or iterable in a dict with a `type`; a DataLoader has the order that its
-    own arguments say.
+    """Build the loader or iterable in a dict with a `type`.
+
+    A DataLoader has the order that its own arguments say.
     """
     kind = FUNCTIONS.get(cfg["type"]) if isinstance(cfg["type"], str) else cfg["type"]
     if kind is not DataLoader:

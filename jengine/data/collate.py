@@ -143,7 +143,8 @@ def _is_text(node: Any) -> bool:
 
 
 def count_examples(batch: Batch) -> int:
-    """Return the number of examples in a batch, which all leaves must have as leading axis;
+    """Return the number of examples in a batch, which all leaves must have as leading axis.
+
     ValueError otherwise.
     """
     # A flat dict, the usual batch, is read without JAX's registry: this runs for each batch.

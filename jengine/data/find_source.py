@@ -15,8 +15,9 @@ _LIBRARIES = frozenset(("datasets", "tensorflow", "tensorflow_datasets", "torch"
 
 
 def as_source(data: Any) -> sources.DataSource:
-    """Return the source for an object that yields batches or examples; ConfigError if it does
-    neither.
+    """Return the source for an object that yields batches or examples.
+
+    ConfigError if it does neither.
     """
     if isinstance(data, list | tuple):
         return sources.sequence_source(data)

@@ -51,8 +51,9 @@ def select_arrays(batch: Batch) -> Batch:
 
 
 def put_arrays(batch: Batch, put: Callable[[Batch], Batch]) -> Batch:
-    """Send the arrays in a batch to the device, with one call to `put`; host entries stay where
-    they are.
+    """Send the arrays in a batch to the device, with one call to `put`.
+
+    Host entries stay where they are.
     """
     arrays = select_arrays(batch)
     # one transfer for all arrays

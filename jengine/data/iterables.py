@@ -169,8 +169,9 @@ class IterableLoader:
 
     @property
     def batch_size(self) -> int | None:
-        """The examples per batch; None if the loader does not have the number and no batch has
-        been read.
+        """The examples per batch.
+
+        None if the loader does not have the number and no batch has been read.
         """
         if self.batch_axis is None and self.is_batched:
             return None
@@ -201,8 +202,9 @@ class IterableLoader:
         return self._next["epoch"]
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Start the next iteration at batch `start` in pass `epoch`; the batches before are read
-        and dropped.
+        """Start the next iteration at batch `start` in pass `epoch`.
+
+        The batches before are read and dropped.
         """
         if start < 0 or (self.length is not None and start > self.length):
             raise ValueError(
@@ -259,8 +261,9 @@ class IterableLoader:
         self._next = self._current = state
 
     def copy_at_epoch(self, epoch: int) -> "IterableLoader":
-        """Return a loader for the same batches at the start of `epoch`; ValueError if the data
-        allow only one pass.
+        """Return a loader for the same batches at the start of `epoch`.
+
+        ValueError if the data allow only one pass.
         """
         source = self.source
         keeps_workers = getattr(self.iterable, "persistent_workers", False)
@@ -280,8 +283,9 @@ class IterableLoader:
         return other
 
     def example(self) -> Batch:
-        """Return the first batch of the next pass, which yields it again; ValueError if there is
-        none.
+        """Return the first batch of the next pass, which yields it again.
+
+        ValueError if there is none.
         """
         if self._opened is None:
             # Kept open for the pass that follows: opening starts workers, and some sources can be
@@ -429,8 +433,9 @@ class IterableLoader:
             self._current |= {"batch_size": self._size, "state": self._end_state, "skip": 0}
 
     def _open(self, start: State, skip: int) -> tuple[Pass, tuple[Any, int | None] | None]:
-        """Open a pass at `start`; return it with its first batch if that has been read as an
-        example.
+        """Open a pass at `start`.
+
+        Return it with its first batch if that has been read as an example.
         """
         opened = self._opened
         self._opened = None
@@ -446,7 +451,8 @@ class IterableLoader:
         return self.source.open(start["epoch"], skip, None if is_next else state), None
 
     def _read(self, iterator: Iterator[Any]) -> tuple[Any, int | None]:
-        """Return a batch, padded by repeating the last example, and the number of real examples;
+        """Return a batch, padded by repeating the last example, and the number of real examples.
+
         None if unknown.
         """
         if self.is_batched:
@@ -514,8 +520,9 @@ def _start_of(epoch: int) -> State:
 
 
 def _last_is_smaller(iterable: object, total: int | None) -> bool | None:
-    """Return whether the last batch is smaller; None if that is unknown without a pass over the
-    data.
+    """Return whether the last batch is smaller.
+
+    None if that is unknown without a pass over the data.
     """
     if total is None or total < 2:
         return None if total is None else False

@@ -170,8 +170,9 @@ class DataLoader:
         self._shift = (epoch, self._shift[1] if self._order.is_endless else 0)
 
     def follow(self, batch_sizes: StepValues | None, example_lengths: StepValues | None) -> None:
-        """Let the batch size and the length of examples follow the iteration; `set_step` then
-        says which it is.
+        """Let the batch size and the length of examples follow the iteration.
+
+        `set_step` then says which it is.
         """
         if batch_sizes is not None and (self.batch_axis is None or self.batch_size is None):
             raise ConfigError(
@@ -188,8 +189,9 @@ class DataLoader:
         self.set_step(0)
 
     def set_step(self, step: int) -> bool:
-        """Use the batch size and the length of examples of iteration `step`; return whether one has
-        changed.
+        """Use the batch size and the length of examples of iteration `step`.
+
+        Return whether one has changed.
 
         Load a position afterwards: the next batch then starts at the example where the last one has
         ended.
@@ -212,8 +214,9 @@ class DataLoader:
         return changed
 
     def next_change(self, step: int) -> int | float:
-        """Return the next iteration with another batch size or length of examples; `math.inf`
-        for none.
+        """Return the next iteration with another batch size or length of examples.
+
+        `math.inf` for none.
         """
         schedules = [
             values for values in (self.batch_sizes, self.example_lengths) if values is not None
@@ -280,8 +283,9 @@ class DataLoader:
         return self._batch_source()[first]
 
     def copy_at_epoch(self, epoch: int) -> "DataLoader":
-        """Return a loader for the same batches at the start of `epoch`; this one's position does
-        not change.
+        """Return a loader for the same batches at the start of `epoch`.
+
+        This one's position does not change.
         """
         other = copy.copy(self)
         other._order = copy.copy(self._order)  # which holds the epoch

@@ -62,8 +62,9 @@ class MaskedTuple(tuple[Any, ...]):
 
 
 def with_mask(batch: Batch, mask: np.ndarray) -> Batch:
-    """Add a mask for the real examples, bool[B]: as the entry `mask` in a dict; a tuple or list
-    becomes a `MaskedTuple`.
+    """Add a mask for the real examples, bool[B]: as the entry `mask` in a dict.
+
+    A tuple or list becomes a `MaskedTuple`.
 
     Raises:
       TypeError: the batch has another type. ValueError: it already has an entry with that name.
@@ -116,8 +117,9 @@ def are_whole() -> bool:
 
 
 def get_mask(batch: Batch) -> Any:
-    """Return the mask for the real examples, bool[B]; None if the batch has none, as without
-    padding.
+    """Return the mask for the real examples, bool[B].
+
+    None if the batch has none, as without padding.
     """
     if _IS_WHOLE.get():
         return None

@@ -51,8 +51,9 @@ def read_npz(path: Path, names: Iterable[str]) -> Iterator[tuple[str, np.ndarray
 
 
 def read_header(file: IO[bytes], end: int) -> jax.ShapeDtypeStruct:
-    """Return the shape and dtype of an array that begins here; raise ValueError if it does not
-    fit before `end`.
+    """Return the shape and dtype of an array that begins here.
+
+    Raise ValueError if it does not fit before `end`.
     """
     version = np.lib.format.read_magic(file)
     if version not in _VERSIONS:

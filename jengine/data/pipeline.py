@@ -78,8 +78,9 @@ class Pipeline:
         rng: np.random.RandomState | None = None,
         ctx: "SampleContext | None" = None,
     ) -> Sample:
-        """Return the transformed sample, None once a transform drops it; `rng` is for random
-        transforms.
+        """Return the transformed sample, None once a transform drops it.
+
+        `rng` is for random transforms.
         """
         given = {"rng": rng, "ctx": ctx or SampleContext()}
         for transform, names in zip(self.transforms, self._takes, strict=True):
@@ -168,8 +169,9 @@ def at_epoch(dataset: Any, epoch: int) -> Any:
 
 
 def fold_in(dataset: Any, *parts: int) -> Any:
-    """Return a dataset with the random numbers for its place in others; the dataset itself if it
-    draws none.
+    """Return a dataset with the random numbers for its place in others.
+
+    The dataset itself if it draws none.
 
     As `jax.random.fold_in` does for keys: samples with the same index in two parts have the same
     seed and epoch, and must still be augmented differently.

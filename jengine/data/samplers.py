@@ -103,8 +103,9 @@ class Sampler(abc.ABC):
 
 @DATA_SAMPLERS.register_module()
 class DefaultSampler(Sampler):
-    """Sampler that yields every sample once per epoch; with P processes, p reads the p-th, (p +
-    P)-th ... in order.
+    """Sampler that yields every sample once per epoch.
+
+    With P processes, p reads the p-th, (p + P)-th ... in order.
 
     >>> list(DefaultSampler(5, shuffle=False, process_index=1, process_count=2))
     [1, 3, 0]

@@ -56,8 +56,9 @@ class StepValues:
         return self.milestones[index - 1] if index else 0
 
     def next_change(self, step: int) -> int | float:
-        """Return the first iteration after `step` with another number; `math.inf` if there is
-        none.
+        """Return the first iteration after `step` with another number.
+
+        `math.inf` if there is none.
         """
         index = bisect.bisect_right(self.milestones, step)
         return self.milestones[index] if index < len(self.milestones) else math.inf

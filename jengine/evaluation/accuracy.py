@@ -77,8 +77,9 @@ class Accuracy(PairMetric):
     def update(
         self, state: dict[str, jax.Array], predictions: Predictions, batch: Batch
     ) -> dict[str, jax.Array]:
-        """Return the counts with a batch added; KeyError for a missing entry, ValueError for
-        other shapes or dtypes.
+        """Return the counts with a batch added.
+
+        KeyError for a missing entry, ValueError for other shapes or dtypes.
         """
         predictions, labels = self.select(predictions, batch)
         predictions = jnp.asarray(predictions)
@@ -99,16 +100,18 @@ class Accuracy(PairMetric):
         }
 
     def compute(self, state: dict[str, np.ndarray]) -> dict[str, float]:
-        """Return the fraction of correct examples for each k; NaN without examples, and with
-        labels out of range.
+        """Return the fraction of correct examples for each k.
+
+        NaN without examples, and with labels out of range.
         """
         count = 0 if state["invalid"] else int(state["count"])
         pairs = zip(self.names, state["correct"], strict=True)
         return {name: int(correct) / count if count else float("nan") for name, correct in pairs}
 
     def _rank(self, predictions: jax.Array, labels: jax.Array) -> jax.Array:
-        """Return the number of classes ranked above the true one, int32[B]; C if the label or a
-        logit is invalid.
+        """Return the number of classes ranked above the true one, int32[B].
+
+        C if the label or a logit is invalid.
         """
         has_classes = predictions.ndim == 1 and jnp.issubdtype(predictions.dtype, jnp.integer)
         if (

@@ -64,8 +64,9 @@ class Evaluator:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all results, with prefix; () if a metric does not know them before the
-        evaluation.
+        """The names of all results, with prefix.
+
+        () if a metric does not know them before the evaluation.
         """
         # `all` below: a list without the names of one metric would look complete.
         metrics = [metric for metric in self.metrics if metric.has_results]
@@ -75,8 +76,9 @@ class Evaluator:
 
     @property
     def host_metrics(self) -> list[HostMetric]:
-        """The metrics that require every batch on the host; without any, `process_host` does
-        nothing.
+        """The metrics that require every batch on the host.
+
+        Without any, `process_host` does nothing.
         """
         return [
             metric for metric in self.metrics if isinstance(metric, HostMetric) and metric.on_host
@@ -153,15 +155,17 @@ class Evaluator:
                 metric.process_placed(batch, predictions, positions.tolist())
 
     def gather(self, gather: Gather) -> None:
-        """Give each host metric the entries of all processes; `evaluate` on one of them then
-        returns the results.
+        """Give each host metric the entries of all processes.
+
+        `evaluate` on one of them then returns the results.
         """
         for metric in self.host_metrics:
             metric.gather(gather)
 
     def evaluate(self, state: EvaluatorState, gather: Gather | None = None) -> dict[str, Any]:
-        """Return the results of all metrics by name, with prefix; warn if predictions are not
-        numbers.
+        """Return the results of all metrics by name, with prefix.
+
+        Warn if predictions are not numbers.
 
         Numbers are Python floats, other values are as the metric returned them.
 

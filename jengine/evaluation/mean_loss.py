@@ -74,8 +74,9 @@ class MeanLoss(BaseMetric):
     def update(
         self, state: dict[str, Mean], predictions: Predictions, batch: Batch
     ) -> dict[str, Mean]:
-        """Return the means with a batch added; ValueError if the loss has other keys than
-        `parts`, or another axis.
+        """Return the means with a batch added.
+
+        ValueError if the loss has other keys than `parts`, or another axis.
         """
         losses = self.loss(predictions, batch)
         if not isinstance(losses, Mapping):

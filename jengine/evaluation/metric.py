@@ -121,8 +121,9 @@ class PairMetric(BaseMetric):
         self.prediction = prediction
 
     def select(self, predictions: Predictions, batch: Batch) -> tuple[Any, Any]:
-        """Return the arrays with predictions and labels, as they are; KeyError for a missing
-        entry.
+        """Return the arrays with predictions and labels, as they are.
+
+        KeyError for a missing entry.
         """
         name = type(self).__name__
         return (
@@ -212,8 +213,9 @@ class HostMetric(BaseMetric):
         self.results = gathered
 
     def collect(self, gather: Gather | None) -> dict[str, Any]:
-        """Return the results since the last call, and clear `self.results`; `gather` is None for
-        a single process.
+        """Return the results since the last call, and clear `self.results`.
+
+        `gather` is None for a single process.
         """
         if gather is not None:
             self.gather(gather)
@@ -270,15 +272,17 @@ def predict_class(scores: jax.Array) -> jax.Array:
 
 
 def drop_padding(tree: ArrayTree, mask: np.ndarray) -> Any:
-    """Return `tree` with only the examples where `mask`, bool[B], is True; leaves without axis B
-    are not changed.
+    """Return `tree` with only the examples where `mask`, bool[B], is True.
+
+    Leaves without axis B are not changed.
     """
     return take_examples(tree, mask, len(mask))
 
 
 def take_examples(tree: ArrayTree, rows: np.ndarray | slice, count: int) -> Any:
-    """Return `tree` with only the examples in `rows`; leaves without the axis of `count`
-    examples are not changed.
+    """Return `tree` with only the examples in `rows`.
+
+    Leaves without the axis of `count` examples are not changed.
     """
     # Predictions may contain values that are not by example, such as a temperature.
     return jax.tree.map(lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (count,) else leaf, tree)

@@ -196,8 +196,9 @@ class CheckpointHook(Hook):
 
     @property
     def file_names(self) -> set[tuple[str, str]]:
-        """The checkpoint names, as directory and template; no other hook may write or remove
-        these.
+        """The checkpoint names, as directory and template.
+
+        No other hook may write or remove these.
         """
         directory = (
             ""
@@ -359,7 +360,7 @@ class CheckpointHook(Hook):
     on_interrupt = _save_unsaved  # after a signal or an error, between two iterations
 
     def _flush_log(self, runner: RunnerProtocol) -> None:
-        with runner.phase_timer.phase("step"):  # a save waits for the device anyway
+        with runner.stopwatch.part("step"):  # a save waits for the device anyway
             runner.log_writer.flush()  # for log lines in order
 
     def _save_regular(
@@ -441,8 +442,9 @@ class CheckpointHook(Hook):
     def _save_best(
         self, runner: RunnerProtocol, key: str, score: float, ranking: list[int]
     ) -> None:
-        """Save a best checkpoint and keep `ranking`, best first; the last of all entries is the
-        new one.
+        """Save a best checkpoint and keep `ranking`, best first.
+
+        The last of all entries is the new one.
         """
         by_epoch = self.by_epoch and runner.train_loop.by_epoch
         number = runner.epoch if by_epoch else runner.iter
@@ -623,8 +625,9 @@ class CheckpointHook(Hook):
 
 @jax.jit
 def _is_finite(params: optax.Params) -> jax.Array:
-    """Return whether all parameters are finite, bool[]; the caller transfers nothing else from
-    the device.
+    """Return whether all parameters are finite, bool[].
+
+    The caller transfers nothing else from the device.
     """
     floats = [leaf for leaf in jax.tree.leaves(params) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     return (

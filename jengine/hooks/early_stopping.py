@@ -69,8 +69,9 @@ class EarlyStoppingHook(Hook):
         return [("monitor", self.monitor, self.rule)]
 
     def before_run(self, runner: RunnerProtocol) -> None:
-        """Check that the training loop can be stopped; ArgumentError if it has no
-        `stop_training`.
+        """Check that the training loop can be stopped.
+
+        ArgumentError if it has no `stop_training`.
         """
         loop = runner.train_loop
         if loop is not None and not hasattr(loop, "stop_training"):

@@ -115,8 +115,9 @@ class Hook:
         """Run once before training, validation or testing begins."""
 
     def after_load_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
-        """Run after a checkpoint is read and before it is used; `checkpoint` may be edited in
-        place.
+        """Run after a checkpoint is read and before it is used.
+
+        `checkpoint` may be edited in place.
         """
 
     def before_train(self, runner: RunnerProtocol) -> None:
@@ -139,8 +140,9 @@ class Hook:
         data_batch: Batch = None,
         outputs: Outputs = None,
     ) -> None:
-        """Run after each training step is dispatched; `outputs` are step metrics, device arrays
-        that may be pending.
+        """Run after each training step is dispatched.
+
+        `outputs` are step metrics, device arrays that may be pending.
         """
         self._after_iter(
             runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train"
@@ -265,14 +267,16 @@ class Hook:
         return ctx
 
     def traced_grads(self, ctx: StepContext) -> StepContext:
-        """Run between the gradients and the update; may change `ctx.grads`, `ctx.metrics`,
-        `ctx.hook_state`.
+        """Run between the gradients and the update.
+
+        May change `ctx.grads`, `ctx.metrics`, `ctx.hook_state`.
         """
         return ctx
 
     def traced_update(self, ctx: StepContext) -> StepContext:
-        """Run after the update, with the new `ctx.params`; may change them, `ctx.model_state`,
-        `ctx.hook_state`.
+        """Run after the update, with the new `ctx.params`.
+
+        May change them, `ctx.model_state`, `ctx.hook_state`.
         """
         return ctx
 
@@ -316,8 +320,9 @@ class Hook:
         """Restore the values that `state_dict` returned."""
 
     def list_directories(self, work_dir: str) -> list[str]:
-        """Return the directories besides the work dir to which the hook writes checkpoints; the
-        run locks them.
+        """Return the directories besides the work dir to which the hook writes checkpoints.
+
+        The run locks them.
         """
         return []
 
@@ -370,8 +375,9 @@ class Hook:
         return batch_idx + 1 == operator.length_hint(dataloader, -1)
 
     def require_epoch_length(self, runner: RunnerProtocol) -> int:
-        """Return the epoch length in iterations; ConfigError if it is unknown, because the data
-        have no length.
+        """Return the epoch length in iterations.
+
+        ConfigError if it is unknown, because the data have no length.
         """
         if (length := runner.train_loop.epoch_length) is None:
             name = type(self).__name__

@@ -104,8 +104,9 @@ class HookList:
         return hook
 
     def register_defaults(self, hooks: Mapping[str, Any] | None = None) -> None:
-        """Register the default hooks; `hooks` replaces them by name, removes them with None, or
-        adds others.
+        """Register the default hooks.
+
+        `hooks` replaces them by name, removes them with None, or adds others.
         """
         if hooks is not None and not hasattr(hooks, "items"):
             raise TypeError(

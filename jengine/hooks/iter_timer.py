@@ -45,8 +45,9 @@ class IterTimerHook(Hook):
         self._watch = RunWatch()
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return `step` with `block=True`; otherwise never, so that the steps of a chunk are
-        timed together.
+        """Return `step` with `block=True`.
+
+        Otherwise never, so that the steps of a chunk are timed together.
         """
         return step if self._block else math.inf
 

@@ -134,7 +134,7 @@ class LoggerHook(Hook):
                 lines.append((completed - 1, inner - 1))
         if lines:
             loop.check()  # raises here, in the thread of the loop
-            timer = runner.phase_timer
+            timer = runner.stopwatch
             previous = timer.enter("logging")  # a context manager would take as long as the rest
             try:
                 # it waits for the device
@@ -224,8 +224,9 @@ class LoggerHook(Hook):
 
 
 class _RunnerView:
-    """Frozen progress of a runner, for the thread that writes the log; the runner has all other
-    attributes.
+    """Frozen progress of a runner, for the thread that writes the log.
+
+    The runner has all other attributes.
     """
 
     def __init__(self, runner: RunnerProtocol) -> None:

@@ -1,5 +1,6 @@
-"""Hook priorities: MMEngine's nine names for 0 to 100, and iMIX's seven levels for 0 to 60;
-lower values run first.
+"""Hook priorities: MMEngine's nine names for 0 to 100, and iMIX's seven levels for 0 to 60.
+
+Lower values run first.
 """
 
 import enum
@@ -66,8 +67,9 @@ def get_priority_name(priority: int | str | Priority) -> str:
 
 
 def get_level(level: Any) -> PriorityStatus:
-    """Return an iMIX level by name, in any case, or number; NORMAL, with a warning, for anything
-    else.
+    """Return an iMIX level by name, in any case, or number.
+
+    NORMAL, with a warning, for anything else.
     """
     if isinstance(level, str) and level.upper() in PriorityStatus.__members__:
         return PriorityStatus[level.upper()]

@@ -54,8 +54,9 @@ class _TerminalProgress:
 
 @HOOKS.register_module()
 class ProgressHook(Hook):
-    """Progress bar with the remaining time and the loss of the newest training line; in a notebook
-    with a plot of it.
+    """Progress bar with the remaining time and the loss of the newest training line.
+
+    In a notebook with a plot of it.
 
     The command line adds it when the output is a TTY; in a notebook it is a default hook,
     `progress`. The bar is redrawn at most ten times a second, and one training line a minute is

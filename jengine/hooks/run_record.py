@@ -67,7 +67,7 @@ def update_record(
     if runner.train_loop is None or not runner.is_main_process:
         return
     # Read here, in the thread of the loop: the timer belongs to it.
-    seconds = {phase: round(value, 3) for phase, value in runner.phase_timer.report().items()}
+    seconds = {phase: round(value, 3) for phase, value in runner.stopwatch.report().items()}
     progress = dict(updated=_now(), iter=runner.iter, epoch=runner.epoch, seconds=seconds)
     progress |= {} if status is None else {"status": status}
     if background:

@@ -65,7 +65,7 @@ class RunWatch:
         requests = tuple(watch.request(runner) for watch in self._watches)
         report = _Report(self._host, own - self._own_seconds, elapsed, requests)
         # a wait for the slowest process, as in the step itself
-        with runner.phase_timer.phase("step"):
+        with runner.stopwatch.part("step"):
             reports: list[_Report] = processes.all_gather("the times of the processes", report)
         if seconds - self._last_record >= PERIOD:
             self._last_record = seconds
@@ -104,4 +104,4 @@ def describe_slowest(reports: list[_Report], iterations: int) -> str:
 
 
 def _own_seconds(runner: RunnerProtocol) -> float:
-    return sum(runner.phase_timer.seconds.get(phase, 0.0) for phase in _OWN_PHASES)
+    return sum(runner.stopwatch.seconds.get(phase, 0.0) for phase in _OWN_PHASES)

@@ -17,8 +17,8 @@ from jengine.data.loader import DataLoader
 from jengine.evaluation.evaluator import Evaluator
 from jengine.logging.async_writer import AsyncWriter
 from jengine.logging.message_hub import MessageHub
-from jengine.logging.phase_timer import PhaseTimer
 from jengine.logging.processor import LogProcessor
+from jengine.logging.stopwatch import Stopwatch
 from jengine.logging.visualizer import Visualizer
 from jengine.model.model import Model
 from jengine.optim.schedules.scheduler import Schedulers
@@ -45,8 +45,9 @@ class Progress(Protocol):
 
 
 class TrainLoopProtocol(Progress, Protocol):
-    """Training loop, as hooks see it; set `stop_training` to end training after the current
-    iteration or chunk.
+    """Training loop, as hooks see it.
+
+    Set `stop_training` to end training after the current iteration or chunk.
     """
 
     stop_training: bool
@@ -71,8 +72,9 @@ class TrainLoopProtocol(Progress, Protocol):
 
 
 class EvalLoopProtocol(Protocol):
-    """Validation or test loop, as hooks see it; among several evaluations, the members are those
-    of the current one.
+    """Validation or test loop, as hooks see it.
+
+    Among several evaluations, the members are those of the current one.
     """
 
     @property
@@ -168,7 +170,7 @@ class RunnerProtocol(Progress, Protocol):
     @property
     def log_writer(self) -> AsyncWriter: ...
     @property
-    def phase_timer(self) -> PhaseTimer: ...
+    def stopwatch(self) -> Stopwatch: ...
 
     # --- Hooks and checkpoints ---
     @property

@@ -13,8 +13,9 @@ from jengine.versions import __version__
 
 @HOOKS.register_module()
 class RuntimeInfoHook(Hook):
-    """Updates of the message hub, from which all loggers read; losses stay on the device until
-    the first read.
+    """Updates of the message hub, from which all loggers read.
+
+    Losses stay on the device until the first read.
     """
 
     priority = "VERY_HIGH"
@@ -45,8 +46,9 @@ class RuntimeInfoHook(Hook):
     def before_train_iter(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
     ) -> None:
-        """Record the iteration; the loop records the learning rates, after all hooks that may
-        set them.
+        """Record the iteration.
+
+        The loop records the learning rates, after all hooks that may set them.
         """
         runner.message_hub.update_info("iter", runner.train_loop.iter)
 

@@ -1,5 +1,6 @@
-"""When CheckpointHook saves: after a time, or as a policy of Orbax decides; and which
-checkpoints a policy keeps.
+"""When CheckpointHook saves: after a time, or as a policy of Orbax decides.
+
+And which checkpoints a policy keeps.
 """
 
 import dataclasses
@@ -72,8 +73,9 @@ class TimedSaves:
         self._next = step
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return `step` if the time is over; with several processes, the next step at which
-        process 0 is asked.
+        """Return `step` if the time is over.
+
+        With several processes, the next step at which process 0 is asked.
         """
         if runner.processes.count > 1:
             return max(step, self._next)
@@ -130,8 +132,9 @@ class PolicySaves:
             )
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return the next step that the policy saves, as far as a chunk reaches; else each, if
-        only it can tell.
+        """Return the next step that the policy saves, as far as a chunk reaches.
+
+        Else each, if only it can tell.
         """
         if not self._is_by_step:
             return step
@@ -155,8 +158,9 @@ class PolicySaves:
 
 
 def _list_parts(policy: SavePolicy) -> list[SavePolicy]:
-    """Return the policies in an AnySavePolicy, nested ones too; a list with the policy if it is
-    another.
+    """Return the policies in an AnySavePolicy, nested ones too.
+
+    A list with the policy if it is another.
     """
     from orbax.checkpoint.checkpoint_managers import AnySavePolicy
 
@@ -170,8 +174,9 @@ def _list_parts(policy: SavePolicy) -> list[SavePolicy]:
 def make_schedule(
     interval: int | str, save_policy: SavePolicy | None
 ) -> TimedSaves | PolicySaves | None:
-    """Return when to save, by steps that count from 0; None for a number of epochs or
-    iterations.
+    """Return when to save, by steps that count from 0.
+
+    None for a number of epochs or iterations.
     """
     if isinstance(interval, str):
         return TimedSaves(parse_duration(interval))

@@ -21,8 +21,8 @@ from jengine.logging.files import LocalVisBackend as LocalVisBackend
 from jengine.logging.history import HistoryBuffer as HistoryBuffer
 from jengine.logging.loss_watch import LossWatch as LossWatch
 from jengine.logging.message_hub import MessageHub as MessageHub
-from jengine.logging.phase_timer import PhaseTimer as PhaseTimer
 from jengine.logging.processor import LogProcessor as LogProcessor
+from jengine.logging.stopwatch import Stopwatch as Stopwatch
 from jengine.logging.tables import format_table as format_table
 from jengine.logging.tables import shorten_rows as shorten_rows
 from jengine.logging.visualizer import Visualizer as Visualizer

@@ -43,8 +43,9 @@ class AsyncWriter:
         self._raise_error()
 
     def flush(self) -> None:
-        """Wait until all jobs are done and raise the error of one that failed; return at once if
-        a job calls it.
+        """Wait until all jobs are done and raise the error of one that failed.
+
+        Return at once if a job calls it.
         """
         # A job that waits for all jobs would wait for itself.
         if threading.current_thread() is not self._thread:
@@ -55,8 +56,9 @@ class AsyncWriter:
             self._raise_error()
 
     def close(self) -> None:
-        """Wait for all jobs and end the thread; the next job starts a new one. `flush` raises
-        pending errors.
+        """Wait for all jobs and end the thread; the next job starts a new one.
+
+        `flush` raises pending errors.
         """
         thread = self._thread
         self._thread = None

@@ -62,8 +62,9 @@ class BaseVisBackend(abc.ABC):
         """
 
     def name_scalars(self, scalar_dict: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return values under the names in this backend; the visualizer calls it with the loop as
-        the value `mode`.
+        """Return values under the names in this backend.
+
+        The visualizer calls it with the loop as the value `mode`.
 
         By default validation names start with `val/` and test names with `test/`, so that they
         never share a curve with training. Without a `mode` the names are unchanged.
@@ -84,8 +85,9 @@ class BaseVisBackend(abc.ABC):
         self.add_scalars({name: value}, step)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
-        """Write a histogram; by default the mean, standard deviation, minimum and maximum as
-        scalars.
+        """Write a histogram.
+
+        By default the mean, standard deviation, minimum and maximum as scalars.
         """
         low = histogram.edges[0]
         high = histogram.edges[-1]

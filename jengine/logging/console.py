@@ -111,8 +111,9 @@ def set_file_handler(logger: logging.Logger, cfg: Mapping[str, Any]) -> None:
 
 
 def log_error(error: BaseException) -> str | None:
-    """Write a traceback to the log file of the newest logger, once; return the file path, None
-    without a file.
+    """Write a traceback to the log file of the newest logger, once.
+
+    Return the file path, None without a file.
     """
     logger = current_logger()
     handlers = [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
@@ -126,8 +127,9 @@ def log_error(error: BaseException) -> str | None:
 
 
 def open_log_file(logger: logging.Logger) -> None:
-    """Create the log file and write the records that wait for it; also after the directory was
-    deleted.
+    """Create the log file and write the records that wait for it.
+
+    Also after the directory was deleted.
     """
     for handler in logger.handlers:
         if isinstance(handler, _RunFileHandler):
@@ -168,8 +170,9 @@ def print_log(
 
 
 def write_line(line: str, level: str = "INFO") -> None:
-    """Write a line to the terminal verbatim, without wrapping or markup; on a TTY, ` - level - `
-    is colored.
+    """Write a line to the terminal verbatim, without wrapping or markup.
+
+    On a TTY, ` - level - ` is colored.
     """
     file = terminal.file
     # Without rich: a file or a pipe needs none of its layout.
@@ -189,8 +192,9 @@ def write_line(line: str, level: str = "INFO") -> None:
 
 @functools.lru_cache(maxsize=1)
 def _is_tty(file: IO[str]) -> bool:
-    """Return whether `file`, that of `terminal`, is a TTY; cached, as the check costs as much as
-    writing a line.
+    """Return whether `file`, that of `terminal`, is a TTY.
+
+    Cached, as the check costs as much as writing a line.
     """
     return terminal.is_terminal
 
@@ -379,8 +383,9 @@ def in_notebook() -> bool:
 
 
 def parse_level(level: int | str) -> int:
-    """Return the number of a log level, given by number or by name in any case; ValueError for
-    another name.
+    """Return the number of a log level, given by number or by name in any case.
+
+    ValueError for another name.
     """
     if isinstance(level, int):
         return level

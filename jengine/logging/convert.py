@@ -24,8 +24,9 @@ class Histogram(NamedTuple):
 
 
 def histogram(values: ArrayLike, bins: int = 64) -> Histogram:
-    """Bin an array of real numbers, of any shape, between minimum and maximum; skip NaN and
-    infinity.
+    """Bin an array of real numbers, of any shape, between minimum and maximum.
+
+    Skip NaN and infinity.
 
     Examples:
       >>> histogram([0.0, 1.0, 1.0, np.nan], bins=2).counts
@@ -104,8 +105,9 @@ def encode_png(image: np.ndarray) -> bytes:
 
 
 def write_png(path: pathlib.Path, image: np.ndarray) -> None:
-    """Write an image as a PNG file, in a directory that is created if needed; errors as in
-    `to_pixels`.
+    """Write an image as a PNG file, in a directory that is created if needed.
+
+    Errors as in `to_pixels`.
     """
     png = encode_png(image)  # first: a wrong image leaves no directory
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -104,8 +104,9 @@ class FilesVisBackend(BaseVisBackend):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Truncate the files to the sizes at the checkpoint; a file that did not exist then
-        becomes empty.
+        """Truncate the files to the sizes at the checkpoint.
+
+        A file that did not exist then becomes empty.
         """
         if (sizes := state_dict.get("sizes")) is None:  # the backend is new
             return

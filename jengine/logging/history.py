@@ -20,8 +20,9 @@ Window = int | Literal["epoch"] | None
 
 @dataclasses.dataclass
 class Totals:
-    """Sum, weight and extrema of many values. Values that are not finite have no part in a mean,
-    and NaN in none.
+    """Sum, weight and extrema of many values.
+
+    Values that are not finite have no part in a mean, and NaN in none.
 
     Attributes:
       sum: sum of value * weight.
@@ -183,15 +184,17 @@ class HistoryBuffer:
         return totals.sum / totals.weight if totals.weight else self._values[-1]
 
     def max(self, window_size: Window = None) -> float:
-        """Return the largest of the newest `window_size` values; arguments and errors as in
-        `mean`.
+        """Return the largest of the newest `window_size` values.
+
+        Arguments and errors as in `mean`.
         """
         totals = self._totals(window_size)
         return totals.max if totals.max >= totals.min else self._values[-1]
 
     def min(self, window_size: Window = None) -> float:
-        """Return the smallest of the newest `window_size` values; arguments and errors as in
-        `mean`.
+        """Return the smallest of the newest `window_size` values.
+
+        Arguments and errors as in `mean`.
         """
         totals = self._totals(window_size)
         return totals.min if totals.max >= totals.min else self._values[-1]
@@ -202,8 +205,9 @@ class HistoryBuffer:
         return self._values[-1]
 
     def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Call the statistic `method_name` with the other arguments; names and errors as in
-        `statistic`.
+        """Call the statistic `method_name` with the other arguments.
+
+        Names and errors as in `statistic`.
         """
         return self.statistic(method_name)(*args, **kwargs)
 
@@ -332,8 +336,9 @@ def to_float(value: Any) -> float:
 
 
 def check_count(count: int) -> int:
-    """Return `count` as a Python int; TypeError if it is not an int, ValueError if it is below
-    1.
+    """Return `count` as a Python int.
+
+    TypeError if it is not an int, ValueError if it is below 1.
     """
     if isinstance(count, bool) or not isinstance(count, int | np.integer):
         raise TypeError(f"`count` of a logged scalar must be an int, got {count!r}")

@@ -266,8 +266,9 @@ class MessageHub:
         return self._runtime_info.get(key, default)
 
     def get_scalar(self, key: str) -> HistoryBuffer:
-        """Return the history of the scalar `key`, with pending values; KeyError, with a
-        suggestion, for no scalar.
+        """Return the history of the scalar `key`, with pending values.
+
+        KeyError, with a suggestion, for no scalar.
         """
         self.flush()
         return _get_history(self._log_scalars, key)
@@ -332,8 +333,9 @@ class MessageHub:
         return {"log_scalars": scalars, "runtime_info": infos}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a result of `state_dict`; other keys, and those with `resumed=False` since,
-        are unchanged.
+        """Restore a result of `state_dict`.
+
+        Other keys, and those with `resumed=False` since, are unchanged.
         """
         for part in ("log_scalars", "runtime_info"):
             if part not in state:
@@ -412,8 +414,9 @@ class MessageHub:
     def _split_by_epoch(
         self, key: str, iterations: list[int]
     ) -> Iterator[tuple[int | None, slice]]:
-        """Yield the start of each epoch and the positions of its values; validations begin their
-        windows themselves.
+        """Yield the start of each epoch and the positions of its values.
+
+        Validations begin their windows themselves.
         """
         if not key.startswith("train/"):
             yield None, slice(None)
@@ -471,8 +474,9 @@ def _get_history(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuf
 
 
 def _check_scalar(key: str, value: Any) -> Any:
-    """Return a one-element device array, or a host value as a Python float; errors as in
-    `update_scalar`.
+    """Return a one-element device array, or a host value as a Python float.
+
+    Errors as in `update_scalar`.
     """
     # First: a tracer is a jax.Array too, and would be kept after its trace has ended.
     if isinstance(value, jax.core.Tracer):

@@ -36,8 +36,9 @@ class _Loop(Protocol):
 
 
 class _Run(Protocol):
-    """Progress and histories of a run, as log lines need them; without a loop for what the run
-    does not do.
+    """Progress and histories of a run, as log lines need them.
+
+    Without a loop for what the run does not do.
     """
 
     @property
@@ -116,8 +117,9 @@ class LogProcessor:
 
     @property
     def windows(self) -> dict[str, int]:
-        """The longest window of each scalar, by name without the loop; that of others has the
-        name ''.
+        """The longest window of each scalar, by name without the loop.
+
+        That of others has the name ''.
         """
         windows = {"": self.window_size}
         for entry in self.custom_cfg:
@@ -180,8 +182,9 @@ class LogProcessor:
     def get_log_after_epoch(
         self, runner: _Run, batch_idx: int, mode: Mode, with_non_scalar: bool = False
     ) -> tuple[dict[str, Any], str]:
-        """Format the results of a validation or test pass; `time` and `data_time` are last, as
-        means over the pass.
+        """Format the results of a validation or test pass.
+
+        `time` and `data_time` are last, as means over the pass.
 
         Args:
           batch_idx: index of the last batch, from 0.
@@ -318,8 +321,9 @@ def _select_mode(values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
 
 
 def _current_epoch(runner: _Run, mode: Mode) -> int:
-    """Return the epoch to show: from 1 in training; validation runs after the increment; 0
-    without training.
+    """Return the epoch to show: from 1 in training; validation runs after the increment.
+
+    0 without training.
     """
     if mode == "train":
         return runner.epoch + 1

@@ -15,8 +15,9 @@ _AFTER = 10.0  # seconds
 def report_if_slow(
     name: str, after: float = _AFTER, logger: logging.Logger | None = None
 ) -> Iterator[None]:
-    """Log once that the body takes long, and how long it took; on a TTY, show its seconds with a
-    spinner meanwhile.
+    """Log once that the body takes long, and how long it took.
+
+    On a TTY, show its seconds with a spinner meanwhile.
 
     Args:
       name: what the body does: 'compiling the training step'.

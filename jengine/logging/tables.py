@@ -78,8 +78,9 @@ def format_table(
 
 
 def shorten_rows(rows: Sequence[Sequence[str]], limit: int) -> list[Sequence[str]]:
-    """Return at most `limit` rows; of a longer table the first and last ones, around a row that
-    counts the others.
+    """Return at most `limit` rows.
+
+    Of a longer table the first and last ones, around a row that counts the others.
     """
     if len(rows) <= limit:
         return list(rows)

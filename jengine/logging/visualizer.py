@@ -141,8 +141,9 @@ class Visualizer:
                 backend.add_graph(text)
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
-        """Write an image, uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA); the steps of a name
-        form a series.
+        """Write an image, uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA).
+
+        The steps of a name form a series.
         """
         with self._lock:
             for backend in self._active_backends():
@@ -231,8 +232,9 @@ class Visualizer:
             }
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
-        """Discard what was written after a checkpoint; arguments as in
-        `BaseVisBackend.load_state_dict`.
+        """Discard what was written after a checkpoint.
+
+        Arguments as in `BaseVisBackend.load_state_dict`.
         """
         with self._lock:
             backends = self._active_backends()

@@ -57,8 +57,9 @@ def build_loss(loss: Any) -> Callable[..., Any]:
 
 
 def build_module(module: Any, **extra: Any) -> Any:
-    """Build a network from its config, including nested configs; return anything but a config
-    unchanged.
+    """Build a network from its config, including nested configs.
+
+    Return anything but a config unchanged.
     """
     module = as_config(module)
     if not hasattr(module, "items"):

@@ -100,16 +100,18 @@ def compute_in(dtype: str, fn: Callable[[Params], Any], params: Params) -> Any:
 
 
 def cast_floating(tree: PyTree, dtype: DTypeLike) -> PyTree:
-    """Return `tree` with floating-point arrays cast to `dtype`; other leaves, including Python
-    numbers, stay.
+    """Return `tree` with floating-point arrays cast to `dtype`.
+
+    Other leaves, including Python numbers, stay.
     """
     # Python numbers are weakly typed: they take the dtype of the array that they are combined with.
     return jax.tree.map(lambda x: jnp.asarray(x).astype(dtype) if _is_floating(x) else x, tree)
 
 
 def cast_floating_like(tree: PyTree, like: PyTree) -> PyTree:
-    """Return `tree` with its floating-point arrays in the dtypes of `like`; with another
-    structure, as it is.
+    """Return `tree` with its floating-point arrays in the dtypes of `like`.
+
+    With another structure, as it is.
     """
     structure: Any = jax.tree.structure(tree)
     if structure != jax.tree.structure(like):

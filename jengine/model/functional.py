@@ -24,8 +24,9 @@ _KWARGS = inspect.Parameter.VAR_KEYWORD
 
 @MODELS.register_module()
 class FunctionalModel(Model):
-    """Model from plain functions. Each function receives, by name, the arguments that are in its
-    signature.
+    """Model from plain functions.
+
+    Each function receives, by name, the arguments that are in its signature.
 
     Required arguments with other names are, in order, `rng` and `batch` for `init`, and `params`
     and `batch` for `loss` and `predict`: `init(key)`, `init(key, x)`, `loss(p, b)`. An argument
@@ -93,8 +94,9 @@ class FunctionalModel(Model):
         self._has_state = any(fn.accepts("model_state") for fn in self._losses.values())
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
-        """Return `(params, model_state)`; the state is {} if `loss` has no argument
-        `model_state`.
+        """Return `(params, model_state)`.
+
+        The state is {} if `loss` has no argument `model_state`.
         """
         variables = self._init(rng=rng, batch=batch)
         has_state = self._has_state or (self._train_step is not None and type(variables) is tuple)
@@ -272,8 +274,9 @@ class _NamedArguments:
 
 
 def _check_pair(function: str, first: str, value: Any) -> tuple[Any, Any]:
-    """Return `value`, the result from a function for a model with state, if it is a pair; raise
-    TypeError otherwise.
+    """Return `value`, the result from a function for a model with state, if it is a pair.
+
+    Raise TypeError otherwise.
     """
     # a NamedTuple of two fields may be the parameters
     if type(value) is not tuple or len(value) != 2:

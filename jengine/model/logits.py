@@ -43,8 +43,9 @@ class ChunkedLogits:
 def map_tokens(
     fn: Callable[..., jax.Array], logits: ArrayLike | ChunkedLogits, *arrays: ArrayLike
 ) -> jax.Array:
-    """Return `fn(logits, *arrays)`, which computes a number for each token; for `ChunkedLogits`
-    chunk by chunk.
+    """Return `fn(logits, *arrays)`, which computes a number for each token.
+
+    For `ChunkedLogits` chunk by chunk.
 
     >>> logits = ChunkedLogits(jnp.ones((1, 4, 2)), jnp.ones((2, 8)), size=2, dtype=jnp.float32)
     >>> map_tokens(lambda logits: logits.sum(axis=-1), logits)

@@ -126,8 +126,9 @@ class MeanSquaredError:
     output: Selector | None = None
 
     def __call__(self, outputs: ArrayTree, batch: Batch) -> Losses:
-        """Return the losses f32[B] for `outputs` f[B, ...]; ValueError if the targets have
-        another shape.
+        """Return the losses f32[B] for `outputs` f[B, ...].
+
+        ValueError if the targets have another shape.
         """
         outputs = select_array(outputs, self.output, "MeanSquaredError.output", "outputs")
         targets = select_array(batch, self.target, "MeanSquaredError.target", "batch")

@@ -79,8 +79,9 @@ class Model:
         recorded(cls)  # so that the work dir's config has the model of a run in Python
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; a number that a hook sets during training becomes an input of the
-        compiled step.
+        """Set an attribute.
+
+        A number that a hook sets during training becomes an input of the compiled step.
         """
         super().__setattr__(name, value)
         # a weak reference, which copies of the model may have
@@ -198,8 +199,9 @@ class Model:
         )
 
     def tabulate(self, batch: Batch, width: int = 160) -> str:
-        """Return a table of the layers with shapes, parameters and FLOPs of the prediction; here of
-        the parameters.
+        """Return a table of the layers with shapes, parameters and FLOPs of the prediction.
+
+        Here of the parameters.
 
         Nothing is allocated on a device. The text has up to `width` columns.
         """

@@ -55,15 +55,17 @@ def describe_class(cls: type, stacked: Shape | None = None) -> ModuleType:
 
 
 def kind_of(name: str | None) -> str:
-    """Return the `ModuleType.kind` of a type; a name that a user has given is its own; '' for
-    None.
+    """Return the `ModuleType.kind` of a type; a name that a user has given is its own.
+
+    '' for None.
     """
     return name.kind if isinstance(name, ModuleType) else name or ""
 
 
 def is_norm(name: str | None) -> bool:
-    """Return whether a type is a batch, instance, group or layer norm; as in MMEngine, RMSNorm
-    is not included.
+    """Return whether a type is a batch, instance, group or layer norm.
+
+    As in MMEngine, RMSNorm is not included.
     """
     return kind_of(name).startswith(NORMS)
 
@@ -84,8 +86,9 @@ def layer_shape(shape: Shape, stacked: Sequence[int]) -> Shape:
 
 
 def stacked_axes(types: Mapping[str, str], path: str) -> Shape | None:
-    """Return the axes along which layers are stacked in the parameter at a dotted path; None if the
-    types do not tell.
+    """Return the axes along which layers are stacked in the parameter at a dotted path.
+
+    None if the types do not tell.
 
     They are those of its module, or of the innermost one around it that is stacked.
 
@@ -102,8 +105,9 @@ def stacked_axes(types: Mapping[str, str], path: str) -> Shape | None:
 
 
 def find_stacked(shapes: Sequence[tuple[Shape, Shape]]) -> Shape:
-    """Return the axes that the parameters of a module have and a single layer has not; the first
-    ones if it is unclear.
+    """Return the axes that the parameters of a module have and a single layer has not.
+
+    The first ones if it is unclear.
 
     >>> (
     ...     find_stacked([((12, 4, 8), (4, 8)), ((12, 8), (8,))]),
@@ -186,8 +190,9 @@ def _sizes(shape: Shape, axes: Shape) -> Shape:
 
 
 def _layer_shapes(kind: str, attributes: Mapping[str, Any]) -> dict[str, Shape]:
-    """Return the shapes of the parameters of one layer of NNX or Equinox by name; {} for other
-    modules.
+    """Return the shapes of the parameters of one layer of NNX or Equinox by name.
+
+    {} for other modules.
     """
     a = attributes
     if kind == "Linear":

@@ -189,8 +189,9 @@ class NnxModel(Model):
     def replace_base(
         self, params: Params, model_state: ModelState, base_params: Params, base_state: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """Return the variables with the parameters that `base_params` has replaced; others, as
-        adapters, stay.
+        """Return the variables with the parameters that `base_params` has replaced.
+
+        Others, as adapters, stay.
         """
         base = paths.flatten(base_params)
         # With `wrt` a part of the parameters lives in the state, and a base checkpoint has them all

@@ -98,8 +98,9 @@ def shapes(variable: Any) -> dict[Path, tuple[int, ...]]:
 
 
 def named_leaves(variable: Any) -> dict[Path, Any]:
-    """Return the arrays in a variable by path, in JAX's flattening order; an array has the path
-    ().
+    """Return the arrays in a variable by path, in JAX's flattening order.
+
+    An array has the path ().
     """
     leaves = jax.tree_util.tree_flatten_with_path(variable)[0]
     return {_keys(path[is_variable(variable) :]): leaf for path, leaf in leaves}

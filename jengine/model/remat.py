@@ -87,8 +87,9 @@ def remat_linen(patterns: Sequence[str]) -> Any:
 
 
 def remat_nnx(module: "nnx.Module", patterns: Sequence[str]) -> None:
-    """Make NNX modules that match compute under `nnx.remat`; `module` is a copy, which this
-    changes.
+    """Make NNX modules that match compute under `nnx.remat`.
+
+    `module` is a copy, which this changes.
     """
     from flax import nnx
 
@@ -113,8 +114,9 @@ def _replace_call(node: "nnx.Module") -> None:
 
 
 class _BoundArguments:
-    """Arguments of a call; only those with arrays are traced by a transformation, flags stay
-    Python values.
+    """Arguments of a call.
+
+    Only those with arrays are traced by a transformation, flags stay Python values.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -11,8 +11,9 @@ Sown = dict[str, dict[str, Any]]
 
 
 class SownValues:
-    """Selection from the sown values, by collection or by the name under which they were sown; see
-    `LinenModel`.
+    """Selection from the sown values, by collection or by the name under which they were sown.
+
+    See `LinenModel`.
 
     `owner` is the adapter's name, for error messages; `names` are all selected names.
     """

@@ -1,5 +1,6 @@
-"""Mixed precision: the network computes in low precision; parameters, targets, loss and
-optimizer in float32.
+"""Mixed precision: the network computes in low precision.
+
+Parameters, targets, loss and optimizer in float32.
 """
 
 import contextlib
@@ -69,21 +70,24 @@ class AmpOptimWrapper(OptimWrapper):
 
     @property
     def loss_scaler(self) -> LossScale | None:
-        """MMEngine's name for `loss_scale`; the current scale is `optax.tree.get(opt_state,
-        'loss_scale')`.
+        """MMEngine's name for `loss_scale`.
+
+        The current scale is `optax.tree.get(opt_state, 'loss_scale')`.
         """
         return self.loss_scale
 
     def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a network's `apply` so that it computes in `dtype` and returns float32; see
-        `jengine.model.autocast`.
+        """Wrap a network's `apply` so that it computes in `dtype` and returns float32.
+
+        See `jengine.model.autocast`.
         """
         return autocast(apply_fn, self.dtype)
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:
-        """Surround the forward pass within a loss, whose network `autocast` casts; yield whether it
-        updates.
+        """Surround the forward pass within a loss, whose network `autocast` casts.
+
+        Yield whether it updates.
 
         Raises:
           RuntimeError: outside of a loss that this wrapper, or a Runner, calls and checks for low
@@ -122,8 +126,9 @@ class AmpOptimWrapper(OptimWrapper):
 
     @functional("opt_state = wrapper.load_state_dict(state_dict, opt_state)")
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
-        """Restore a `state_dict`; without a `loss_scaler` in it, the scale in `opt_state` is
-        kept.
+        """Restore a `state_dict`.
+
+        Without a `loss_scaler` in it, the scale in `opt_state` is kept.
         """
         if self.loss_scale is None:
             saved_state = _remove_loss_scale(state_dict["state"])
@@ -161,8 +166,9 @@ class AmpOptimWrapper(OptimWrapper):
         return {**metrics, "loss_scale": scale, "skipped_steps": skipped.astype(jnp.float32)}
 
     def is_finite(self, opt_state: OptState) -> jax.Array | None:
-        """Return whether the last update was applied, bool[]; None without a loss scale: no
-        update is skipped.
+        """Return whether the last update was applied, bool[].
+
+        None without a loss scale: no update is skipped.
         """
         return get_field(opt_state, LossScaleState, "is_finite")
 

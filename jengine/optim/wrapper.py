@@ -197,14 +197,16 @@ class OptimWrapper:
 
     @property
     def param_settings(self) -> dict[str, dict[str, Any]]:
-        """The current parameter settings, by dotted path; {} before `init`, unless built with
-        parameters.
+        """The current parameter settings, by dotted path.
+
+        {} before `init`, unless built with parameters.
         """
         return self.grouped.param_settings()
 
     def learning_rate_multipliers(self, params: Params) -> Params:
-        """Return each parameter's learning rate divided by the optimizer's; raise ValueError if
-        that is 0 or unknown.
+        """Return each parameter's learning rate divided by the optimizer's.
+
+        Raise ValueError if that is 0 or unknown.
 
         They are float32[] in a tree like `params`, 0 for frozen parameters; for a parameter whose
         layers are in several groups, an array that broadcasts against it.
@@ -215,8 +217,9 @@ class OptimWrapper:
         return self.grouped.map_groups(params, lambda group: group["lr"] / base)
 
     def weight_decays(self, params: Params) -> Params:
-        """Return each parameter's weight decay, like `learning_rate_multipliers`; raise
-        ValueError if it is unknown.
+        """Return each parameter's weight decay, like `learning_rate_multipliers`.
+
+        Raise ValueError if it is unknown.
         """
         if "weight_decay" not in self.defaults:
             raise ValueError(
@@ -291,8 +294,9 @@ class OptimWrapper:
         )[1]
 
     def _window_weight(self, weight: jax.Array | None) -> jax.Array | None:
-        """Return the weight of an iteration's gradients in a window; replicas always count by
-        their examples.
+        """Return the weight of an iteration's gradients in a window.
+
+        Replicas always count by their examples.
         """
         if weight is None or not self.accumulates or self.accumulation_weight == "examples":
             return weight
@@ -426,8 +430,9 @@ class OptimWrapper:
         )
 
     def start_step(self, step: int | None = None) -> bool:
-        """Count one iteration before its step runs; return whether it updates or only accumulates
-        gradients.
+        """Count one iteration before its step runs.
+
+        Return whether it updates or only accumulates gradients.
 
         You should read `hyperparams` afterwards. `step` is the number of iterations before this
         one; None for one more than at the last call.
@@ -522,8 +527,9 @@ class OptimWrapper:
         return self.grouped.state_dict()
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the settings in a `group_state_dict`; raise ValueError for another number of
-        groups.
+        """Restore the settings in a `group_state_dict`.
+
+        Raise ValueError for another number of groups.
 
         What has a schedule keeps the value that the schedule gives.
         """
@@ -646,8 +652,9 @@ class OptimWrapper:
         *args: Any,
         has_aux: bool = False,
     ) -> tuple[OptState, Any]:
-        """Accumulate the gradients of `loss_fn(params, *args)`; return the new state and the
-        output of `loss_fn`.
+        """Accumulate the gradients of `loss_fn(params, *args)`.
+
+        Return the new state and the output of `loss_fn`.
         """
         self.start_step()
         if not isinstance(opt_state.inner_state, AccumulateState):
@@ -665,8 +672,9 @@ class OptimWrapper:
     def step(
         self, params: Params, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
     ) -> tuple[Params, OptState]:
-        """Clip the gradient sum from `backward` and update with it; the sum is not divided and not
-        cleared.
+        """Clip the gradient sum from `backward` and update with it.
+
+        The sum is not divided and not cleared.
 
         Returns:
           The new parameters and state; unchanged if `backward` was not called.
@@ -700,8 +708,9 @@ class OptimWrapper:
 
     @contextlib.contextmanager
     def optim_context(self, model: Any = None) -> Iterator[bool]:
-        """Surround the forward pass, as in MMEngine; yield whether this iteration updates, and do
-        nothing else.
+        """Surround the forward pass, as in MMEngine.
+
+        Yield whether this iteration updates, and do nothing else.
 
         Without low precision nothing else is necessary: within an accumulation window replicas
         exchange nothing.
@@ -709,8 +718,9 @@ class OptimWrapper:
         yield self.should_sync()
 
     def autocast(self, apply_fn: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `apply_fn` unchanged; an `AmpOptimWrapper` wraps it to compute in low
-        precision.
+        """Return `apply_fn` unchanged.
+
+        An `AmpOptimWrapper` wraps it to compute in low precision.
         """
         return apply_fn
 

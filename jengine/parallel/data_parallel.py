@@ -338,8 +338,9 @@ class DataParallel(MeshStrategy):
         )
 
     def _replica_key(self, rng: jax.Array) -> jax.Array:
-        """Return a different key for each replica; a single replica has the key of a single
-        device.
+        """Return a different key for each replica.
+
+        A single replica has the key of a single device.
         """
         if self.replicas == 1:
             return rng

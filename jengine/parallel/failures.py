@@ -67,8 +67,9 @@ class FailureWatch:
         sys.excepthook = self._report_and_leave
 
     def fail(self, error: BaseException) -> None:
-        """Publish that this process ends with `error`; it ends `_GRACE` seconds later at the
-        latest.
+        """Publish that this process ends with `error`.
+
+        It ends `_GRACE` seconds later at the latest.
 
         A broken collective is a consequence: another process will publish the cause, or JAX will
         end this one when it has detected which process is gone. So that error is only published if

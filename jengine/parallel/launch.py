@@ -156,8 +156,9 @@ def find_settings(
     num_processes: int | None = None,
     process_id: int | None = None,
 ) -> LaunchSettings | None:
-    """Return how to find the other processes; None without others. Arguments override the
-    launcher's values.
+    """Return how to find the other processes; None without others.
+
+    Arguments override the launcher's values.
 
     Arguments and errors as for `launch`; `environ` has the environment variables.
 

@@ -36,8 +36,9 @@ class DataShard:
     readers: tuple[int, ...] = (0,)  # the processes that read this shard, in order
 
     def for_axis(self, batch_axis: int | None) -> "DataShard":
-        """Return the part of batches with this example axis; without one (None) each process
-        reads all of it.
+        """Return the part of batches with this example axis.
+
+        Without one (None) each process reads all of it.
         """
         return self if batch_axis is not None else dataclasses.replace(self, index=0, count=1)
 
@@ -331,8 +332,9 @@ def find_data_shard(
     batch_axes: Sequence[str] | None = None,
     process_of: Mapping[Any, int] | None = None,
 ) -> DataShard:
-    """Return the rows that a process must supply; `process_of` has the process index by device, by
-    default JAX's.
+    """Return the rows that a process must supply.
+
+    `process_of` has the process index by device, by default JAX's.
 
     Raises:
       ConfigError: the process has no device in the mesh, or the rows of two processes overlap in

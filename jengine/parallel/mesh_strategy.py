@@ -196,8 +196,9 @@ class MeshStrategy(Strategy):
         return jax.tree.map(put_whole, tree, shardings)
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile an evaluation step; the metrics, the third argument, are donated and
-        replicated.
+        """Compile an evaluation step.
+
+        The metrics, the third argument, are donated and replicated.
         """
         bound = self._with_mesh(bind_axis_names(step, self.axis_names))
         # Replicated, as the next step and the host read the sums; XLA chooses how predictions are
@@ -246,8 +247,9 @@ class MeshStrategy(Strategy):
         return run
 
     def _add_replica_axis(self, state: ArrayTree) -> PyTree:
-        """Convert the training state from a single device to this strategy; without replicas it
-        is unchanged.
+        """Convert the training state from a single device to this strategy.
+
+        Without replicas it is unchanged.
         """
         return state
 
@@ -262,7 +264,8 @@ class MeshStrategy(Strategy):
         return PartitionSpec()
 
     def sharding(self, *axes: Axis) -> NamedSharding:
-        """Return the sharding over these mesh axes, one entry per array axis; without arguments,
-        replicated.
+        """Return the sharding over these mesh axes, one entry per array axis.
+
+        Without arguments, replicated.
         """
         return NamedSharding(self.mesh, PartitionSpec(*axes))

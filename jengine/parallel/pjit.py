@@ -137,8 +137,9 @@ def _offload_optimizer_state(tree: ArrayTree, shardings: PyTree, under: str = ""
 
 
 def _compute_on_device(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a training step that copies the optimizer state to the device; its output shardings
-    copy it back.
+    """Return a training step that copies the optimizer state to the device.
+
+    Its output shardings copy it back.
     """
 
     @functools.wraps(step)

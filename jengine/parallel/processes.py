@@ -54,8 +54,9 @@ class SingleProcess:
 
 
 class Processes:
-    """Communication with the other processes. All should call the methods in the same order, from
-    the main thread.
+    """Communication with the other processes.
+
+    All should call the methods in the same order, from the main thread.
 
     Args:
       watch: watches for failures of the others.
@@ -95,8 +96,9 @@ class Processes:
         return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, name: str, value: Any, source: int = 0) -> Any:
-        """Return the value from the process `source`, the only one that pickles it; for the rest,
-        see `all_gather`.
+        """Return the value from the process `source`, the only one that pickles it.
+
+        For the rest, see `all_gather`.
 
         Unlike there, what a process receives does not grow with the number of processes.
         """
@@ -144,8 +146,9 @@ ProcessGroup: TypeAlias = SingleProcess | Processes
 
 
 def get_processes() -> ProcessGroup:
-    """Return the processes that train together; the same object at each call if there are
-    several.
+    """Return the processes that train together.
+
+    The same object at each call if there are several.
     """
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return SingleProcess()
@@ -160,8 +163,9 @@ def _connect(client: Any) -> Processes:
 
 
 def _get_client() -> Any:
-    """Return the coordination service's client. JAX has no public access to it; Orbax and flax
-    use it too.
+    """Return the coordination service's client. JAX has no public access to it.
+
+    Orbax and flax use it too.
     """
     try:
         return importlib.import_module("jax._src.distributed").global_state.client

@@ -1,5 +1,6 @@
-"""Strategy interface: how a run places arrays and compiles steps; with the implementation for a
-single device.
+"""Strategy interface: how a run places arrays and compiles steps.
+
+With the implementation for a single device.
 """
 
 import collections
@@ -116,8 +117,9 @@ class Strategy(Protocol):
         return params
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile `step(params, model_state, metrics, batch) -> (metrics, predictions)`; the
-        metrics are donated.
+        """Compile `step(params, model_state, metrics, batch) -> (metrics, predictions)`.
+
+        The metrics are donated.
         """
 
     def adapt_for_eval(self, model: Model, rules: Rules | None = None) -> Any:
@@ -242,8 +244,9 @@ def jit_init(make: Callable[..., Any], platform: str, out_shardings: Any) -> Cal
 
 
 def is_pending(array: Any) -> bool:
-    """Return whether the device has yet to compute a `jax.Array`, without blocking; False for a
-    donated one.
+    """Return whether the device has yet to compute a `jax.Array`, without blocking.
+
+    False for a donated one.
     """
     if array.is_deleted():
         return False

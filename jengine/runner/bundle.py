@@ -143,8 +143,9 @@ def collect_checkpoint(
 def load_or_resume(
     runner: RunnerInternals, load_from: LoadFrom | None, resume_from: str | None
 ) -> None:
-    """Continue from a checkpoint or start from weights; a run that does not train resumes only
-    the weights.
+    """Continue from a checkpoint or start from weights.
+
+    A run that does not train resumes only the weights.
     """
     if resume_from is not None:
         runner.files.fetch()  # before backends restore their positions in them

@@ -86,8 +86,9 @@ def build_visualizer(visualizer: Visualizer | Config | None, save_dir: str) -> V
 def build_log_processor(
     log_processor: LogProcessor | Config | None, train_cfg: LoopSection | None
 ) -> LogProcessor:
-    """Return the log processor, from an instance, a config, or None; by default it counts as the
-    training loop does.
+    """Return the log processor, from an instance, a config, or None.
+
+    By default it counts as the training loop does.
     """
     default = {"type": "LogProcessor", "by_epoch": is_epoch_based(train_cfg)}
     return _build(LOG_PROCESSORS, log_processor, default, "log_processor", "get_log_after_iter")
@@ -96,8 +97,9 @@ def build_log_processor(
 def _build(
     registry: Registry, value: Any, default: Mapping[str, Any], argument: str, method: str
 ) -> Any:
-    """Build a config, completed with the default; or return an instance, which must have the
-    method.
+    """Build a config, completed with the default.
+
+    Or return an instance, which must have the method.
     """
     with config_path(argument):
         value = as_config(value)
@@ -158,8 +160,9 @@ def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Load
 def build_eval_loop(
     runner: RunnerInternals, mode: str, sections: Mapping[str, Any], loaders: Mapping[str, Loader]
 ) -> Any:
-    """Return the validation or test loop over the dataloaders by evaluation name; `type` is
-    optional.
+    """Return the validation or test loop over the dataloaders by evaluation name.
+
+    `type` is optional.
     """
     loop = as_config(sections[f"{mode}_cfg"])
     evaluators = sections[f"{mode}_evaluator"]

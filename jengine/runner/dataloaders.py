@@ -72,8 +72,9 @@ class DataLoaders:
         self._read_state = False  # while that batch was read
 
     def get(self, path: str) -> Loader | None:
-        """Return the loader at a path in the config, such as 'val_dataloader.robust'; None
-        without one.
+        """Return the loader at a path in the config, such as 'val_dataloader.robust'.
+
+        None without one.
         """
         section = self._sections.get(path)
         if path not in self._loaders and section is not None:
@@ -91,8 +92,9 @@ class DataLoaders:
         return self._loaders.get(path)
 
     def get_all(self, mode: str) -> dict[str, Loader]:
-        """Return the loaders for the evaluations in 'val' or 'test' by name; the name of a
-        single one is ''.
+        """Return the loaders for the evaluations in 'val' or 'test' by name.
+
+        The name of a single one is ''.
         """
         loaders = {name: self.get(path) for name, path in self._paths[mode].items()}
         return {name: loader for name, loader in loaders.items() if loader is not None}

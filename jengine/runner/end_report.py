@@ -21,8 +21,9 @@ _TRAINING_PHASES = ("input", "hooks", "step", "logging")
 
 
 def log_summary(runner: RunnerInternals) -> None:
-    """Log the validations, the speed and the file paths after training; the hub gets the time by
-    phase and the speed as well.
+    """Log the validations, the speed and the file paths after training.
+
+    The hub gets the time by phase and the speed as well.
     """
     _finish(runner)
     recreate_work_dir(runner)
@@ -49,9 +50,9 @@ def log_interruption(runner: RunnerInternals) -> None:
 def _finish(runner: RunnerInternals) -> None:
     """Wait for pending steps, saves and log lines."""
     wait_for_device(runner)
-    with runner.phase_timer.phase("checkpoint"):
+    with runner.stopwatch.part("checkpoint"):
         runner.checkpointer.wait()
-    with runner.phase_timer.phase("logging"):
+    with runner.stopwatch.part("logging"):
         runner.log_writer.flush()
 
 
@@ -120,7 +121,7 @@ def measure_speed(runner: RunnerInternals) -> tuple[dict[str, float], list[str]]
       training time only, 'speed/iterations_per_second', 'speed/examples_per_second' if it is known,
       and what extras add.
     """
-    seconds = runner.phase_timer.report()
+    seconds = runner.stopwatch.report()
     training = sum(seconds.get(phase, 0.0) for phase in _TRAINING_PHASES)
     speed = runner.iters_this_session / training if training else 0.0
     rates = {}

@@ -107,8 +107,9 @@ class EvalLoop:
 
     @property
     def epoch_length(self) -> int | None:
-        """Number of batches in the current evaluation, or in all that ran last; None if it is
-        not known yet.
+        """Number of batches in the current evaluation, or in all that ran last.
+
+        None if it is not known yet.
         """
         chosen = (
             [self._current] if self._current else [self.evaluations[name] for name in self._chosen]
@@ -128,8 +129,9 @@ class EvalLoop:
     def find_program(
         self, evaluation: "Evaluation", batch: Batch, renew: bool = False
     ) -> "EvalProgram":
-        """Return the program for an evaluation; those with equal metrics, settings and shapes
-        compile one.
+        """Return the program for an evaluation.
+
+        Those with equal metrics, settings and shapes compile one.
 
         With `renew` it is a new one, for a metric whose state has other shapes since the trace.
         """
@@ -166,8 +168,9 @@ class EvalLoop:
             call_with_example(evaluation.path, evaluation.check, params, model_state)
 
     def run(self, names: Sequence[str] | None = None) -> dict[str, float]:
-        """Evaluate once and return the metrics by name; `names` selects evaluations, by default
-        all of them.
+        """Evaluate once and return the metrics by name.
+
+        `names` selects evaluations, by default all of them.
         """
         runner = self.runner
         mode = self.mode
@@ -176,7 +179,7 @@ class EvalLoop:
         self._announce("", [name for name in self.evaluations if name not in self._chosen])
         wait_for_device(runner)  # or training steps in flight would count as validation
         try:
-            with runner.phase_timer.phase(self.phase):
+            with runner.stopwatch.part(self.phase):
                 runner.call_hook(f"before_{mode}")
                 runner.call_hook(f"before_{mode}_epoch")
                 self._drop_changed()
@@ -351,7 +354,7 @@ class Evaluation:
     def _call(self, *args: PyTree) -> Any:
         """Run the evaluation step and record compile time."""
         program = self._get_program(args[-1])
-        timer = self._runner.phase_timer
+        timer = self._runner.stopwatch
         compiled = compilation_counter.count
         before = timer.enter(self._loop.phase)
         if program.traced.shapes is None:

@@ -124,8 +124,9 @@ def mark_inconsistent(loop: TrainLoopInternals | None) -> Iterator[None]:
 
 
 def device_finishes(runner: RunnerInternals) -> bool:
-    """Wait until the device has finished all steps; return False after the limit, at once in
-    later calls.
+    """Wait until the device has finished all steps.
+
+    Return False after the limit, at once in later calls.
     """
     start = time.monotonic()
     is_announced = False
@@ -160,8 +161,9 @@ def _find_pending(runner: RunnerInternals) -> list[jax.Array]:
 
 
 def step_failed(runner: RunnerInternals, limit: float = 0) -> bool:
-    """Return whether a training step or the creation of the state failed on the device; wait
-    `limit` s at most.
+    """Return whether a training step or the creation of the state failed on the device.
+
+    Wait `limit` s at most.
     """
     deadline = time.monotonic() + limit
     while True:
@@ -254,8 +256,9 @@ def closing(runner: RunnerInternals) -> Iterator[None]:
 
 
 def close(runner: RunnerInternals, is_limited: bool = False) -> None:
-    """Finish all background work, even if a part fails; `is_limited` sets a time limit for logs,
-    but not for saves.
+    """Finish all background work, even if a part fails.
+
+    `is_limited` sets a time limit for logs, but not for saves.
     """
 
     def close_logs() -> None:
@@ -269,7 +272,7 @@ def close(runner: RunnerInternals, is_limited: bool = False) -> None:
             stack.callback(_run_within_limit, close_logs, runner, "logs")
         else:
             stack.callback(close_logs)
-        with runner.phase_timer.phase("checkpoint"):
+        with runner.stopwatch.part("checkpoint"):
             if not runner.processes.failing:
                 runner.checkpointer.wait()
 
@@ -338,8 +341,9 @@ def recreate_work_dir(runner: RunnerInternals) -> None:
 
 
 def wait_for_device(runner: RunnerInternals) -> None:
-    """Wait until all dispatched steps are finished; the time counts as 'step', whatever the
-    caller waits for.
+    """Wait until all dispatched steps are finished.
+
+    The time counts as 'step', whatever the caller waits for.
     """
-    with runner.phase_timer.phase("step"):
+    with runner.stopwatch.part("step"):
         runner.dispatch_limiter.drain()

@@ -41,8 +41,9 @@ class WaitedLoader(NamedTuple):
 
 
 class Interrupts:
-    """Recorder for signals that end a run while it is entered; the loop calls `check` between two
-    iterations.
+    """Recorder for signals that end a run while it is entered.
+
+    The loop calls `check` between two iterations.
 
     The first signal is recorded, so that the current iteration finishes and can be saved; a second
     one of the same kind acts at once. Outside the main thread, where Python does not allow
@@ -121,6 +122,7 @@ class Interrupts:
 
     def stop(self, reason: str) -> None:
         """End the run as after SIGTERM; with several processes, one of them calls this for all.
+
         From any thread.
         """
         self.reason = reason
@@ -198,8 +200,9 @@ def iterate(batches: Iterable[Any], data: WaitedLoader, interrupts: Interrupts) 
 def watch_waits(
     interrupts: Interrupts, logger: logging.Logger, after: float = _AFTER
 ) -> Iterator[None]:
-    """Log a wait for data after `after` seconds and at each doubling; after SIGTERM, kill the
-    data workers.
+    """Log a wait for data after `after` seconds and at each doubling.
+
+    After SIGTERM, kill the data workers.
     """
     done = threading.Event()
 

@@ -40,8 +40,9 @@ Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone,
 
 
 class TrainLoop:
-    """Base class for training loops: the iterations, and when to validate; subclasses define the
-    end.
+    """Base class for training loops: the iterations, and when to validate.
+
+    Subclasses define the end.
 
     Args:
       runner: provides the step, the hooks and the logs.
@@ -280,11 +281,12 @@ class TrainLoop:
         )
 
     def _take(self, batches: BatchStream, size: int) -> list[PyTree]:
-        """Take at most `size` batches with one structure; a signal received meanwhile ends
-        training at once.
+        """Take at most `size` batches with one structure.
+
+        A signal received meanwhile ends training at once.
         """
         runner = self.runner
-        runner.phase_timer.enter("input")
+        runner.stopwatch.enter("input")
         try:
             runner.interrupts.start_waiting(self._waited)
             taken = batches.take(size)
@@ -299,12 +301,13 @@ class TrainLoop:
             runner.interrupts.wait = None
         if len(taken) == size > 1 and not self._checked_scan:  # once, with the first chunk
             self._check_scan(taken)
-        runner.phase_timer.enter("hooks")
+        runner.stopwatch.enter("hooks")
         return taken
 
     def _stream(self, source: Iterable[PyTree]) -> BatchStream:
-        """Return the batches from `source`; for single steps they are sent to the device ahead
-        of time.
+        """Return the batches from `source`.
+
+        For single steps they are sent to the device ahead of time.
         """
         loader = self.dataloader
         source = source if self.batches_per_iteration == 1 else self._group(source)
@@ -350,7 +353,7 @@ class TrainLoop:
         runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
         self._record_rates()
         metrics = runner.train_step(batch)  # dispatched: the host does not wait for them
-        runner.phase_timer.enter("hooks")
+        runner.stopwatch.enter("hooks")
         runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
         self.iter += 1  # after the hooks, which see the index of the iteration
         self.is_consistent = True
@@ -397,7 +400,7 @@ class TrainLoop:
             is_update.append(runner.optim_wrapper.start_step(self.iter))
             hyperparams.append(runner.step_hyperparams())  # as a single step would read them now
         metrics = runner.train_chunk(batches, hyperparams, is_update)
-        runner.phase_timer.enter("hooks")
+        runner.stopwatch.enter("hooks")
         hooks.call_after_chunk(runner, batch_idx=batch_idx, data_batch=batches[-1], metrics=metrics)
         self.iter += 1
         self.is_consistent = True
@@ -491,8 +494,9 @@ class TrainLoop:
 
 @LOOPS.register_module()
 class EpochBasedTrainLoop(TrainLoop):
-    """Training loop over a number of epochs. The other arguments are those of `TrainLoop`, counted
-    in epochs.
+    """Training loop over a number of epochs.
+
+    The other arguments are those of `TrainLoop`, counted in epochs.
 
     Args:
       max_epochs: epochs to train for.
@@ -608,8 +612,9 @@ class EpochBasedTrainLoop(TrainLoop):
             self.epoch_start = self.iter
 
     def _run_pass(self, start: int) -> int:
-        """Train on what is left in the current pass over the data; return the number of
-        iterations.
+        """Train on what is left in the current pass over the data.
+
+        Return the number of iterations.
         """
         loader = self.dataloader
         if self.position is not None and (start or "state" in self.position):  # resumed

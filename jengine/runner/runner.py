@@ -26,8 +26,8 @@ from jengine.hooks.hook import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.priority import Priority
 from jengine.hooks.run_record import GroupTable
-from jengine.logging.phase_timer import PhaseTimer
 from jengine.logging.processor import LogProcessor
+from jengine.logging.stopwatch import Stopwatch
 from jengine.model.precision import build_model
 from jengine.optim.batch_size import (
     read_auto_scale_lr,
@@ -211,7 +211,7 @@ class Runner:
         )
 
         use_compilation_cache()  # before the first compilation
-        self.phase_timer, self.interrupts = PhaseTimer(), Interrupts(self.processes)
+        self.stopwatch, self.interrupts = Stopwatch(), Interrupts(self.processes)
         self.strategy = components.build_strategy(parallel, train_cfg)
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = build_model(model, precision)
@@ -244,8 +244,9 @@ class Runner:
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
-        """Return a Runner from a config whose keys are the constructor's arguments; the key `vars`
-        is the user's.
+        """Return a Runner from a config whose keys are the constructor's arguments.
+
+        The key `vars` is the user's.
 
         Raises:
           ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional
@@ -263,15 +264,16 @@ class Runner:
     # --- Training ---
 
     def train(self) -> TrainState:
-        """Train to the end and return the final state; RuntimeError if an earlier call stopped
-        within an iteration.
+        """Train to the end and return the final state.
+
+        RuntimeError if an earlier call stopped within an iteration.
         """
         if not self.is_training_configured:
             raise RuntimeError(
                 "there is nothing to train: set train_dataloader, train_cfg and optim_wrapper"
             )
         check_consistent(self, self._failure)
-        self.phase_timer.start("setup")  # `prepare_training` may compile
+        self.stopwatch.start("setup")  # `prepare_training` may compile
         self.prepare_training()
         try:
             with closing(self), abort_all_on_error(self.processes, self.interrupts):
@@ -358,8 +360,9 @@ class Runner:
         hooks: Sequence[Hook] = (),
         abstract: bool = False,
     ) -> None:
-        """Create the state, once the shapes are known to fit checkpoints and evaluations; see
-        `StateInitializer`.
+        """Create the state, once the shapes are known to fit checkpoints and evaluations.
+
+        See `StateInitializer`.
         """
         traced, init = self._initializer.trace(batch, wrapper, hooks)
         shapes = traced.out_info
@@ -370,8 +373,9 @@ class Runner:
         self.is_loaded = False
 
     def build_programs(self) -> TrainPrograms:
-        """Return the training programs for this run's devices; each is compiled at the first
-        call.
+        """Return the training programs for this run's devices.
+
+        Each is compiled at the first call.
         """
         parts = (
             self.model,
@@ -379,7 +383,7 @@ class Runner:
             self.hooks,
             self.strategy,
             self.dispatch_limiter,
-            self.phase_timer,
+            self.stopwatch,
         )
         settings = self.train_loop.phases, self.train_loop.on_recompile, self.files.open
         return TrainPrograms(
@@ -412,14 +416,16 @@ class Runner:
     # --- Evaluation and prediction ---
 
     def val(self) -> dict[str, float]:
-        """Validate once and return the metrics; raise RuntimeError without the sections for
-        validation.
+        """Validate once and return the metrics.
+
+        Raise RuntimeError without the sections for validation.
         """
         return self._evaluate("val")
 
     def test(self) -> dict[str, float]:
-        """Test the trained state, or `load_from`, once and return the metrics; raise
-        RuntimeError without a test.
+        """Test the trained state, or `load_from`, once and return the metrics.
+
+        Raise RuntimeError without a test.
         """
         return self._evaluate("test")
 
@@ -451,8 +457,9 @@ class Runner:
         return getattr(self, name)
 
     def module(self, train: bool = False) -> Any:
-        """Return a copy of the Flax module with the weights that evaluation uses; see
-        `trained_module`.
+        """Return a copy of the Flax module with the weights that evaluation uses.
+
+        See `trained_module`.
         """
         from jengine.runner.trained_module import trained_module
 
@@ -463,8 +470,9 @@ class Runner:
         return trained_module(self.model, *self.eval_variables()[""], self.strategy.replicas, train)
 
     def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> PyTree:
-        """Return the predictions for all examples of `data`, in order, as NumPy arrays; weights as
-        in a validation. An extra computes them.
+        """Return the predictions for all examples of `data`, in order, as NumPy arrays.
+
+        Weights as in a validation. An extra computes them.
 
         Args:
           data: arrays (one, or a dict or tuple), a map-style dataset or its config, a loader or its
@@ -482,7 +490,7 @@ class Runner:
         self.load_or_resume()
         self.files.open()
         with (
-            self.phase_timer.phase("prediction"),
+            self.stopwatch.part("prediction"),
             abort_all_on_error(self.processes, self.interrupts),
         ):
             # compiles later
@@ -502,8 +510,9 @@ class Runner:
     def register_hook(
         self, hook: Hook | dict[str, Any], priority: int | str | Priority | None = None
     ) -> None:
-        """Add a hook, an instance or a config; `priority` overrides the config's and the
-        class's.
+        """Add a hook, an instance or a config.
+
+        `priority` overrides the config's and the class's.
         """
         self.hook_list.register(hook, priority)
 
@@ -524,8 +533,9 @@ class Runner:
         self.hook_list.register_all(hooks)
 
     def call_hook(self, stage: str, **arguments: Any) -> None:
-        """Call every hook that defines `stage`, in priority order; your own loop may define
-        other stages.
+        """Call every hook that defines `stage`, in priority order.
+
+        Your own loop may define other stages.
         """
         self.hook_list.call(self, stage, arguments)
 
@@ -677,14 +687,15 @@ class Runner:
 
         options |= dict(save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler)
         path = os.path.join(out_dir or self.work_dir, filename)
-        with self.phase_timer.phase("checkpoint"):
+        with self.stopwatch.part("checkpoint"):
             bundle.save(self, path, meta={**(meta or {}), "by_epoch": by_epoch}, **options)
         return path
 
     @property
     def state(self) -> TrainState:
-        """The `TrainState`; None before the first call of `train`, `val` or `test`. Each step
-        donates it.
+        """The `TrainState`; None before the first call of `train`, `val` or `test`.
+
+        Each step donates it.
         """
         if self.train_loop is not None:
             # data may read it, but not ahead

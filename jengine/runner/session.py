@@ -43,7 +43,7 @@ def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None
 
     log_start(runner, groups)  # outside the handler: a refusal is no failed training
     with runner.interrupts:
-        elapsed = sum(runner.phase_timer.report().values())  # since the call of `train`
+        elapsed = sum(runner.stopwatch.report().values())  # since the call of `train`
         try:
             with runner.interrupts.limit_time(runner.train_loop.max_time, elapsed):
                 yield
@@ -104,8 +104,9 @@ class RunFiles:
         self._local.send_all()
 
     def close(self, *, keep: bool) -> None:
-        """Send the rest of the files; without `keep` the local files may be removed at the end
-        of the process.
+        """Send the rest of the files.
+
+        Without `keep` the local files may be removed at the end of the process.
         """
         self._local.close(keep=keep)
 
@@ -117,8 +118,9 @@ class RunFiles:
         self.exist = False
 
     def open(self) -> None:
-        """Create the files, unless they exist; raise ConfigError if the work dir cannot be
-        written.
+        """Create the files, unless they exist.
+
+        Raise ConfigError if the work dir cannot be written.
         """
         self._local.start()
         if self.exist:

@@ -46,8 +46,9 @@ class Average(abc.ABC):
         """
 
     def with_total_steps(self, total_steps: int) -> Self:
-        """Return the average for a run with `total_steps` updates; `self` unless the weight
-        depends on this number.
+        """Return the average for a run with `total_steps` updates.
+
+        `self` unless the weight depends on this number.
         """
         return self
 

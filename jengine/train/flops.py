@@ -11,8 +11,9 @@ Flops = dict[str, float]
 
 
 def count_flops(jaxpr: Any) -> Flops:
-    """Count the FLOPs in matrix products and convolutions; each term is a multiplication and an
-    addition.
+    """Count the FLOPs in matrix products and convolutions.
+
+    Each term is a multiplication and an addition.
 
     XLA's `cost_analysis` counts one loop iteration; here all iterations of a `scan` are counted.
     For a `while`, whose length is unknown, one iteration is counted; for a `cond` the longest

@@ -28,8 +28,9 @@ class InitStrategy(Protocol):
 
 
 class StateInitializer:
-    """Creator of the initial `TrainState`, which the strategy places on devices; `cfg` is the
-    run's, for errors.
+    """Creator of the initial `TrainState`, which the strategy places on devices.
+
+    `cfg` is the run's, for errors.
     """
 
     def __init__(self, model: Model, strategy: InitStrategy, seed: int, cfg: Any = None) -> None:

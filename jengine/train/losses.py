@@ -57,8 +57,9 @@ def total_loss(
 
 
 def loss_weight(losses: Mapping[str, Any], batch: Batch = None) -> jax.Array | None:
-    """Return the weight, f32[], for averaging mean losses over several batches; None for equal
-    weights.
+    """Return the weight, f32[], for averaging mean losses over several batches.
+
+    None for equal weights.
 
     With it a loss given as `(sum, weight)` is divided once, by the weight of all batches. Other
     losses get the same weight. Without such a loss, a batch that may be padded has the number of

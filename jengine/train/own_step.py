@@ -86,8 +86,9 @@ class UpdateContext:
     _gather_tables: Gather
 
     def fold_in(self, data: int | jax.Array) -> "UpdateContext":
-        """Return a context with another key, for one of several updates; hooks derive their keys
-        from it.
+        """Return a context with another key, for one of several updates.
+
+        Hooks derive their keys from it.
         """
         return dataclasses.replace(self, rng=jax.random.fold_in(self.rng, data))
 
@@ -149,15 +150,17 @@ class UpdateContext:
     def update(
         self, state: TrainState, loss_fn: LossFn, optimizer: str = ""
     ) -> tuple[TrainState, Metrics]:
-        """Make one ordinary update: `gradients` and `apply` in one; return the new state and all
-        metrics.
+        """Make one ordinary update: `gradients` and `apply` in one.
+
+        Return the new state and all metrics.
         """
         phase = self._phase(state, loss_fn, optimizer)
         return self._finish(state, phase, self._differentiate(state, phase))
 
     def mean(self, tree: PyTree) -> PyTree:
-        """Return the mean over replicas of `DataParallel`; the tree itself elsewhere, where
-        there is one batch.
+        """Return the mean over replicas of `DataParallel`.
+
+        The tree itself elsewhere, where there is one batch.
         """
         return tree if self.axis_name is None else jax.lax.pmean(tree, self.axis_name)
 
@@ -321,8 +324,9 @@ def build_own_step(
 def check_result(
     given: TrainState, result: Any, optimizers: Iterable[str]
 ) -> tuple[TrainState, Metrics]:
-    """Return the state and metrics that a model's `train_step` has returned; without a `loss`, the
-    sum of the losses.
+    """Return the state and metrics that a model's `train_step` has returned.
+
+    Without a `loss`, the sum of the losses.
 
     Raises:
       TypeError: not a pair of a TrainState and a dict. ValueError: a state that has changed, see

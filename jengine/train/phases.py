@@ -356,8 +356,9 @@ def accumulate(phase: Phase, ctx: StepContext, old_model_state: PyTree) -> StepC
 def is_updated(
     optim_wrapper: OptimWrapper | OptimWrapperDict, opt_state: OptState
 ) -> jax.Array | None:
-    """Return whether some optimizer's last update was applied, bool[]; None where none is ever
-    skipped.
+    """Return whether some optimizer's last update was applied, bool[].
+
+    None where none is ever skipped.
     """
     if isinstance(optim_wrapper, OptimWrapper):
         return optim_wrapper.is_finite(opt_state)

@@ -14,8 +14,8 @@ from jengine.config.errors import ConfigError
 from jengine.data.collate import stack_batches
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import on_whole_batches
-from jengine.logging.phase_timer import PhaseTimer
 from jengine.logging.slow_call import report_if_slow
+from jengine.logging.stopwatch import Stopwatch
 from jengine.model.model import Model, ModelWrapper
 from jengine.optim.param_groups.freeze import PREFIX
 from jengine.optim.wrapper import OptimWrapper
@@ -68,7 +68,7 @@ class TrainPrograms:
         hooks: Sequence[Any],
         strategy: Strategy,
         limiter: DispatchLimiter,
-        timer: PhaseTimer,
+        timer: Stopwatch,
         phases: Sequence[PhaseConfig] | None = None,
         on_recompile: str | None = None,
         on_traced: Callable[[], None] = lambda: None,
@@ -199,8 +199,9 @@ class TrainPrograms:
         return {name: any(name in step.by_example for step in self._steps) for name in names}
 
     def _put_hyperparams(self, hyperparams: HyperparamsVector) -> HyperparamsVector:
-        """Return the vector on the devices; it is sent again only if a value has changed since
-        the last call.
+        """Return the vector on the devices.
+
+        It is sent again only if a value has changed since the last call.
         """
         if self._takes_host_arrays:
             return hyperparams
@@ -308,8 +309,9 @@ class TrainPrograms:
                 )
 
     def flops(self) -> dict[str, float]:
-        """Return per-iteration FLOPs over all devices, see `count_flops`; {} before the first
-        iteration.
+        """Return per-iteration FLOPs over all devices, see `count_flops`.
+
+        {} before the first iteration.
         """
         from jengine.train.flops import count_flops
 
@@ -322,8 +324,9 @@ class TrainPrograms:
         return {}
 
     def hash_jaxprs(self) -> dict[str, str]:
-        """Return `hashes` with those of all programs compiled so far; log a warning for one that
-        has changed.
+        """Return `hashes` with those of all programs compiled so far.
+
+        Log a warning for one that has changed.
         """
         from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 

@@ -53,8 +53,9 @@ class RecompilationError(TypeError):
 
 
 def check_on_recompile(mode: str | None) -> str:
-    """Return `mode`, for None `$JENGINE_ON_RECOMPILE` or 'warn'; raise ValueError for another
-    mode.
+    """Return `mode`, for None `$JENGINE_ON_RECOMPILE` or 'warn'.
+
+    Raise ValueError for another mode.
     """
     checked = os.environ.get("JENGINE_ON_RECOMPILE", "warn") if mode is None else mode
     if checked not in _MODES:

@@ -19,8 +19,9 @@ ScannedStep = Callable[[TrainState, PyTree, PyTree, jax.Array], tuple[TrainState
 
 
 class ScannedMetrics(struct.PyTreeNode):
-    """Result of a compiled chunk with K steps; `ChunkMetrics` adds which of them report each
-    metric.
+    """Result of a compiled chunk with K steps.
+
+    `ChunkMetrics` adds which of them report each metric.
 
     Attributes:
       values: real[K] by name; NaN (0 for integers) where a step does not report the name.

@@ -138,8 +138,9 @@ class TrainStep:
         return new_state, metrics
 
     def _weight(self, gradients: Gradients) -> jax.Array | None:
-        """Return the weight of the iteration in a mean over several, f32[]; None if all have the
-        same.
+        """Return the weight of the iteration in a mean over several, f32[].
+
+        None if all have the same.
         """
         weight = gradients.share
         keep = gradients.ctx.apply_update
@@ -420,8 +421,9 @@ def build_eval_step(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class FlatMetrics:
-    """Metrics of a step in the order of the model; JAX would sort a dict, and flattens an
-    OrderedDict in Python.
+    """Metrics of a step in the order of the model.
+
+    JAX would sort a dict, and flattens an OrderedDict in Python.
     """
 
     values: tuple[jax.Array, ...]

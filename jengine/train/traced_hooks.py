@@ -93,8 +93,9 @@ class TracedHooks:
     def run(
         self, point: str, ctx: StepContext, states: Mapping[str, PyTree]
     ) -> tuple[StepContext, Mapping[str, PyTree]]:
-        """Pass the context through one of the `POINTS` of each hook, in order; return it with the
-        new hook states.
+        """Pass the context through one of the `POINTS` of each hook, in order.
+
+        Return it with the new hook states.
 
         Raises:
           TypeError: a hook did not return a context. ValueError: its state has changed, see
@@ -136,8 +137,9 @@ class TracedHooks:
         return any(point in hook.get_traced_points() for hook in self._hooks.values())
 
     def check_unchanged(self) -> None:
-        """Check that no attribute that a traced point has read has changed since; see
-        `check_reads`.
+        """Check that no attribute that a traced point has read has changed since.
+
+        See `check_reads`.
         """
         for name, hook in self._hooks.items():
             check_reads(hook, self._reads[name], _INSTEAD)

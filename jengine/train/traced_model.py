@@ -76,8 +76,9 @@ class TracedModel:
 
     @contextlib.contextmanager
     def trace(self, hyperparams: Mapping[str, Any]) -> Iterator[RecordedScalars]:
-        """Let the model read the hyperparameters inside; yield them for its argument of that
-        name.
+        """Let the model read the hyperparameters inside.
+
+        Yield them for its argument of that name.
         """
         recorded = RecordedScalars(hyperparams, self.hyperparams_read)
         names = hyperparams.keys() - optimizer_names(self._optim_wrapper) if hyperparams else set()
@@ -173,8 +174,9 @@ def _is_model(owner: Any) -> bool:
 
 @contextlib.contextmanager
 def _unfollowed(owner: Any) -> Iterator[None]:
-    """Let the model assign its attributes inside, in a trace, as it likes; see
-    `Model.__setattr__`.
+    """Let the model assign its attributes inside, in a trace, as it likes.
+
+    See `Model.__setattr__`.
     """
     attributes = getattr(owner, "__dict__", {})
     follower = attributes.pop("_follower", None)
@@ -210,7 +212,8 @@ def _list_items(value: Any) -> list[Any]:
 
 
 def _find_owner(item: Any) -> Any:
-    """Return a model, a callable object such as a loss, or the object whose method `item` is;
+    """Return a model, a callable object such as a loss, or the object whose method `item` is.
+
     None for others.
     """
     while isinstance(item, functools.partial):

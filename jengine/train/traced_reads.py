@@ -139,8 +139,9 @@ def list_changed(owner: Any, reads: Mapping[str, Any]) -> list[str]:
 
 
 def _copy(value: Any) -> Any:
-    """Return a copy to compare with, because the owner may write into its lists and arrays; or
-    `_UNKNOWN`.
+    """Return a copy to compare with, because the owner may write into its lists and arrays.
+
+    Or `_UNKNOWN`.
     """
     if isinstance(value, _SCALARS) or (
         isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)

@@ -42,7 +42,7 @@ from jengine.extras.weights.array_rules import parse_rules
 from jengine.logging import MessageHub
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel
 from jengine.optim import build_optim_wrapper
-from jengine.optim.schedules import build_param_schedulers
+from jengine.optim.schedules import build_param_schedulers, chain_of
 from jengine.runner.config_checks import train_loop_config
 from tests import run_again
 from tests.docs_pages import PAGES, ROOT, blocks_of
@@ -428,6 +428,10 @@ def test_schedules_page(run_page, capsys):
     printed = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
     assert printed == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
     assert names["chain"].at(30)[0]["lr"] == pytest.approx(0.01)
+    wrapper = build_optim_wrapper({"w": jnp.zeros(2)}, dict(optimizer=dict(type="SGD", lr=0.1)))
+    cfg = dict(type="InverseSqrtLR", by_epoch=False, warmup=2)
+    build_param_schedulers(cfg, wrapper, max_epochs=None, max_iters=9, epoch_length=None)
+    assert chain_of(wrapper).at([0, 1, 7])[0]["lr"].tolist() == pytest.approx([0.05, 0.1, 0.05])
     assert names["schedulers"][0].state_dict() == names["state"][0]
     # the last one is an optax schedule; the list before it is the first example
     source = blocks_of("schedules.md", "python")

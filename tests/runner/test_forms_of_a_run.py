@@ -64,6 +64,6 @@ def test_every_compilation_is_attributed_to_the_phase_compile(make_runner, monke
         val_cfg=None, val_evaluator=None,
     )  # fmt: skip
     phases = []
-    monkeypatch.setattr(runner.phase_timer, "relabel", phases.append)
+    monkeypatch.setattr(runner.stopwatch, "relabel", phases.append)
     runner.train()
     assert phases == ["compile", "compile"]

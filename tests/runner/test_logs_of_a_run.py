@@ -12,7 +12,7 @@ import pytest
 
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook, LoggerHook
-from jengine.logging import AsyncWriter, MessageHub, PhaseTimer, pending_scalars
+from jengine.logging import AsyncWriter, MessageHub, Stopwatch, pending_scalars
 from jengine.model import FunctionalModel
 from jengine.train import RecompilationError
 from jengine.train.scanned_step import ChunkMetrics
@@ -107,7 +107,7 @@ def fake_logging_runner():
         runner = types.SimpleNamespace(
             iter=0, epoch=0, max_iters=length, max_epochs=1, scalars=[], timestamp="t", experiment_name="e",
             train_loop=types.SimpleNamespace(epoch_length=length, by_epoch=True, check=lambda: None),
-            logger=logging.Logger("fake", logging.INFO), phase_timer=PhaseTimer(), log_writer=AsyncWriter(),
+            logger=logging.Logger("fake", logging.INFO), stopwatch=Stopwatch(), log_writer=AsyncWriter(),
             message_hub=MessageHub("fake"),
             log_processor=types.SimpleNamespace(get_log_after_iter=lambda *args: ({}, "")),
         )  # fmt: skip

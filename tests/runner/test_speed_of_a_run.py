@@ -9,7 +9,7 @@ from jengine.config import plugins
 from jengine.extras.plan import peak_flops
 from jengine.extras.report.goodput import format_time, measure_goodput
 from jengine.hooks import Hook
-from jengine.logging import PhaseTimer
+from jengine.logging import Stopwatch
 from jengine.parallel import DispatchLimiter
 from jengine.runner.end_report import measure_speed
 
@@ -30,7 +30,7 @@ def read_last_scalars(runner):
 def train_with_fake_clock(make_runner, **changes):
     runner = make_runner(default_hooks={}, **changes)
     ticks = itertools.count()
-    runner.phase_timer = PhaseTimer(lambda: float(next(ticks)))  # one second for each reading of the clock
+    runner.stopwatch = Stopwatch(lambda: float(next(ticks)))  # one second for each reading of the clock
     runner.train()
     return runner, next(ticks)
 
@@ -89,7 +89,7 @@ def test_waiting_for_the_device_is_time_of_the_step(make_runner):
 
     watch, device = Watch(), SlowDevice()
     runner = make_runner(default_hooks={}, custom_hooks=[watch])
-    runner.phase_timer, runner.dispatch_limiter = PhaseTimer(lambda: device.now), device
+    runner.stopwatch, runner.dispatch_limiter = Stopwatch(lambda: device.now), device
     runner.train()
     logged = read_last_scalars(runner)
     assert {name: value for name, value in logged.items() if name.startswith("seconds/") and value} == {

@@ -175,8 +175,9 @@ class BaseDataset:
         return records
 
     def parse_data_info(self, raw_data_info: Record) -> Record | list[Record]:
-        """Return a record, or several, for an entry in the file; here with `data_prefix` before
-        its paths.
+        """Return a record, or several, for an entry in the file.
+
+        Here with `data_prefix` before its paths.
         """
         for name, prefix in self.data_prefix.items():
             if name in raw_data_info:
@@ -184,8 +185,9 @@ class BaseDataset:
         return raw_data_info
 
     def filter_data(self) -> list[Record]:
-        """Return the records to keep from `self.data_list`; a subclass may use
-        `self.filter_cfg`.
+        """Return the records to keep from `self.data_list`.
+
+        A subclass may use `self.filter_cfg`.
         """
         return self.data_list
 

@@ -53,8 +53,9 @@ def find_library_source(data: Any) -> DataSource | None:
 
 
 def torchdata_source(data: "StatefulDataLoader") -> DataSource:
-    """Return the source for torchdata's `StatefulDataLoader`; the state after a pass determines
-    the next order.
+    """Return the source for torchdata's `StatefulDataLoader`.
+
+    The state after a pass determines the next order.
     """
     source = state_dict_source(data)
 
@@ -131,8 +132,9 @@ def torch_source(data: "torch.utils.data.DataLoader") -> DataSource:
 
 
 def tensorflow_source(data: "tensorflow.data.Dataset") -> DataSource:
-    """Return the source for a `tf.data.Dataset`; a position is a TensorFlow checkpoint, with
-    shuffle buffers.
+    """Return the source for a `tf.data.Dataset`.
+
+    A position is a TensorFlow checkpoint, with shuffle buffers.
 
     A dataset with known length is one endless repetition, which shuffles each pass differently.
     """

@@ -149,8 +149,9 @@ class SwitchRecipeHook(Hook):
 
 @HOOKS.register_module()
 class PipelineSwitchHook(Hook):
-    """Switch to another `Pipeline` of the training dataset; a run resumed afterwards starts with
-    the new one.
+    """Switch to another `Pipeline` of the training dataset.
+
+    A run resumed afterwards starts with the new one.
 
     Args:
       switch_epoch: the first epoch with the new pipeline, counted from 0.

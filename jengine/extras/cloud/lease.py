@@ -67,8 +67,9 @@ class Lease:
         self._done = threading.Event()  # ends the thread
 
     def acquire(self) -> None:
-        """Acquire the lease if this object does not hold it; take over that of a killed run with a
-        warning.
+        """Acquire the lease if this object does not hold it.
+
+        Take over that of a killed run with a warning.
 
         If there is a lease, this waits until its owner renews it, at most for its duration.
 
@@ -92,8 +93,9 @@ class Lease:
         atexit.register(self.release)
 
     def release(self) -> None:
-        """Remove the lease; do nothing if this object, or a process that it was forked from,
-        does not hold it.
+        """Remove the lease.
+
+        Do nothing if this object, or a process that it was forked from, does not hold it.
         """
         if self._entries["pid"] != os.getpid():
             return
@@ -130,8 +132,9 @@ class Lease:
             raise self._lost
 
     def _wait_until_expired(self, holder: dict[str, Any], version: str) -> None:
-        """Return when the lease has expired; raise WorkDirLockedError if the owner renews it
-        meanwhile.
+        """Return when the lease has expired.
+
+        Raise WorkDirLockedError if the owner renews it meanwhile.
         """
         seconds = holder.get("seconds")
         duration = self._seconds
@@ -218,8 +221,9 @@ def is_leased(url: str | os.PathLike[str]) -> bool:
 
 
 class _GoogleObject:
-    """Object whose writes name the generation that they replace; FileExistsError if it is
-    another.
+    """Object whose writes name the generation that they replace.
+
+    FileExistsError if it is another.
     """
 
     def __init__(self, url: str) -> None:

@@ -100,8 +100,9 @@ def find_newer_copy(
 
 
 def describe_layout(state: Any) -> str:
-    """Return a hash of which shards the devices of this process hold; "" for a single process,
-    which holds all.
+    """Return a hash of which shards the devices of this process hold.
+
+    "" for a single process, which holds all.
     """
     if jax.process_count() == 1:
         return ""

@@ -146,8 +146,9 @@ def _list_readers(mesh: Mesh, copies: tuple[str, ...]) -> dict[frozenset[int], l
 
 
 def share(plans: Mapping[str, SharedRead], take: Callable[[str], Any]) -> dict[str, jax.Array]:
-    """Send what each process has read to all devices that need it, bit for bit; all processes call
-    this together.
+    """Send what each process has read to all devices that need it, bit for bit.
+
+    All processes call this together.
 
     Args:
       plans: how the arrays were read.

@@ -35,8 +35,9 @@ def upload_after(
     directory: PurePath,
     prepare: Callable[[], None] = lambda: None,
 ) -> Callable[[], None]:
-    """Start `write` with a local directory; return a function that finishes it, calls `prepare`
-    and uploads.
+    """Start `write` with a local directory.
+
+    Return a function that finishes it, calls `prepare` and uploads.
     """
     folder = tempfile.TemporaryDirectory(prefix="jengine-save-")
     local = PurePath(folder.name, directory.name)

@@ -364,8 +364,9 @@ def _make_parent() -> str:
 
 
 def is_private(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a directory of this user that nobody else can write to; False for
-    a link to one.
+    """Return whether a path is a directory of this user that nobody else can write to.
+
+    False for a link to one.
     """
     status = os.lstat(path)
     return (

@@ -18,8 +18,9 @@ _BLACK = (0, 0, 0)
 
 
 def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Sequence[str]) -> None:
-    """Write images, uint8 or float [H, W, C] with C of 1, 3 or 4, in rows from the top left; ""
-    is no caption.
+    """Write images, uint8 or float [H, W, C] with C of 1, 3 or 4, in rows from the top left.
+
+    "" is no caption.
     """
     pillow = import_pillow("--sheet")
     columns = math.ceil(math.sqrt(len(images)))
@@ -44,8 +45,9 @@ def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Seque
 
 
 def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return images as uint8; floats are scaled from their finite range in all images, others
-    become 0.
+    """Return images as uint8.
+
+    Floats are scaled from their finite range in all images, others become 0.
 
     >>> to_uint8([np.array([[[-1.0], [0.0]]]), np.array([[[1.0], [np.nan]]])])[1].ravel().tolist()
     [255, 0]
@@ -67,8 +69,9 @@ def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 def _fit(pillow: types.ModuleType, pixels: np.ndarray) -> Any:
-    """Return an image with at most `_SIDE` pixels a side; small ones are enlarged by a whole
-    number.
+    """Return an image with at most `_SIDE` pixels a side.
+
+    Small ones are enlarged by a whole number.
     """
     image = pillow.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     side = max(image.size)

@@ -89,7 +89,8 @@ class DrawnBatches:
         return next(itertools.chain(named, filter(repeats, candidates)), None)
 
     def find_images(self) -> str | None:
-        """Return the path of the first entry like images, uint8 or float [B, H, W, 1 | 3 | 4];
+        """Return the path of the first entry like images, uint8 or float [B, H, W, 1 | 3 | 4].
+
         None without one.
         """
 

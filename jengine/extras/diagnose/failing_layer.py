@@ -57,8 +57,9 @@ def describe_failing_layer(
 def _describe_wrong_input(
     error: BaseException, found: _Found, setting: str, example: str
 ) -> str | None:
-    """Return the message about an input with too few axes or another number of features; None if
-    both are right.
+    """Return the message about an input with too few axes or another number of features.
+
+    None if both are right.
 
     `setting` is the argument with the network.
     """
@@ -157,8 +158,9 @@ def _find_adapter(error: BaseException) -> str | None:
 
 
 def _describe_call(error: BaseException) -> str | None:
-    """Return the arrays with which the innermost function of the user was called; None without
-    one.
+    """Return the arrays with which the innermost function of the user was called.
+
+    None without one.
     """
     if not (own := _own_frames(error)):
         return None

@@ -31,8 +31,9 @@ class _WrongLabelsError(Exception):
 
 
 class _Entry(np.ndarray):
-    """Integers of a batch entry, which `require_class_indices` checks; results of NumPy
-    functions, which have no path, are not.
+    """Integers of a batch entry, which `require_class_indices` checks.
+
+    Results of NumPy functions, which have no path, are not.
     """
 
     path = ""  # dotted
@@ -85,8 +86,9 @@ class _Entry(np.ndarray):
 
 
 def find_wrong_labels(step: Callable[[Any], Any], batch: Any) -> str | None:
-    """Return what is wrong with the labels in a batch; None if nothing is, or if the step cannot be
-    traced.
+    """Return what is wrong with the labels in a batch.
+
+    None if nothing is, or if the step cannot be traced.
 
     >>> from jengine.model.losses import CrossEntropy
     >>> find_wrong_labels(

@@ -250,8 +250,9 @@ def _check_gradients(ctx: StepContext) -> tuple[jax.Array, jax.Array]:
 
 
 def _mean(value: jax.Array, ctx: StepContext) -> jax.Array:
-    """Return the mean over replicas, so that all decide alike; not finite if the value of any
-    replica is not.
+    """Return the mean over replicas, so that all decide alike.
+
+    Not finite if the value of any replica is not.
     """
     return value if ctx.axis_name is None else jax.lax.pmean(value, ctx.axis_name)
 

@@ -155,8 +155,9 @@ def _host_memory(device: jax.Device) -> int | None:
 
 
 def _plan_memory(program: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
-    """Return a program's memory on each device, as compiled, and the result shapes; None if
-    unknown.
+    """Return a program's memory on each device, as compiled, and the result shapes.
+
+    None if unknown.
     """
     with contextlib.suppress(Exception):  # the first error matters more; a pmap has no plan
         lowered = program.lower(*args)

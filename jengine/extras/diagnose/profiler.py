@@ -154,8 +154,9 @@ class ProfilerHook(Hook):
         return self._start + index if self._is_traced(index) else math.inf
 
     def _is_traced(self, index: float) -> bool:
-        """Return whether to trace an iteration; `index` counts from the first iteration in this
-        session.
+        """Return whether to trace an iteration.
+
+        `index` counts from the first iteration in this session.
         """
         cycle, position = divmod(index - self._skipped, self._idle + self._active)
         is_active = index >= self._skipped and position >= self._idle

@@ -26,8 +26,9 @@ _COUNT_PREFIX = "non-finite elements of "
 
 
 def write_dump(path: str | os.PathLike[str], **arguments: PyTree) -> None:
-    """Write pytrees of arrays, by name, to a file; every process must call this, and process 0
-    writes.
+    """Write pytrees of arrays, by name, to a file.
+
+    Every process must call this, and process 0 writes.
     """
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils

@@ -64,8 +64,9 @@ class Canvas:
     def show(
         self, drawn_img: np.ndarray | None = None, win_name: str = "image", wait_time: float = 0.0
     ) -> None:
-        """Show a picture, by default that of `get_image`, in a window for `wait_time` seconds; 0
-        keeps it open.
+        """Show a picture, by default that of `get_image`, in a window for `wait_time` seconds.
+
+        0 keeps it open.
         """
         from jengine.extras.drawing.display import show_image
 
@@ -100,8 +101,9 @@ class Canvas:
         bboxes: dict[str, Any] | Sequence[dict[str, Any]] | None = None,
         font_properties: Any = None,
     ) -> Self:
-        """Draw texts at positions, float[N, 2]; the other arguments are matplotlib's, `bboxes`
-        are backgrounds.
+        """Draw texts at positions, float[N, 2].
+
+        The other arguments are matplotlib's, `bboxes` are backgrounds.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         points = _check("positions", positions, 2)

@@ -17,8 +17,9 @@ def has_display() -> bool:
 
 
 def show_image(image: np.ndarray, title: str, wait_time: float = 0.0) -> bool:
-    """Open an image, uint8[H, W, 3], in the system viewer and wait `wait_time` seconds; return
-    False without one.
+    """Open an image, uint8[H, W, 3], in the system viewer and wait `wait_time` seconds.
+
+    Return False without one.
     """
     if not has_display():
         return False

@@ -130,8 +130,9 @@ def draw_texts(
 
 
 def fits(text: str, size: tuple[int, int]) -> bool:
-    """Return whether a whole text can be drawn inside an image of `size`, height and width;
-    others are cut.
+    """Return whether a whole text can be drawn inside an image of `size`, height and width.
+
+    Others are cut.
     """
     canvas, pen = _open_canvas(np.zeros((*size, 3), np.uint8))
     return _fit(pen, text, canvas.size)[0] == text

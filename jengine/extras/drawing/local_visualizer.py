@@ -144,8 +144,9 @@ class LocalVisualizer(Canvas, Visualizer):
         draw_pred: bool = True,
         with_labels: bool = True,
     ) -> np.ndarray:
-        """Return the picture of a sample, uint8[H, W, 3]; arguments and errors as in
-        `add_datasample`.
+        """Return the picture of a sample, uint8[H, W, 3].
+
+        Arguments and errors as in `add_datasample`.
         """
         self._check_keys(
             "a sample has",

@@ -67,8 +67,9 @@ class CheckPointHook(HookBase):
         self._evicting = []
 
     def after_train_iter(self) -> None:
-        """Save every `iter_period` iterations; the ends of epochs and of training are saved
-        anyway.
+        """Save every `iter_period` iterations.
+
+        The ends of epochs and of training are saved anyway.
         """
         trainer = self.trainer
         if self.iter_period is None or self.is_last_train_iter(trainer):
@@ -103,8 +104,9 @@ class CheckPointHook(HookBase):
         """
 
     def on_interrupt(self, runner: RunnerProtocol) -> None:
-        """Save the state before a signal or an error ends the run; the Runner calls this between
-        two iterations.
+        """Save the state before a signal or an error ends the run.
+
+        The Runner calls this between two iterations.
         """
         self.bind(runner)
         if runner.iter > 0 and self.name_at(runner.iter) is None:

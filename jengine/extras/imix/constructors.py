@@ -85,8 +85,9 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
     def typed_settings(
         self, name: str, parameter: Parameter, module: Module, is_dcn_module: bool
     ) -> dict[str, Any]:
-        """Return a parameter's settings from all rules except custom_keys; empty if none
-        applies.
+        """Return a parameter's settings from all rules except custom_keys.
+
+        Empty if none applies.
         """
         is_norm = _is_group_or_layer_norm(module)
         # In this order, as in iMIX: a norm's bias follows the rule of norms, even if that has no
@@ -197,8 +198,9 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class BertOptimizerConstructor(_NamePatternConstructor):
-    """Constructor with `lr` for language weights and `image_lr` for others; decay 0.01, 0 for
-    biases and LayerNorms.
+    """Constructor with `lr` for language weights and `image_lr` for others.
+
+    Decay 0.01, 0 for biases and LayerNorms.
 
     Args:
       optim_wrapper_cfg: see DefaultOptimWrapperConstructor; the optimizer also has `image_lr`.
@@ -229,8 +231,9 @@ class BertOptimizerConstructor(_NamePatternConstructor):
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class VilbertOptimizerConstructor(_NamePatternConstructor):
-    """Constructor with 1e-4 for the heads and `lr` for the rest; decay 0.01, 0 for biases and
-    LayerNorms.
+    """Constructor with 1e-4 for the heads and `lr` for the rest.
+
+    Decay 0.01, 0 for biases and LayerNorms.
 
     With `vision_scratch`, only language weights have `lr` and all others 1e-4.
 

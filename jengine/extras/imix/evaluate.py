@@ -86,8 +86,9 @@ class EvaluateHook(HookBase):
             self._evaluate(epoch=trainer.epoch, iteration=trainer.iter)
 
     def after_train_iter(self) -> None:
-        """Validate if it is due; `after_train_epoch` validates after the last iteration of an
-        epoch.
+        """Validate if it is due.
+
+        `after_train_epoch` validates after the last iteration of an epoch.
         """
         trainer = self.trainer
         ends_epoch = trainer.train_loop.by_epoch and self.end_of_epoch(
@@ -160,8 +161,9 @@ class EvaluateHook(HookBase):
 
 
 def select_metrics(result: dict[str, Any], names: Sequence[str] | None) -> dict[str, float]:
-    """Return the numbers in a validation result that `names` selects; see the `metrics` of
-    EvaluateHook.
+    """Return the numbers in a validation result that `names` selects.
+
+    See the `metrics` of EvaluateHook.
 
     >>> select_metrics({"vqa/accuracy": 0.5, "loss": 2, "note": "text"}, ["accuracy"])
     {'vqa/accuracy': 0.5}
@@ -185,8 +187,9 @@ def select_metrics(result: dict[str, Any], names: Sequence[str] | None) -> dict[
 
 
 def is_better(metrics: dict[str, float], best: dict[str, float]) -> bool:
-    """Return whether a result is better than the best, by the first metric that differs; a NaN is
-    never better.
+    """Return whether a result is better than the best, by the first metric that differs.
+
+    A NaN is never better.
 
     >>> is_better({"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.5, "loss": 2.0})
     True

@@ -141,8 +141,9 @@ class HookBase(_Base):
 def _add_runner_arguments(
     cls: type, stage: str, method: Callable[[Any], None]
 ) -> Callable[..., None]:
-    """Return the method with the arguments that the Runner passes; all are optional for
-    `super().before_train()`.
+    """Return the method with the arguments that the Runner passes.
+
+    All are optional for `super().before_train()`.
     """
     parameters = list(inspect.signature(method).parameters)
     if len(parameters) != 1:

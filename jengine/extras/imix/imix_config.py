@@ -150,8 +150,9 @@ def _optimizer_hook(cfg: _Sections) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _split_optimizer(optimizer: Any) -> dict[str, Any]:
-    """Return `optimizer`, `constructor` and `paramwise_cfg`; iMIX has the last two inside the
-    first.
+    """Return `optimizer`, `constructor` and `paramwise_cfg`.
+
+    IMIX has the last two inside the first.
     """
     if not is_mapping(optimizer):
         return {"optimizer": optimizer}

@@ -141,8 +141,9 @@ def _make_uncorrected_adam(
 def scale_by_transformers_adam(
     b1: Scalar, b2: Scalar, eps: Scalar, correct_bias: bool
 ) -> optax.GradientTransformation:
-    """Rescale gradients by Adam; unlike `optax.scale_by_adam`, eps is added before the optional
-    bias correction.
+    """Rescale gradients by Adam.
+
+    Unlike `optax.scale_by_adam`, eps is added before the optional bias correction.
     """
 
     def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates) -> tuple[Updates]:
@@ -160,8 +161,9 @@ def scale_by_transformers_adam(
 def decay_updated_params(
     learning_rate: PerParameter, weight_decay: PerParameter
 ) -> optax.GradientTransformation:
-    """Decay the updated parameters; `optax.add_decayed_weights` decays the parameters before the
-    update.
+    """Decay the updated parameters.
+
+    `optax.add_decayed_weights` decays the parameters before the update.
 
     Both arguments are numbers, or trees of numbers like the parameters.
     """
@@ -178,8 +180,9 @@ def decay_updated_params(
 
 
 def _compute_factor(steps: jax.Array, warmup: float, t_total: int, schedule: str) -> jax.Array:
-    """Return the schedule factor after `steps` updates; with a warm-up, it is 0 for the first
-    update.
+    """Return the schedule factor after `steps` updates.
+
+    With a warm-up, it is 0 for the first update.
     """
     fraction = steps.astype(jnp.float32) / t_total
     if schedule == "warmup_linear":

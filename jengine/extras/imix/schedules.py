@@ -1,6 +1,7 @@
 """iMIX's learning rate schedules, whose steps are iterations.
 
-Each rule computes a factor of the initial value: first iMIX's own rules and BERT's, then the rules
+Each formula computes a factor of the initial value: first iMIX's own formulas and BERT's, then the
+  formulas
 of Hugging Face Transformers that iMIX wraps, then the plateau settings. The module ends with the
 registration.
 """
@@ -15,15 +16,15 @@ import numpy as np
 
 from jengine.config.annotations import Count, CountOrNever, Decay, Finite, Index, NonNegative
 from jengine.config.errors import ArgumentError, ConfigError
+from jengine.optim.schedules.formulas import Changes, Formula, Steps, map_floats, sorted_milestones
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
-from jengine.optim.schedules.rules import Changes, Rule, Steps, map_floats, sorted_milestones
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.optim.schedules.variants import make_scheduler
 
 
 @dataclasses.dataclass(frozen=True)
-class _FactorRule(Rule):
-    """Rule that sets the value to `factor(t)` times the initial value at step `t`, counted from
+class _FactorFormula(Formula):
+    """Formula that sets the value to `factor(t)` times the initial value at step `t`, counted from
     `begin`.
     """
 
@@ -51,7 +52,7 @@ def _warmup(method: str, t: int, length: int, start: float) -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class _WarmupMultiStepRule(_FactorRule):
+class _WarmupMultiStepFormula(_FactorFormula):
     """Warm-up, and a multiplication by `gamma` at each milestone.
 
     Attributes:
@@ -77,7 +78,7 @@ class _WarmupMultiStepRule(_FactorRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class _WarmupCosineRule(_FactorRule):
+class _WarmupCosineFormula(_FactorFormula):
     """Warm-up, and annealing along half a cosine over `max_iters`.
 
     Attributes:
@@ -98,7 +99,7 @@ class _WarmupCosineRule(_FactorRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class _PythiaRule(_FactorRule):
+class _PythiaFormula(_FactorFormula):
     """Linear warm-up until step `warmup_iterations` inclusive, then a multiplication by `lr_ratio`
     at each `lr_steps`.
 
@@ -126,7 +127,7 @@ class _PythiaRule(_FactorRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class _PythiaMultiStepRule(_PythiaRule):
+class _PythiaMultiStepFormula(_PythiaFormula):
     """Schedule of `PythiaScheduler` whose warm-up must end before the first of `lr_steps`."""
 
     def __post_init__(self) -> None:
@@ -139,7 +140,7 @@ class _PythiaMultiStepRule(_PythiaRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class _WarmupLinearNonZeroRule(_FactorRule):
+class _WarmupLinearNonZeroFormula(_FactorFormula):
     """Linear warm-up and decay, never below `min_lr`, including step 0.
 
     Attributes:
@@ -171,7 +172,7 @@ _BERT_METHODS: dict[str, Callable[[float, float], float]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _BertWarmupLinearRule(_FactorRule):
+class _BertWarmupLinearFormula(_FactorFormula):
     """BERT's schedule over the completed fraction of the run.
 
     Without a warm-up (-1) the linear method starts at half the initial value, as in BERT's code.
@@ -198,12 +199,12 @@ class _BertWarmupLinearRule(_FactorRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class _UnchangedRule(_FactorRule):
+class _UnchangedFormula(_FactorFormula):
     """Constant initial value."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _WarmupRule(_FactorRule):
+class _WarmupFormula(_FactorFormula):
     """Linear warm-up from 0, then the initial value.
 
     Attributes:
@@ -217,7 +218,7 @@ class _WarmupRule(_FactorRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class _WarmupLinearRule(_WarmupRule):
+class _WarmupLinearFormula(_WarmupFormula):
     """Linear warm-up from 0, then a linear decay to 0.
 
     Attributes:
@@ -239,7 +240,7 @@ class _WarmupLinearRule(_WarmupRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class _WarmupHalfCosineRule(_WarmupLinearRule):
+class _WarmupHalfCosineFormula(_WarmupLinearFormula):
     """Linear warm-up from 0, then `num_cycles` cycles of a cosine.
 
     Attributes:
@@ -253,7 +254,7 @@ class _WarmupHalfCosineRule(_WarmupLinearRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class _WarmupCosineRestartsRule(_WarmupLinearRule):
+class _WarmupCosineRestartsFormula(_WarmupLinearFormula):
     """Linear warm-up from 0, then `num_cycles` half cosines, each starting at the initial value.
 
     Attributes:
@@ -269,7 +270,7 @@ class _WarmupCosineRestartsRule(_WarmupLinearRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class _WarmupPolynomialRule(_WarmupLinearRule):
+class _WarmupPolynomialFormula(_WarmupLinearFormula):
     """Linear warm-up from 0, then a decay as a power of the remaining steps to `lr_end`, scaled for
     each group.
 
@@ -316,22 +317,22 @@ def _make_scheduler(name: str, family: type[Any]) -> type[ParamScheduler]:
     return make_scheduler(name, family, "lr", by_epoch=False)
 
 
-WarmupMultiStepLR = _make_scheduler("WarmupMultiStepLR", _WarmupMultiStepRule)
-WarmupCosineLR = _make_scheduler("WarmupCosineLR", _WarmupCosineRule)
-PythiaScheduler = _make_scheduler("PythiaScheduler", _PythiaRule)
-MultiStepScheduler = _make_scheduler("MultiStepScheduler", _PythiaMultiStepRule)
+WarmupMultiStepLR = _make_scheduler("WarmupMultiStepLR", _WarmupMultiStepFormula)
+WarmupCosineLR = _make_scheduler("WarmupCosineLR", _WarmupCosineFormula)
+PythiaScheduler = _make_scheduler("PythiaScheduler", _PythiaFormula)
+MultiStepScheduler = _make_scheduler("MultiStepScheduler", _PythiaMultiStepFormula)
 WarmupLinearScheduleNonZero = _make_scheduler(
-    "WarmupLinearScheduleNonZero", _WarmupLinearNonZeroRule
+    "WarmupLinearScheduleNonZero", _WarmupLinearNonZeroFormula
 )
-BertWarmupLinearLR = _make_scheduler("BertWarmupLinearLR", _BertWarmupLinearRule)
-ConstantSchedule = _make_scheduler("ConstantSchedule", _UnchangedRule)
-WarmupConstantSchedule = _make_scheduler("WarmupConstantSchedule", _WarmupRule)
-WarmupLinearSchedule = _make_scheduler("WarmupLinearSchedule", _WarmupLinearRule)
-WarmupCosineSchedule = _make_scheduler("WarmupCosineSchedule", _WarmupHalfCosineRule)
+BertWarmupLinearLR = _make_scheduler("BertWarmupLinearLR", _BertWarmupLinearFormula)
+ConstantSchedule = _make_scheduler("ConstantSchedule", _UnchangedFormula)
+WarmupConstantSchedule = _make_scheduler("WarmupConstantSchedule", _WarmupFormula)
+WarmupLinearSchedule = _make_scheduler("WarmupLinearSchedule", _WarmupLinearFormula)
+WarmupCosineSchedule = _make_scheduler("WarmupCosineSchedule", _WarmupHalfCosineFormula)
 WarmupCosineWithHardRestartsSchedule = _make_scheduler(
-    "WarmupCosineWithHardRestartsSchedule", _WarmupCosineRestartsRule
+    "WarmupCosineWithHardRestartsSchedule", _WarmupCosineRestartsFormula
 )
-WarmupPolynomialSchedule = _make_scheduler("WarmupPolynomialSchedule", _WarmupPolynomialRule)
+WarmupPolynomialSchedule = _make_scheduler("WarmupPolynomialSchedule", _WarmupPolynomialFormula)
 ReduceOnPlateauSchedule = make_scheduler(
     "ReduceOnPlateauSchedule", _PlateauSettings, "lr", PlateauScheduler
 )

@@ -52,8 +52,9 @@ class LogBufferWriter:
 
 
 def get_histories(trainer: RunnerProtocol) -> dict[str, HistoryBuffer]:
-    """Return the training metric histories by name; the sum of the losses is `total_loss`, as in
-    iMIX.
+    """Return the training metric histories by name.
+
+    The sum of the losses is `total_loss`, as in iMIX.
     """
     histories = trainer.message_hub.log_scalars.items()
     names = {f"{_PREFIX}loss": "total_loss"}
@@ -280,8 +281,9 @@ class TensorboardLoggerHook(LogBufferWriter):
         self._backend: Any = None
 
     def begin(self, trainer: RunnerProtocol) -> None:
-        """Create the event file; TensorBoard discards earlier values for iterations that the run
-        repeats.
+        """Create the event file.
+
+        TensorBoard discards earlier values for iterations that the run repeats.
         """
         backend = VISBACKENDS.get("TensorboardVisBackend")
         self._backend = backend(os.path.join(self.log_dir or trainer.local_dir, "runs"))
@@ -319,8 +321,9 @@ class TensorboardLoggerHook(LogBufferWriter):
 
 
 def _get_peak_memory() -> int | None:
-    """Return the first device's peak memory in bytes; None if the backend does not report it, as
-    on a CPU.
+    """Return the first device's peak memory in bytes.
+
+    None if the backend does not report it, as on a CPU.
     """
     stats = jax.local_devices()[0].memory_stats()
     return None if not stats else stats.get("peak_bytes_in_use")

@@ -131,8 +131,9 @@ def _check_prompts(
     lengths: jax.Array | np.ndarray | None,
     stop_tokens: tuple[int, ...],
 ) -> tuple[jax.Array, jax.Array]:
-    """Return prompts int32[B, T] and their lengths int32[B]; values are checked unless they are
-    traced.
+    """Return prompts int32[B, T] and their lengths int32[B].
+
+    Values are checked unless they are traced.
     """
     try:
         found = prompts if isinstance(prompts, jax.Array) else np.asarray(prompts)

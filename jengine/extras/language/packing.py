@@ -101,8 +101,9 @@ def pack(
 def _to_pairs(
     tokenizer: Tokenizer | None, style: TextFormat, document: Any
 ) -> dict[str, np.ndarray] | None:
-    """Return a document's tokens and their targets, int32[N - 1] each; None, which grain skips,
-    for no text.
+    """Return a document's tokens and their targets, int32[N - 1] each.
+
+    None, which grain skips, for no text.
     """
     is_learned: np.ndarray | None = None
     if isinstance(document, str | Mapping):

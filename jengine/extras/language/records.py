@@ -1,5 +1,6 @@
-"""Text records: documents, prompts with responses, and conversations; which parts a model
-learns.
+"""Text records: documents, prompts with responses, and conversations.
+
+Which parts a model learns.
 """
 
 import dataclasses
@@ -118,8 +119,9 @@ def _find_variables(record: Mapping[str, Any]) -> dict[str, Any]:
 def make_format(
     tokenizer: Tokenizer, template: str, response: str, chat_template: ChatTemplate | str | None
 ) -> TextFormat:
-    """Return the record format; a chat template may be a text, or None for the tokenizer's
-    template.
+    """Return the record format.
+
+    A chat template may be a text, or None for the tokenizer's template.
     """
     if isinstance(chat_template, str):
         chat_template = ChatTemplate.from_tokens(chat_template, tokenizer.special_tokens)

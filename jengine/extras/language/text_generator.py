@@ -23,8 +23,9 @@ from jengine.model.model import Batch, Model, ModelState, ModelWrapper, Params, 
 
 @MODELS.register_module()
 class TextGenerator(ModelWrapper):
-    """Language model whose predictions for prompts are generated tokens; for other batches they are
-    its logits.
+    """Language model whose predictions for prompts are generated tokens.
+
+    For other batches they are its logits.
 
     Prompts are batches with the entries `prompt` and `prompt_length`, as in the dataset `Prompts`.
     Losses and checkpoints are the inner model's.
@@ -109,8 +110,9 @@ class TextGenerator(ModelWrapper):
     def predict(
         self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None
     ) -> PyTree:
-        """Return int32[B, max_new_tokens], the tokens after the prompts; or the inner model's
-        predictions.
+        """Return int32[B, max_new_tokens], the tokens after the prompts.
+
+        Or the inner model's predictions.
         """
         if not _is_prompts(batch):
             return super().predict(params, model_state, batch, rng=rng)

@@ -247,8 +247,9 @@ class FileTokenizer:
 
 
 def _find_special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of special tokens by name, such as `eos_token`; older files store them
-    along with settings.
+    """Return the texts of special tokens by name, such as `eos_token`.
+
+    Older files store them along with settings.
     """
     found = {name: settings.get(name) for name in _SPECIAL}
     texts = {

@@ -68,8 +68,9 @@ def _merged_kind(cls: Any) -> Kind:
 
 
 def _nnx_kind(metric: Any) -> Kind:
-    """Return how to use an object with `reset`, `update` and `compute`, as in
-    `flax.nnx.metrics`; it is copied.
+    """Return how to use an object with `reset`, `update` and `compute`, as in `flax.nnx.metrics`.
+
+    It is copied.
     """
     from flax import nnx
 
@@ -369,8 +370,9 @@ _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def find_kind(metric: object) -> Kind | None:
-    """Return how to use a metric from another library, an object or a class; None for anything
-    else.
+    """Return how to use a metric from another library, an object or a class.
+
+    None for anything else.
     """
     # jengine's own metrics have `update` and `compute` too, with other arguments.
     if isinstance(metric, BaseMetric) or (

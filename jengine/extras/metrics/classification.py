@@ -86,8 +86,9 @@ class ConfusionMatrix(PairMetric):
         return ("confusion_matrix",)
 
     def count_classes(self) -> int:
-        """Return the number of classes; ConfigError if neither the argument nor the metainfo
-        says it.
+        """Return the number of classes.
+
+        ConfigError if neither the argument nor the metainfo says it.
         """
         num_classes = self.num_classes or len(self.dataset_meta.get("classes", ()))
         if not num_classes:

@@ -72,8 +72,9 @@ class ConfigLevel(ConfigDict):
 
 
 class Config(ConfigLevel):
-    """ConfigDict with the methods of MMEngine's Config; every function that takes a config takes it
-    too.
+    """ConfigDict with the methods of MMEngine's Config.
+
+    Every function that takes a config takes it too.
 
     >>> cfg = Config({"train_cfg": {"max_epochs": 3}, "custom_hooks": [{"type": "EMAHook"}]})
     >>> cfg.merge_from_dict({"train_cfg.max_epochs": 5, "custom_hooks.0.momentum": 0.1})
@@ -145,8 +146,9 @@ class Config(ConfigLevel):
         return dump_config(self)
 
     def dump(self, file: str | os.PathLike[str] | None = None) -> str | None:
-        """Write a Python, JSON or YAML file, see `write_config`; without `file` return the text
-        of a Python file.
+        """Write a Python, JSON or YAML file, see `write_config`.
+
+        Without `file` return the text of a Python file.
         """
         if file is None:
             return self.pretty_text

@@ -538,8 +538,9 @@ class Conversion:
     def _fit(
         self, registry: Registry, path: str, cfg: Mapping[str, Any], **supplied: Any
     ) -> dict[str, Any]:
-        """Return the config without arguments that the class does not have; errors in others are
-        to be done.
+        """Return the config without arguments that the class does not have.
+
+        Errors in others are to be done.
         """
         kept = dict(cfg)
         parameters = inspect.signature(registry.get(kept["type"])).parameters

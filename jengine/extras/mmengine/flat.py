@@ -44,8 +44,9 @@ class Level(AttributeDict):
     """Config level in a flat file, which merges instead of replacing."""
 
     def update(self, *args: Any, **kwargs: Any) -> None:
-        """Merge further keys into this level, by the inheritance rules; MMEngine also calls it
-        `merge`.
+        """Merge further keys into this level, by the inheritance rules.
+
+        MMEngine also calls it `merge`.
         """
         merge_into(self, resolve(dict(*args, **kwargs)))
 
@@ -426,8 +427,9 @@ def _find_base(name: str, file: pathlib.Path) -> pathlib.Path:
 def _pop_read_base(
     tree: ast.Module, file: pathlib.Path
 ) -> list[tuple[pathlib.Path, dict[str, str]]]:
-    """Remove the blocks `with read_base():`; return the files and, by the name here, the names
-    that they import.
+    """Remove the blocks `with read_base():`.
+
+    Return the files and, by the name here, the names that they import.
     """
     imports = []
     for node in list(tree.body):

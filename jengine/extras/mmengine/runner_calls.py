@@ -11,8 +11,9 @@ from jengine.runner.runner import Runner
 
 
 def resume(runner: Runner, filename: str | os.PathLike[str]) -> None:
-    """Continue from a checkpoint when `train` is called; the constructor's `resume` also
-    continues its logs.
+    """Continue from a checkpoint when `train` is called.
+
+    The constructor's `resume` also continues its logs.
 
     Raises:
       ConfigError: the run has begun, or the checkpoint is of a run with another seed.
@@ -34,8 +35,9 @@ def load_checkpoint(
     strict: bool = False,
     revise_keys: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Load weights, now or when the run begins; the arguments are `path`, `strict` and `rename`
-    of `load_from`.
+    """Load weights, now or when the run begins.
+
+    The arguments are `path`, `strict` and `rename` of `load_from`.
 
     `revise_keys` may be those of MMEngine, `(r"^backbone\\.", "")`.
     """

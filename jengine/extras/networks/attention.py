@@ -270,8 +270,9 @@ def _on_each_device(
     segment_ids: jax.Array | None,
     kernel: "SplashAttentionKernel | None" = None,
 ) -> jax.Array:
-    """Map over the batch, the heads and `context`; a splash attention kernel is divided along
-    `context` too.
+    """Map over the batch, the heads and `context`.
+
+    A splash attention kernel is divided along `context` too.
     """
     arguments = (
         (query, key, value, segment_ids)
@@ -309,8 +310,9 @@ def _count_shards(axis: str, size: int) -> int:
 
 
 def _gather(tree: _Tree) -> _Tree:
-    """Gather the tokens, axis 1, from all devices along `context`; the backward pass scatters
-    their gradients.
+    """Gather the tokens, axis 1, from all devices along `context`.
+
+    The backward pass scatters their gradients.
     """
     return jax.tree.map(lambda x: jax.lax.all_gather(x, CONTEXT, axis=1, tiled=True), tree)
 

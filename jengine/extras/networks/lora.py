@@ -219,8 +219,9 @@ class LoRA(ModelWrapper):
         return stacked
 
     def _is_kernel(self, path: str, leaf: jax.Array, target: Target) -> bool:
-        """Return whether a parameter has inputs and outputs; attention biases and stacked norms
-        have two axes too.
+        """Return whether a parameter has inputs and outputs.
+
+        Attention biases and stacked norms have two axes too.
         """
         if path.rpartition(".")[2] in ("bias", "scale"):
             return False

@@ -138,8 +138,9 @@ def _apply_experts(
     *kernels: jax.Array,
     parts: int = 1,
 ) -> jax.Array:
-    """Return the weighted sums over these experts; numbers in `chosen` below 0 or too large belong
-    to other experts.
+    """Return the weighted sums over these experts.
+
+    Numbers in `chosen` below 0 or too large belong to other experts.
 
     Rows are computed in `parts`, as many as the devices whose tokens these are: most rows belong to
     other experts, and parts without a row for these are left out.

@@ -10,8 +10,9 @@ from jengine.config.registry import MODELS
 
 @MODELS.register_module()
 class SmallCNN(nn.Module):
-    """Convolutional classifier: stages with two convolutions and BatchNorm; each but the first
-    halves the resolution.
+    """Convolutional classifier: stages with two convolutions and BatchNorm.
+
+    Each but the first halves the resolution.
 
     >>> logits, variables = SmallCNN(widths=(4,)).init_with_output(
     ...     jax.random.key(0), jnp.zeros((2, 8, 8, 1))

@@ -61,8 +61,9 @@ def Adadelta(
 
 
 def scale_by_adagrad(initial_accumulator_value: float, eps: Scalar) -> optax.GradientTransformation:
-    """Divide gradients by the root of the summed squares; `optax.scale_by_rss` adds eps inside
-    the root.
+    """Divide gradients by the root of the summed squares.
+
+    `optax.scale_by_rss` adds eps inside the root.
     """
 
     def init(params: Params) -> ScaleByRssState:

@@ -98,8 +98,9 @@ class NadamState(NamedTuple):
 def scale_by_nadam(
     b1: Scalar, b2: Scalar, eps: Scalar, momentum_decay: Scalar
 ) -> optax.GradientTransformation:
-    """Rescale gradients by NAdam; `optax.scale_by_adam(nesterov=True)` lacks the momentum
-    schedule.
+    """Rescale gradients by NAdam.
+
+    `optax.scale_by_adam(nesterov=True)` lacks the momentum schedule.
     """
 
     def momentum(count: jax.Array) -> jax.Array:
@@ -132,8 +133,9 @@ def scale_by_nadam(
 
 
 def scale_by_radam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransformation:
-    """Rescale gradients by rectified Adam; `optax.scale_by_radam` adds eps after the bias
-    correction.
+    """Rescale gradients by rectified Adam.
+
+    `optax.scale_by_radam` adds eps after the bias correction.
     """
 
     def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates) -> tuple[Updates]:

@@ -65,8 +65,9 @@ class AdanState(NamedTuple):
 
 
 def scale_by_adan(b1: Scalar, b2: Scalar, b3: Scalar, eps: Scalar) -> optax.GradientTransformation:
-    """Rescale gradients by Adan; `optax.scale_by_adan` weights the difference of gradients by `1
-    - b2`, not by `b2`.
+    """Rescale gradients by Adan.
+
+    `optax.scale_by_adan` weights the difference of gradients by `1 - b2`, not by `b2`.
     """
 
     def init(params: Params) -> AdanState:

@@ -27,8 +27,9 @@ def ASGD(
     weight_decay: NonNegative = 0.0,
     maximize: bool = False,
 ) -> Parts:
-    """Build ASGD, averaged SGD (Polyak and Juditsky, 1992). As in PyTorch, a new lr takes effect
-    one update later.
+    """Build ASGD, averaged SGD (Polyak and Juditsky, 1992).
+
+    As in PyTorch, a new lr takes effect one update later.
 
     Args:
       lr: learning rate.
@@ -57,8 +58,9 @@ class AveragedSgdState(NamedTuple):
 def averaged_sgd(
     learning_rate: PerParameter, lambd: Scalar, alpha: Scalar, t0: Scalar
 ) -> optax.GradientTransformation:
-    """Descend with a decaying rate and average the parameters in the state; optax has no such
-    transformation.
+    """Descend with a decaying rate and average the parameters in the state.
+
+    Optax has no such transformation.
 
     The arguments are those of `ASGD`; the learning rate may be a tree of numbers like the
     parameters.

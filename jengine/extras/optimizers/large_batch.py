@@ -36,8 +36,9 @@ def LARS(
     eps: NonNegative = 1e-8,
     lars_exclude: bool = False,
 ) -> Parts:
-    """Build LARS, layer-wise adaptive rate scaling (You et al., arXiv:1708.03888). Without momentum
-    it has no state.
+    """Build LARS, layer-wise adaptive rate scaling (You et al., arXiv:1708.03888).
+
+    Without momentum it has no state.
 
     Unlike in SGD, the learning rate is applied before the momentum.
 
@@ -72,8 +73,9 @@ def Lamb(
     trust_clip: bool = False,
     always_adapt: bool = False,
 ) -> Parts:
-    """Build LAMB (You et al., arXiv:1904.00962). Tensors without weight decay are not scaled by the
-    trust ratio.
+    """Build LAMB (You et al., arXiv:1904.00962).
+
+    Tensors without weight decay are not scaled by the trust ratio.
 
     Args:
       lr: learning rate.
@@ -149,8 +151,9 @@ def scale_by_lars(
 def scale_by_lamb_moments(
     b1: Scalar, b2: Scalar, eps: Scalar, bias_correction: bool, grad_averaging: bool
 ) -> optax.GradientTransformation:
-    """Rescale gradients by Adam with optional bias correction and averaging; `optax.scale_by_adam`
-    always applies both.
+    """Rescale gradients by Adam with optional bias correction and averaging.
+
+    `optax.scale_by_adam` always applies both.
 
     The arguments are those of `Lamb`, with two betas.
     """
@@ -176,8 +179,9 @@ def scale_by_lamb_moments(
 
 
 def scale_by_trust_ratio(adapt: PerParameter, trust_clip: bool) -> optax.GradientTransformation:
-    """Scale the update of each tensor to the tensor's norm; `optax.scale_by_trust_ratio` scales all
-    tensors.
+    """Scale the update of each tensor to the tensor's norm.
+
+    `optax.scale_by_trust_ratio` scales all tensors.
 
     Where `adapt` is 0, the tensor is not scaled; it is a number, or a tree of numbers like the
     parameters.

@@ -411,8 +411,9 @@ class LayerDecayOptimizerConstructor(LearningRateDecayOptimizerConstructor):
 
 
 def list_layer_parameters(root: Module, name_of: NameOf) -> list[LayerParameter]:
-    """Return all parameters in model order, stacked ones layer by layer; raise ValueError if
-    these disagree.
+    """Return all parameters in model order, stacked ones layer by layer.
+
+    Raise ValueError if these disagree.
     """
     parameters: list[LayerParameter] = []
     layers: dict[str, int] = {}
@@ -437,8 +438,9 @@ def list_layer_parameters(root: Module, name_of: NameOf) -> list[LayerParameter]
 
 
 def names_of(root: Module, pattern: LayerPattern | None) -> NameOf:
-    """Return PyTorch's names; with a pattern Flax's, with layer numbers where `pattern` finds
-    stacked parameters.
+    """Return PyTorch's names.
+
+    With a pattern Flax's, with layer numbers where `pattern` finds stacked parameters.
     """
     if pattern is None:
         return _torch_name

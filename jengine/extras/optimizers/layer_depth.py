@@ -150,16 +150,18 @@ def vit_layer_id(name: str, layers: int) -> int:
 
 
 def swin_layer_id(name: str, depths: Sequence[int]) -> int:
-    """Return the Swin transformer layer: 0 for the stem, then the blocks; a downsampling is in
-    the last block.
+    """Return the Swin transformer layer: 0 for the stem, then the blocks.
+
+    A downsampling is in the last block.
     """
     is_stem = "mask_token" in name or "patch_embed" in name
     return 0 if is_stem else 1 + _block_index(name, "backbone.stages", depths, head=sum(depths))
 
 
 def mixmim_layer_id(name: str, depths: Sequence[int]) -> int:
-    """Return the MixMIM layer: -1 for the stem, then the blocks from 0; the head is in the last
-    block.
+    """Return the MixMIM layer: -1 for the stem, then the blocks from 0.
+
+    The head is in the last block.
     """
     is_stem = "patch_embed" in name or "pos_embed" in name
     return -1 if is_stem else _block_index(name, "backbone.layers", depths, head=sum(depths) - 1)
@@ -213,8 +215,9 @@ def _parse_number(name: str, prefix: str) -> int | None:
 
 
 def _block_index(name: str, prefix: str, depths: Sequence[int], head: int) -> int:
-    """Return the index of a block over all stages; that of the last block for other parts of a
-    stage, else `head`.
+    """Return the index of a block over all stages.
+
+    That of the last block for other parts of a stage, else `head`.
     """
     stage = _parse_number(name, prefix)
     if stage is None:

@@ -90,8 +90,9 @@ def scale_by_muon(
     ns_steps: int,
     adjust_lr_fn: str | None,
 ) -> optax.GradientTransformation:
-    """Orthogonalise the momentum of matrices in bfloat16; `optax.contrib.scale_by_muon` also
-    corrects its bias.
+    """Orthogonalise the momentum of matrices in bfloat16.
+
+    `optax.contrib.scale_by_muon` also corrects its bias.
 
     The arguments are those of `TorchMuon`.
 

@@ -95,8 +95,9 @@ class StddevState(NamedTuple):
 
 
 def scale_by_stddev(decay: Scalar, eps: Scalar) -> optax.GradientTransformation:
-    """Divide gradients by the standard deviation plus eps; `optax.scale_by_stddev` may return
-    NaN.
+    """Divide gradients by the standard deviation plus eps.
+
+    `optax.scale_by_stddev` may return NaN.
     """
 
     def init(params: Params) -> StddevState:
@@ -132,8 +133,9 @@ def scale_by_rprop(
     min_step_size: Scalar,
     max_step_size: Scalar,
 ) -> optax.GradientTransformation:
-    """Replace gradients by the sign times a step size; `optax.scale_by_rprop` returns the update of
-    the last step.
+    """Replace gradients by the sign times a step size.
+
+    `optax.scale_by_rprop` returns the update of the last step.
 
     The arguments are those of `Rprop`; the learning rate may be a tree of numbers like the
     parameters.

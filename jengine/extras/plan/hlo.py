@@ -127,8 +127,9 @@ class Program:
         return self._executions[computation]
 
     def estimate_cycles(self) -> int | None:
-        """Return the cycles on a TPU by XLA's estimate, without kernels (Pallas); None where it
-        has no estimate.
+        """Return the cycles on a TPU by XLA's estimate, without kernels (Pallas).
+
+        None where it has no estimate.
         """
         cycles = (
             each.cycles * self.count_executions(each.computation)
@@ -208,8 +209,9 @@ class Program:
         )
 
     def initial_values(self, element: Operation) -> Sequence[str]:
-        """Return the tuple that has an element; for a loop state, the element's value before the
-        loop.
+        """Return the tuple that has an element.
+
+        For a loop state, the element's value before the loop.
         """
         source = self.operations.get(element.operands[0])
         if source is None or source.code != "parameter" or element.number is None:

@@ -42,8 +42,9 @@ _WITHOUT_BFLOAT16 = r"\b(V100|T4)\b"
 
 
 def get_peak_flops(device_kind: str) -> dict[str, float]:
-    """Return the peak operations per second of one device, by operand dtype; {} for an unknown
-    device.
+    """Return the peak operations per second of one device, by operand dtype.
+
+    {} for an unknown device.
 
     Args:
       device_kind: JAX's device name, `jax.Device.device_kind`.

@@ -144,8 +144,9 @@ def parse_mesh(text: str | None) -> MeshSizes | None:
 def set_devices(
     cfg: Mapping[str, Any], devices: int, mesh: MeshSizes | None = None
 ) -> dict[str, Any]:
-    """Return a resolved config for many devices that all belong to one process; `mesh` replaces the
-    config's own.
+    """Return a resolved config for many devices that all belong to one process.
+
+    `mesh` replaces the config's own.
 
     >>> loader = dict(batch_size=8, dataset=dict(type="MyData"))
     >>> set_devices(

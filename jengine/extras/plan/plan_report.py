@@ -30,7 +30,8 @@ def format_plan(plan: Mapping[str, Any]) -> str:
 
 
 def format_search(plans: Sequence[Mapping[str, Any]], by_size: bool = False) -> str:
-    """Return the table for a search, best first, and the config lines for the best plan;
+    """Return the table for a search, best first, and the config lines for the best plan.
+
     `by_size`: of batch sizes.
     """
     rows = []

@@ -196,8 +196,9 @@ def search(space: Space, compile_all: Compile, report: Callable[[str], None]) ->
 
 
 def search_batch(space: Space, compile_all: Compile, report: Callable[[str], None]) -> list[Plan]:
-    """Return a plan for each batch size that was tried, the largest that fits first; arguments as
-    for `search`.
+    """Return a plan for each batch size that was tried, the largest that fits first.
+
+    Arguments as for `search`.
 
     The config's size is doubled until it does not fit, or halved until it does; two sizes in
     between follow.

@@ -219,8 +219,9 @@ def _global_batch(
 def _compile(
     traced: jax.stages.Traced, arguments: Mapping[str, PyTree], devices: int, chip: Chip | None
 ) -> Plan:
-    """Compile a program and return what it costs on a device; without memory if the compiler
-    cannot fit it.
+    """Compile a program and return what it costs on a device.
+
+    Without memory if the compiler cannot fit it.
     """
     flops = {kind: count / devices for kind, count in count_flops(traced.jaxpr).items()}
     start = time.monotonic()  # the program is traced already
@@ -371,7 +372,8 @@ def estimate_time(flops: Mapping[str, float], plan: Plan, chip: Chip) -> Plan:
 
 
 def _positive(number: float | None, factor: float = 1.0) -> float | None:
-    """Return a cost times a factor; None where the compiler gives none, which may be a negative
-    number.
+    """Return a cost times a factor.
+
+    None where the compiler gives none, which may be a negative number.
     """
     return float(number) * factor if number is not None and number > 0 else None

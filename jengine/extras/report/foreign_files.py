@@ -49,8 +49,9 @@ class ForeignFiles:
         return False
 
     def read(self, path: pathlib.Path) -> bytes | None:
-        """Return the contents of a file; None if it does not exist or cannot be read, which is
-        noted.
+        """Return the contents of a file.
+
+        None if it does not exist or cannot be read, which is noted.
         """
         if not self.find(path):
             return None
@@ -91,8 +92,9 @@ def is_number(value: Any) -> bool:
 
 
 def conform(value: Any, schema: Any, path: str, problems: list[str]) -> Any:
-    """Return the parts of a JSON value that match a schema; the paths of others are added to
-    `problems`.
+    """Return the parts of a JSON value that match a schema.
+
+    The paths of others are added to `problems`.
 
     >>> problems = []
     >>> (

@@ -16,7 +16,7 @@ class Goodput(NamedTuple):
     """Where the time of all sessions of a run went.
 
     Attributes:
-      seconds: time by phase, see `PhaseTimer`, without the lost iterations.
+      seconds: time by phase, see `Stopwatch`, without the lost iterations.
       lost_seconds: time of iterations that ran again after a resume.
       lost_iterations: the number of these iterations.
       sessions: number of sessions.

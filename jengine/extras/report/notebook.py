@@ -44,8 +44,9 @@ class NotebookProgress:
         self._output = display(self, display_id=True)
 
     def add_loss(self, iteration: int, loss: float) -> None:
-        """Add a point to the plot; it is drawn by the next `update`, as only the thread of the
-        cell may draw.
+        """Add a point to the plot.
+
+        It is drawn by the next `update`, as only the thread of the cell may draw.
         """
         if len(self._points) >= 2 * _MAX_POINTS:
             del self._points[1:-1:2]
@@ -92,8 +93,9 @@ class NotebookProgress:
 
 
 def plot(points: Sequence[tuple[int, float]]) -> str:
-    """Return an SVG picture of a curve, with the ranges at its axes; '' for fewer than two finite
-    values.
+    """Return an SVG picture of a curve, with the ranges at its axes.
+
+    '' for fewer than two finite values.
 
     It uses the color of the text, so that it fits a light and a dark page.
 

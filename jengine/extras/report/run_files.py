@@ -57,8 +57,9 @@ class ReportedRun:
 
     @functools.cached_property
     def curves(self) -> tuple[dict[tuple[str, str], Points], list[str]]:
-        """The curves by mode and name, and the names of values that are not numbers; see
-        `read_curves`.
+        """The curves by mode and name, and the names of values that are not numbers.
+
+        See `read_curves`.
         """
         return read_curves(self.rows)
 
@@ -77,8 +78,9 @@ class ReportedRun:
 
 
 def read_runs(work_dirs: Sequence[str]) -> dict[str, ReportedRun]:
-    """Read runs (see `find_runs`) and return them by name; the first has notes about what was
-    skipped.
+    """Read runs (see `find_runs`) and return them by name.
+
+    The first has notes about what was skipped.
 
     Of several paths, files and directories without a run are skipped: `work_dirs/*` has them too.
     """
@@ -203,8 +205,9 @@ def _directories(files: ForeignFiles, path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _newest_run(work_dir: pathlib.Path, files: ForeignFiles) -> pathlib.Path | None:
-    """Return the log directory with the latest start time, which is the name; a trial without
-    one itself; else None.
+    """Return the log directory with the latest start time, which is the name.
+
+    A trial without one itself; else None.
     """
     trial = work_dir if (work_dir / TRIAL).is_file() else None
     return max(filter(_is_log_dir, _directories(files, work_dir)), default=trial)

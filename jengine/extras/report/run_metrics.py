@@ -86,8 +86,9 @@ def flatten_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def find_best(
     curves: Mapping[tuple[str, str], Points], config: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return the best and the last value of each validation metric; the best only if the rule is
-    known.
+    """Return the best and the last value of each validation metric.
+
+    The best only if the rule is known.
     """
     found = []
     for (mode, name), (x, y) in curves.items():

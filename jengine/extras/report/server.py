@@ -15,7 +15,8 @@ from jengine.logging.console import escape_control
 def make_server(
     collect: Callable[[], dict[str, Any]], host: str, port: int, refresh: float
 ) -> http.server.ThreadingHTTPServer:
-    """Return a server for the report at `/` and the data, from `collect`, at `/data.json`;
+    """Return a server for the report at `/` and the data, from `collect`, at `/data.json`.
+
     `serve_forever` runs it.
 
     It answers only requests whose Host is an address or a name of this machine. A port of 0 is any

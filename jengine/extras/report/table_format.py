@@ -34,8 +34,9 @@ Cell: TypeAlias = "str | int | float | Spread | None"
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Return mean and sample standard deviation of one or more values; both NaN if one is not
-    finite.
+    """Return mean and sample standard deviation of one or more values.
+
+    Both NaN if one is not finite.
 
     >>> spread([1.0, 2.0, 3.0])
     Spread(mean=2.0, std=1.0, seeds=3)

@@ -52,8 +52,9 @@ class IoUMetric(ConfusionMatrix):
         return ("aAcc", "mIoU", "mAcc")
 
     def compute(self, state: Confusion) -> dict[str, float]:
-        """Return the three fractions; NaN where no pixel was counted, and with labels out of
-        range.
+        """Return the three fractions.
+
+        NaN where no pixel was counted, and with labels out of range.
         """
         # Labels out of range were counted as class 0: the numbers would look valid and be wrong.
         if state.has_invalid:

@@ -98,8 +98,9 @@ class SegVisualizationHook(Hook):
         outputs: Any = None,
         mode: str = "val",
     ) -> None:
-        """Draw the examples in a batch except the padding; all arrays come to the host in one
-        transfer.
+        """Draw the examples in a batch except the padding.
+
+        All arrays come to the host in one transfer.
         """
         if (
             not self.draw

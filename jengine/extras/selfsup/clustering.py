@@ -146,6 +146,7 @@ def build_clustering(cfg: Mapping[str, Any]) -> Kmeans | PIC:
 
 def class_weights(counts: ArrayLike, power: float) -> jax.Array:
     """Return class weights that decrease with the class size: `(1 / count) ** power`, normalized.
+
     Works under `jit`.
 
     >>> class_weights([1, 3], power=1).tolist()
@@ -203,8 +204,9 @@ def _distribute_singletons(clusters: np.ndarray, neighbors: np.ndarray) -> np.nd
 
 
 def _number_by_size(clusters: np.ndarray, features: np.ndarray, k: int) -> np.ndarray:
-    """Return clusters by decreasing size, 0 to k - 1; samples of others join the one with the
-    closest mean.
+    """Return clusters by decreasing size, 0 to k - 1.
+
+    Samples of others join the one with the closest mean.
     """
     _, indices, counts = np.unique(clusters, return_inverse=True, return_counts=True)
     ranks = np.empty(len(counts), np.int64)

@@ -92,8 +92,9 @@ def densecl_losses(
 
 
 class SwAVQueue(NamedTuple):
-    """Earlier embeddings, the newest first. In the training state from the start, to avoid
-    recompilation.
+    """Earlier embeddings, the newest first.
+
+    In the training state from the start, to avoid recompilation.
     """
 
     rows: jax.Array  # float32[crops for assignment, length, D], 0 where not filled yet

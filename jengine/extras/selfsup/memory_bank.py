@@ -35,8 +35,9 @@ def empty_bank(length: int, feat_dim: int, num_classes: int) -> MemoryBank:
 
 
 def fill_bank(bank: MemoryBank, features: ArrayLike, labels: ArrayLike) -> MemoryBank:
-    """Return a bank with the features float[N, D] and labels int[N] from a clustering; `bank`
-    defines the shapes.
+    """Return a bank with the features float[N, D] and labels int[N] from a clustering.
+
+    `bank` defines the shapes.
     """
     features = np.asarray(features, np.float32)
     labels = np.asarray(labels)
@@ -155,8 +156,9 @@ def _split_largest(bank: MemoryBank, label: ArrayLike, rng: jax.Array) -> Memory
 def _nearest_to_second_mean(
     features: jax.Array, members: jax.Array, first: jax.Array, iterations: int = 20
 ) -> jax.Array:
-    """Run 2-means on the samples where `members` is True; return which samples are nearest to the
-    second mean: bool[N].
+    """Run 2-means on the samples where `members` is True.
+
+    Return which samples are nearest to the second mean: bool[N].
 
     The initial means are the sample `first` and the member farthest from it.
     """

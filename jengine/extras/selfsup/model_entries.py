@@ -18,8 +18,9 @@ T = TypeVar("T")
 
 
 def find_state_entry(model_state: ModelState, name: str, hook_name: str) -> Any:
-    """Return the only array called `name`, at any depth in the model's state; messages name the
-    hook.
+    """Return the only array called `name`, at any depth in the model's state.
+
+    Messages name the hook.
     """
     leaves = paths.flatten(model_state)
     matches = [leaf for path, leaf in leaves.items() if path.split(".")[-1] == name]
@@ -34,8 +35,9 @@ def find_state_entry(model_state: ModelState, name: str, hook_name: str) -> Any:
 def replace_state_entry(
     model_state: ModelState, name: str, value: jax.Array, hook_name: str
 ) -> ModelState:
-    """Return the model's state with another array called `name`, sharded as the old one; see
-    `find_state_entry`.
+    """Return the model's state with another array called `name`, sharded as the old one.
+
+    See `find_state_entry`.
     """
     new = device_put_like(value, find_state_entry(model_state, name, hook_name))
     return paths.map_with_path(
@@ -55,8 +57,9 @@ def find_memory_bank(model_state: ModelState, hook_name: str) -> MemoryBank:
 
 
 def replace_memory_bank(model_state: ModelState, bank: MemoryBank, hook_name: str) -> ModelState:
-    """Return the model's state with another memory bank, sharded as the old one; see
-    `find_memory_bank`.
+    """Return the model's state with another memory bank, sharded as the old one.
+
+    See `find_memory_bank`.
     """
     new = device_put_like(bank, find_memory_bank(model_state, hook_name))
     return jax.tree.map(lambda leaf: new if _is_bank(leaf) else leaf, model_state, is_leaf=_is_bank)
@@ -70,8 +73,9 @@ def device_put_like(new: T, old: T) -> T:
 
 
 def drop_replica_axis(tree: T, strategy: Strategy) -> T:
-    """Return the first replica's entries in the model's state; `tree` itself without a replica
-    axis.
+    """Return the first replica's entries in the model's state.
+
+    `tree` itself without a replica axis.
     """
     return tree if strategy.replicas is None else jax.tree.map(lambda x: x[0], tree)
 

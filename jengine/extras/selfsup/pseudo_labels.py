@@ -95,8 +95,9 @@ class DeepClusterSampler(DefaultSampler):
     def set_uniform_indices(
         self, labels: np.ndarray, num_classes: int, epoch: int | None = None
     ) -> None:
-        """Visit all `num_classes` labels int[N] equally often in one epoch; None for the next
-        one.
+        """Visit all `num_classes` labels int[N] equally often in one epoch.
+
+        None for the next one.
         """
         self._uniform = (self.epoch if epoch is None else epoch, np.asarray(labels), num_classes)
 

@@ -43,8 +43,9 @@ class SimSiamHook(Hook):
     adjust_by_epoch: bool = True
 
     def before_run(self, runner: RunnerProtocol) -> None:
-        """Check that a group is marked; without `fix_pred_lr`, return the marked groups to the
-        schedules.
+        """Check that a group is marked.
+
+        Without `fix_pred_lr`, return the marked groups to the schedules.
         """
         if runner.optim_wrapper is None:
             return

@@ -64,8 +64,9 @@ class SelfSupVisualizer(LocalVisualizer):
     def draw_side(
         self, picture: np.ndarray, entries: Mapping[str, Any], with_labels: bool
     ) -> np.ndarray:
-        """Return the picture for the ground truth or the prediction; arguments as in
-        LocalVisualizer.
+        """Return the picture for the ground truth or the prediction.
+
+        Arguments as in LocalVisualizer.
         """
         if "unpatched_img" in entries:
             picture = enlarge(to_rgb(entries["unpatched_img"]), self.zoom)

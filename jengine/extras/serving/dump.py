@@ -19,8 +19,9 @@ from jengine.model.model import ArrayTree
 
 @METRICS.register_module()
 class DumpResults(HostMetric):
-    """Writes the predictions to a file and has no results of its own; `Evaluator.offline_evaluate`
-    reads them.
+    """Writes the predictions to a file and has no results of its own.
+
+    `Evaluator.offline_evaluate` reads them.
 
     With several processes the first one writes the predictions of all, in the order of the dataset.
     Every evaluation replaces the file.

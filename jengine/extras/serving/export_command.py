@@ -26,8 +26,9 @@ _INPUT = re.compile(r"(\w+)=(\w+)\[([\d, ]*)\]")
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int | None:
-    """Write the artifact and print the inputs and outputs; without `--jax-export`, run the command
-    of the extra that exports parameters.
+    """Write the artifact and print the inputs and outputs.
+
+    Without `--jax-export`, run the command of the extra that exports parameters.
     """
     file = getattr(args, "file", None)  # and other options of that extra
     if (file is None) == (args.jax_export is None):

@@ -20,8 +20,9 @@ _STEPS = ("preprocess", "forward", "visualize", "postprocess")
 
 
 class BaseInferencer:
-    """Predictor for raw inputs: preprocess, forward, visualize, postprocess; subclasses override
-    some of them.
+    """Predictor for raw inputs: preprocess, forward, visualize, postprocess.
+
+    Subclasses override some of them.
 
     A call makes a list of the inputs, passes each through the pipeline, predicts in batches of one
     size, and returns `dict(predictions=[...], visualization=...)`.

@@ -197,8 +197,9 @@ def select_items(meta: Mapping[str, Any], weights: Weights) -> dict[str, str]:
 
 
 def _read_text(path: str, meta: Mapping[str, Any]) -> str:
-    """Return the text of the run's config from the metadata, or from the work dir; "" if there
-    is none.
+    """Return the text of the run's config from the metadata, or from the work dir.
+
+    "" if there is none.
     """
     text = meta.get("meta", {}).get("cfg")
     file = Path(path).parent / "config.py"

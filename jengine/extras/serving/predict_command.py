@@ -1,5 +1,6 @@
-"""`jengine predict`: predictions from a checkpoint, written to an .npz file; or generated text,
-to a .jsonl file.
+"""`jengine predict`: predictions from a checkpoint, written to an .npz file.
+
+Or generated text, to a .jsonl file.
 """
 
 import argparse

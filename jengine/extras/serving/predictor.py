@@ -40,8 +40,9 @@ _ALL_DATA = DataShard()
 
 
 class Predictor:
-    """Predictor with one step, which is compiled once for each batch shape; each process gets all
-    predictions.
+    """Predictor with one step, which is compiled once for each batch shape.
+
+    Each process gets all predictions.
 
     Args:
       model, strategy, processes: of the run.
@@ -142,8 +143,9 @@ class Predictor:
 def open_batches(
     data: Any, batch_size: int | None, strategy: Strategy, seed: int
 ) -> tuple[PyTree, Iterator[PositionedBatch], Rules | None]:
-    """Return the first batch in `data`, an example for the state; all batches, see
-    `iterate_batches`; their rules.
+    """Return the first batch in `data`, an example for the state.
+
+    All batches, see `iterate_batches`; their rules.
     """
     if get_batch_axis(data) is None:
         data = build_dataloader(data, train=False, seed=seed)
@@ -255,8 +257,9 @@ def _slice_arrays(arrays: PyTree, size: int, shard: DataShard) -> Iterator[Posit
 def _add_positions(
     batches: Iterable[PyTree], is_loader: bool, multiple: int, shard: DataShard
 ) -> Iterator[PositionedBatch]:
-    """Yield batches with positions, as if the shards took the examples in turn; those of a
-    loader are padded.
+    """Yield batches with positions, as if the shards took the examples in turn.
+
+    Those of a loader are padded.
     """
     size = 0
     for i, raw in enumerate(batches):

@@ -44,8 +44,9 @@ class BaseTTAModel(ModelWrapper):
         )
 
     def merge_preds(self, predictions: Sequence[PyTree]) -> PyTree:
-        """Return one prediction for those of all views, in order. Pure; part of the compiled
-        step.
+        """Return one prediction for those of all views, in order. Pure.
+
+        Part of the compiled step.
         """
         raise NotImplementedError(f"{type(self).__name__} must define `merge_preds(predictions)`")
 

@@ -50,8 +50,9 @@ class Command:
             )
 
     def __call__(self) -> int:
-        """Run to the end and return the exit code; an interrupt or the stop file lets the run
-        save and end.
+        """Run to the end and return the exit code.
+
+        An interrupt or the stop file lets the run save and end.
         """
         if os.path.exists(self.stop_file):
             return 128 + signal.SIGTERM
@@ -115,8 +116,9 @@ class _LocalJob:
 
 
 class LocalLauncher:
-    """Processes on this machine; on Linux they save and end if the sweep is killed: see
-    `end_with_sweep`.
+    """Processes on this machine.
+
+    On Linux they save and end if the sweep is killed: see `end_with_sweep`.
 
     Several jobs share the GPUs: each has its own, or a part of the memory of one.
     """

@@ -371,8 +371,9 @@ def _lock(directory: pathlib.Path) -> Iterator[None]:
 
 
 def _claim(directory: pathlib.Path, request: Request, plan: Plan) -> None:
-    """Write what the sweep is about; ConfigError if its directory has the runs of another
-    config.
+    """Write what the sweep is about.
+
+    ConfigError if its directory has the runs of another config.
     """
     path = directory / FILE
     known = read_object(path)

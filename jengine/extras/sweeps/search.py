@@ -42,8 +42,9 @@ class Search:
         self._check_study(directory, metric)
 
     def _check_study(self, directory: pathlib.Path, metric: str) -> None:
-        """Check what Optuna cannot change: the metric, the choices, and the kind of a range;
-        limits may move.
+        """Check what Optuna cannot change: the metric, the choices, and the kind of a range.
+
+        Limits may move.
         """
         kept: dict[str, Any] = {"metric": metric}
         kept |= {path: [repr(value) for value in values] for path, values in self._grid.items()}
@@ -90,8 +91,9 @@ class Search:
         return trial.number, self._setting(trial.params)
 
     def tell(self, trial: Trial, value: float | None) -> None:
-        """Record the end of a trial with the best value of the metric; one that stopped stays
-        unfinished.
+        """Record the end of a trial with the best value of the metric.
+
+        One that stopped stays unfinished.
         """
         if trial.status not in _STATES:
             return

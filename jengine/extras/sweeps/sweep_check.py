@@ -30,8 +30,9 @@ _NODE_END = re.compile(r"\.|\[|$")  # after each part of a path
 
 
 def make_plan(request: Request) -> Plan:
-    """List the runs and check their configs; the errors are those of the Runner, with a note of
-    the run.
+    """List the runs and check their configs.
+
+    The errors are those of the Runner, with a note of the run.
     """
     base = load_config(request.config, request.overrides)
     config = resolve(base)
@@ -79,8 +80,9 @@ def make_plan(request: Request) -> Plan:
 
 
 def _load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
-    """Return the settings that `get_sweep()` of a loaded config file yields; None without this
-    function.
+    """Return the settings that `get_sweep()` of a loaded config file yields.
+
+    None without this function.
 
     Raises:
       ConfigError: something else than dicts of values by config path.

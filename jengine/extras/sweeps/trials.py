@@ -97,8 +97,9 @@ class Trial:
 
 
 def make_trials(directory: pathlib.Path, settings: Sequence[Setting]) -> list[Trial]:
-    """Return the runs for settings; those with a record of an earlier start have its directory
-    and state.
+    """Return the runs for settings.
+
+    Those with a record of an earlier start have its directory and state.
     """
     known = {
         _key(record.get("overrides", {})): path for path, record in list_records(directory).items()
@@ -138,7 +139,8 @@ def read_status(work_dir: pathlib.Path) -> str:
 
 
 def find_run(work_dir: pathlib.Path) -> pathlib.Path | None:
-    """Return `run.json` of the newest start in a work dir, whose directories are named by time;
+    """Return `run.json` of the newest start in a work dir, whose directories are named by time.
+
     None without one.
     """
     return max(work_dir.glob(f"*/{RECORD}"), default=None)

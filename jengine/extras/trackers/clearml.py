@@ -86,7 +86,8 @@ class ClearMLVisBackend(RunVisBackend):
     def add_scalars(
         self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
     ) -> None:
-        """Write the numbers of one step, `val/loss` as the series `val` in the plot `loss`;
+        """Write the numbers of one step, `val/loss` as the series `val` in the plot `loss`.
+
         `file_path` is ignored.
         """
         logger = self.experiment.get_logger()

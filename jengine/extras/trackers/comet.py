@@ -23,8 +23,9 @@ _QUIET: dict[str, Any] = {
 
 @VISBACKENDS.register_module()
 class CometVisBackend(RunVisBackend):
-    """Scalars and images of a Comet experiment, and config and graph as assets; histograms as four
-    scalars.
+    """Scalars and images of a Comet experiment, and config and graph as assets.
+
+    Histograms as four scalars.
 
     Values that are not numbers are skipped. A resumed run continues the experiment in the
     checkpoint; values logged after the checkpoint stay in it, next to those of repeated steps.

@@ -13,8 +13,9 @@ from jengine.logging.files import FilesVisBackend
 
 @VISBACKENDS.register_module()
 class CSVVisBackend(FilesVisBackend):
-    """Scalars as rows `step,name,value` and histograms as rows `step,name,low,high,count`; images
-    as PNG.
+    """Scalars as rows `step,name,value` and histograms as rows `step,name,low,high,count`.
+
+    Images as PNG.
 
     Every number is a row, because training and validation log different names: a new name does not
     change the rows already written. `pandas.read_csv(...).pivot_table(index='step', columns='name',

@@ -128,8 +128,9 @@ class MLflowVisBackend(RunVisBackend):
             self._logged_steps = {}
 
     def _is_logged(self, metric: Any) -> bool:
-        """Return whether the run logged this metric and step before it was resumed; each earlier
-        value counts once.
+        """Return whether the run logged this metric and step before it was resumed.
+
+        Each earlier value counts once.
         """
         if self._logged_steps is None:
             return False

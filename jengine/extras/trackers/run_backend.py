@@ -124,8 +124,9 @@ def to_numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
 
 
 def array_to_list(value: Any) -> Any:
-    """Convert an array to a list, or to a Python number if it has one element; return anything
-    else unchanged.
+    """Convert an array to a list, or to a Python number if it has one element.
+
+    Return anything else unchanged.
     """
     if not hasattr(value, "__array__"):
         return value

@@ -19,8 +19,9 @@ _RUN_SELECTION = ("id", "resume", "resume_from", "fork_from")
 
 @VISBACKENDS.register_module()
 class WandbVisBackend(RunVisBackend):
-    """A run in Weights & Biases with everything; offline, files below `save_dir` for a later `wandb
-    sync`.
+    """A run in Weights & Biases with everything.
+
+    Offline, files below `save_dir` for a later `wandb sync`.
 
     Each entry has a `step`, the x-axis in all plots: W&B's counter cannot decrease, while
     validations may count in epochs. A resumed run continues the W&B run in the checkpoint and

@@ -213,8 +213,9 @@ def _read_file(
     rename: Sequence[tuple[str, str]],
     is_relevant: Callable[[str], bool],
 ) -> Any:
-    """Return `target` with the tensors in `layouts`; the file must have no others whose last
-    segment is relevant.
+    """Return `target` with the tensors in `layouts`.
+
+    The file must have no others whose last segment is relevant.
     """
     check_unique(layouts.items())
     leaves = flatten(target)

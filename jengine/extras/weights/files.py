@@ -92,8 +92,9 @@ def parse_index(path: Path) -> dict[str, list[str]]:
 
 
 def read_index(path: Path) -> dict[str, list[str]]:
-    """Return what `parse_index` returns; raise ValueError also if a shard is missing or not next
-    to the index.
+    """Return what `parse_index` returns.
+
+    Raise ValueError also if a shard is missing or not next to the index.
     """
     shards = parse_index(path)
     for file in shards:

@@ -145,8 +145,9 @@ def read_settings(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def require_config(config: Config | str | os.PathLike[str]) -> Config:
-    """Return a config that is given as such or as the path of its directory; FileNotFoundError
-    if there is none.
+    """Return a config that is given as such or as the path of its directory.
+
+    FileNotFoundError if there is none.
     """
     if not isinstance(config, str | os.PathLike):
         return config
@@ -225,8 +226,9 @@ class _Types:
 
 
 def _check_types(config: Config) -> None:
-    """Raise ConfigError for a setting of another type or out of range; the file may be from
-    anyone.
+    """Raise ConfigError for a setting of another type or out of range.
+
+    The file may be from anyone.
     """
     known = {field.name for field in dataclasses.fields(_Types)}
     try:

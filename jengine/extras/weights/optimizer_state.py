@@ -238,8 +238,9 @@ def _find_fields(names: Mapping[str, str], params: Collection[str]) -> Fields:
 
 
 def _join(name: str, sources: Fields) -> dict[str, str]:
-    """Return the arrays of a field by parameter; several states may have one for a part of the
-    parameters each.
+    """Return the arrays of a field by parameter.
+
+    Several states may have one for a part of the parameters each.
     """
     joined: dict[str, str] = {}
     for path, entries in sources.items():

@@ -27,8 +27,9 @@ def matches(path: str, *patterns: str) -> bool:
 
 
 def replace_prefix(path: str, old: str, new: str, match: re.Match[str] | None) -> str:
-    """Return the path with `new` in the place of what `match` found; in front of it without a
-    match.
+    """Return the path with `new` in the place of what `match` found.
+
+    In front of it without a match.
 
     Raises:
       ValueError: `new` has a group that `old` does not have.

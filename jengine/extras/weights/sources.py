@@ -64,8 +64,9 @@ def _make_reader(
 
 
 def _download(path: epath.Path) -> epath.Path:
-    """Return a copy of a file in object storage, with shards and config; it is removed when the
-    process ends.
+    """Return a copy of a file in object storage, with shards and config.
+
+    It is removed when the process ends.
     """
     directory = epath.Path(tempfile.mkdtemp(prefix="jengine-weights-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -136,8 +137,9 @@ _files = _make_reader(
 
 
 def _locate_safetensors(path: epath.Path) -> epath.Path | None:
-    """Return a file, also that in a directory of the Hub; a pickle of PyTorch is an error that says
-    how to convert it.
+    """Return a file, also that in a directory of the Hub.
+
+    A pickle of PyTorch is an error that says how to convert it.
     """
     if (file := _files.locate(path)) is not None:
         return file
@@ -156,8 +158,9 @@ def _locate_safetensors(path: epath.Path) -> epath.Path | None:
 
 
 def _find_orbax(path: epath.Path, with_steps: bool = True) -> dict[str, epath.Path]:
-    """Return the item directories in an Orbax checkpoint by name ('' without items); {} for
-    anything else.
+    """Return the item directories in an Orbax checkpoint by name ('' without items).
+
+    {} for anything else.
 
     With `with_steps`, `path` may also be a directory with steps, of which the newest counts.
     """

@@ -199,8 +199,9 @@ def make_source(
     read: Callable[[epath.Path, Structs], Iterable[tuple[str, Any]]],
     meta: Mapping[str, Any] | None = None,
 ) -> WeightSource:
-    """Return a source for weights on disk; `read` yields stored names and arrays from one file
-    or directory.
+    """Return a source for weights on disk.
+
+    `read` yields stored names and arrays from one file or directory.
     """
 
     def read_entries(wanted: Structs) -> Iterator[tuple[str, Any]]:

@@ -34,8 +34,9 @@ def upcast(tree: Updates) -> Updates:
 
 
 def strip_weak_types(tree: Updates) -> Updates:
-    """Return `tree` with strongly typed arrays; weak types come from Python numbers (`jnp.full(3,
-    0.5)`).
+    """Return `tree` with strongly typed arrays.
+
+    Weak types come from Python numbers (`jnp.full(3, 0.5)`).
 
     >>> strip_weak_types(jnp.full(3, 0.5)).weak_type
     False

@@ -107,8 +107,9 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
 
 
 def from_factory(factory: Factory) -> Callable[..., Optimizer]:
-    """Return a function with the arguments of `factory` that builds an `Optimizer`; floats are
-    hyperparameters.
+    """Return a function with the arguments of `factory` that builds an `Optimizer`.
+
+    Floats are hyperparameters.
     """
     signature = inspect.signature(factory)
 
@@ -182,8 +183,9 @@ def _explain_masks(
 def _drop_unknown_arguments(
     tx: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation that ignores extra arguments; optax's `sam`, for one, only takes
-    its own.
+    """Return a transformation that ignores extra arguments.
+
+    Optax's `sam`, for one, only takes its own.
     """
     parameters = inspect.signature(tx.update).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

@@ -112,8 +112,9 @@ class Optimizer:
     def update(
         self, grads: Updates, state: OptState, params: Params | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
-        """Return the updates, for `optax.apply_updates`, and the new state; see
-        `OptimWrapper.update`.
+        """Return the updates, for `optax.apply_updates`, and the new state.
+
+        See `OptimWrapper.update`.
         """
         return self._wrapper.update(grads, state, params, **extra)
 

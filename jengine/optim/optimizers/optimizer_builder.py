@@ -80,8 +80,9 @@ def reject_trailing_comma(cfg: object, what: str) -> None:
 
 @OPTIMIZERS.register_module()
 def LBFGS(**kwargs: Any) -> NoReturn:
-    """Reject LBFGS: PyTorch's line search is not implemented; optax's L-BFGS is available as
-    `lbfgs`.
+    """Reject LBFGS: PyTorch's line search is not implemented.
+
+    Optax's L-BFGS is available as `lbfgs`.
     """
     raise ConfigError(
         "LBFGS evaluates the loss several times per step with PyTorch's line search, which is not "

@@ -145,8 +145,9 @@ class GroupedChain:
     def _build(
         self, before: Parts, hyperparams: Mapping[str, jax.Array], layout: GroupLayout, like: Params
     ) -> optax.GradientTransformationExtraArgs:
-        """Return the chain for the hyperparameters of a step; groups that cannot share a chain
-        have separate ones.
+        """Return the chain for the hyperparameters of a step.
+
+        Groups that cannot share a chain have separate ones.
         """
         layout.check_stacked(self.members, self.optimizer)
         # Rates and decays become a tree over all parameters, so that one chain serves every group.

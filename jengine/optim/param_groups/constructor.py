@@ -126,8 +126,9 @@ class DefaultOptimWrapperConstructor:
     def __call__(
         self, model: ParamsSource, module_types: Mapping[str, str] | None = None
     ) -> OptimWrapper:
-        """Build the wrapper; the arguments are those of `get_params`, without rules also a
-        `Model` before `init`.
+        """Build the wrapper.
+
+        The arguments are those of `get_params`, without rules also a `Model` before `init`.
         """
         # Without rules the parameters are not needed, and a model that is not initialized yet has
         # none.
@@ -275,8 +276,9 @@ class DefaultOptimWrapperConstructor:
             self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
 
     def _log_options(self) -> None:
-        """Log the settings that rules have set, as MMEngine does; if there are many, in the log
-        file only.
+        """Log the settings that rules have set, as MMEngine does.
+
+        If there are many, in the log file only.
         """
         is_long = len(self._options) > _MAX_OPTIONS
         for line in self._options:
@@ -291,8 +293,9 @@ class DefaultOptimWrapperConstructor:
     # -------------------- rules
 
     def custom_settings(self, path: str) -> dict[str, Any]:
-        """Return the settings from the longest custom key that matches a parameter; empty if
-        none matches.
+        """Return the settings from the longest custom key that matches a parameter.
+
+        Empty if none matches.
         """
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
         # as MMEngine: the longest first, then by name
@@ -398,8 +401,9 @@ class DefaultOptimWrapperConstructor:
     def report_unmatched(
         self, params: Params, types: Mapping[str, str], rules: Sequence[str] = _RULES
     ) -> None:
-        """Warn of custom keys and applied `rules` that match no parameter; with `strict` raise a
-        ConfigError.
+        """Warn of custom keys and applied `rules` that match no parameter.
+
+        With `strict` raise a ConfigError.
         """
         leaves = paths.flatten(params)
         if "norm_decay_mult" in rules and self.paramwise_cfg.get("norm_decay_mult") is not None:

@@ -26,8 +26,9 @@ Flags: TypeAlias = list[jax.Array | None]
 
 
 def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> Flags | None:
-    """Return for each leaf whether it is frozen, bool[], None if no pattern matches; None
-    without any pattern.
+    """Return for each leaf whether it is frozen, bool[], None if no pattern matches.
+
+    None without any pattern.
     """
     names = [name for name in hyperparams if name.startswith(PREFIX)]
     flags: Flags = [None] * len(layout.paths)

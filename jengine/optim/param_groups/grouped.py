@@ -106,8 +106,9 @@ class GroupedOptimizer:
         return layout.combine(tree, jax.tree.map(lambda _: jnp.float32(0), params))
 
     def bind(self, params: Params) -> None:
-        """Set the parameter names and shapes, for tables and `param_settings`; errors as for
-        `layout`.
+        """Set the parameter names and shapes, for tables and `param_settings`.
+
+        Errors as for `layout`.
         """
         layout = self.layout(params)
         layout.check_stacked(self._chain.members, self.optimizer)
@@ -231,8 +232,9 @@ class GroupedOptimizer:
         return settings
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the parameter groups as a table: column names and rows of strings; no rows before
-        `bind`.
+        """Return the parameter groups as a table: column names and rows of strings.
+
+        No rows before `bind`.
 
         There is one row per group, one for frozen parameters if there are any, and one per
         unmatched key. A parameter whose layers are in several groups counts as a tensor in each,

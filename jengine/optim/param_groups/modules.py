@@ -74,8 +74,9 @@ class Parameter:
 
     @property
     def has_layer_axis(self) -> bool:
-        """Whether layers are stacked along the first axis; without module types, whether it is
-        one axis too many.
+        """Whether layers are stacked along the first axis.
+
+        Without module types, whether it is one axis too many.
         """
         if self.stacked is None:
             return len(self.shape) > _NDIM.get(self.path.rpartition(".")[2], 0)
@@ -112,8 +113,9 @@ class Module:
         yield from self.children.items()
 
     def is_norm(self) -> bool:
-        """Return whether it is a batch, instance, group or layer norm; as in MMEngine, RMSNorm
-        is not included.
+        """Return whether it is a batch, instance, group or layer norm.
+
+        As in MMEngine, RMSNorm is not included.
         """
         if self.type is not None:
             return is_norm(self.type)
@@ -290,8 +292,9 @@ def _sort_key(path: str, rank: Mapping[str, int]) -> tuple[tuple[int, int], ...]
 
 
 def _select_params(nnx: Any, state: Params, name: str) -> Params:
-    """Return the `nnx.Param`s in a state; a state of bare arrays, such as optax receives, has
-    only parameters.
+    """Return the `nnx.Param`s in a state.
+
+    A state of bare arrays, such as optax receives, has only parameters.
     """
     variables = [leaf for _, leaf in nnx.to_flat_state(state) if isinstance(leaf, nnx.Variable)]
     if not variables:

@@ -119,8 +119,9 @@ class MultiOptimWrapperConstructor:
 
 
 def _select_modules(params: Params, modules: Sequence[str]) -> Params:
-    """Return the parameters in `modules`, nested as in `params`; raise ValueError for a module
-    without any.
+    """Return the parameters in `modules`, nested as in `params`.
+
+    Raise ValueError for a module without any.
     """
     leaves = paths.flatten(params)
     selected: dict[str, Any] = {}

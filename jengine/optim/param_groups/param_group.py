@@ -81,8 +81,9 @@ class GroupLayout:
         return self.treedef.unflatten([b if a is None else a for a, b in pairs])
 
     def flatten(self, tree: Params) -> list[Any]:
-        """Return the leaves, including None for each missing frozen leaf; raise ValueError for
-        another structure.
+        """Return the leaves, including None for each missing frozen leaf.
+
+        Raise ValueError for another structure.
         """
         try:
             # Not `jax.tree.leaves`, which drops None: positions would no longer be those of the

@@ -62,8 +62,9 @@ def check_custom_fields(
     settings: Mapping[str, Any],
     more: Iterable[str] = (),
 ) -> None:
-    """Check that every field in custom keys is known and has the right type; raise ConfigError
-    otherwise.
+    """Check that every field in custom keys is known and has the right type.
+
+    Raise ConfigError otherwise.
 
     Args:
       custom_keys: the result of `parse_custom_keys`.
@@ -105,8 +106,9 @@ def check_rules(cfg: Mapping[str, Any]) -> None:
 
 
 def check_value(path: str, name: str, value: Any, example: Any) -> None:
-    """Check that a value is like `example`: a bool, a finite number, or equally many numbers; raise
-    ConfigError if not.
+    """Check that a value is like `example`: a bool, a finite number, or equally many numbers.
+
+    Raise ConfigError if not.
 
     Args:
       path: config path, for the message.

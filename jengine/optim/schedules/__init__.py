@@ -1,7 +1,7 @@
 """Schedules for optimizer values (`lr`, `momentum`, ...) on the host, as functions of a counter.
 
-A schedule is a `Rule`, a pure function of the step; `variants` creates the scheduler classes from
-rules.
+A schedule is a `Formula`, a pure function of the step; `variants` creates the scheduler classes
+from formulas.
 """
 
 import importlib
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from jengine.optim.schedules.chain import ScheduleChain as ScheduleChain
 from jengine.optim.schedules.chain import chain_of as chain_of
-from jengine.optim.schedules.rules import INF as INF
-from jengine.optim.schedules.rules import Rule as Rule
+from jengine.optim.schedules.formulas import INF as INF
+from jengine.optim.schedules.formulas import Formula as Formula
 from jengine.optim.schedules.scheduler import ParamScheduler as ParamScheduler
 from jengine.optim.schedules.scheduler import Schedulers as Schedulers
 from jengine.optim.schedules.scheduler import flatten_schedulers as flatten_schedulers

@@ -1,4 +1,4 @@
-"""Cosine rules: annealing, annealing with restarts, and the one-cycle policy."""
+"""Cosine formulas: annealing, annealing with restarts, and the one-cycle policy."""
 
 import dataclasses
 import math
@@ -9,10 +9,10 @@ import numpy as np
 
 from jengine.config.annotations import Fraction, NonNegative, Positive
 from jengine.config.errors import ArgumentError, ConfigError
-from jengine.optim.schedules.rules import (
+from jengine.optim.schedules.formulas import (
     Changes,
-    MinimumRule,
-    Rule,
+    Formula,
+    MinimumFormula,
     Steps,
     keep,
     map_floats,
@@ -21,7 +21,7 @@ from jengine.optim.schedules.rules import (
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineAnnealingRule(MinimumRule):
+class CosineAnnealingFormula(MinimumFormula):
     """Anneal along half a cosine from the value at `begin` to the minimum in `T_max` steps, then
     back up.
 
@@ -47,8 +47,9 @@ class CosineAnnealingRule(MinimumRule):
             )
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
-        """Return ratios to the previous value; an increment after the minimum, where the ratio
-        is undefined.
+        """Return ratios to the previous value.
+
+        An increment after the minimum, where the ratio is undefined.
         """
         length = num_steps if self.T_max is None else self.T_max
         step = math.pi / length
@@ -68,7 +69,7 @@ class CosineAnnealingRule(MinimumRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class CosineRestartRule(MinimumRule):
+class CosineRestartFormula(MinimumFormula):
     """Anneal along half a cosine in each period, from the period's weight times the initial value.
 
     Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts", 2017.
@@ -102,8 +103,9 @@ class CosineRestartRule(MinimumRule):
         object.__setattr__(self, "restart_weights", tuple(self.restart_weights))
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
-        """Return a new value at the start of each period and ratios within it; nothing after the
-        last one.
+        """Return a new value at the start of each period and ratios within it.
+
+        Nothing after the last one.
         """
         ends = np.cumsum(self.periods)
         index = np.searchsorted(ends, steps, "right")
@@ -123,13 +125,13 @@ class CosineRestartRule(MinimumRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class OneCycleRule(Rule):
+class OneCycleFormula(Formula):
     """Increase the value from `eta_max / div_factor` to `eta_max`, then decay to the start over
     `final_div_factor`.
 
-    The rule sets the values, the initial ones too, so it does not chain with schedulers that run at
-    the same time. Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks Using
-    Large Learning Rates", 2018.
+    The formula sets the values, the initial ones too, so it does not chain with schedulers that run
+    at the same time. Smith and Topin, "Super-Convergence: Very Fast Training of Neural Networks
+    Using Large Learning Rates", 2018.
 
     Attributes:
       eta_max: the largest value, one number or one for each parameter group.
@@ -197,8 +199,9 @@ class OneCycleRule(Rule):
 
 
 def _cosine_ratios(step: float, steps: np.ndarray) -> np.ndarray:
-    """Return `(1 + cos(step * t)) / (1 + cos(step * (t - 1)))` at consecutive steps; infinite by
-    a 0.
+    """Return `(1 + cos(step * t)) / (1 + cos(step * (t - 1)))` at consecutive steps.
+
+    Infinite by a 0.
     """
     heights = 1.0 + map_floats(math.cos, (step * np.append(steps[:1] - 1, steps)).tolist())
     with np.errstate(divide="ignore", invalid="ignore"):

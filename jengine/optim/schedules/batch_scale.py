@@ -6,12 +6,12 @@ from typing import ClassVar
 
 from jengine.config.annotations import Count, Positive
 from jengine.optim.schedules.chain import Groups
-from jengine.optim.schedules.rules import Changes, Rule, Steps, keep
+from jengine.optim.schedules.formulas import Changes, Formula, Steps, keep
 from jengine.optim.schedules.scheduler import ParamScheduler
 
 
 @dataclasses.dataclass(frozen=True)
-class BatchScaleRule(Rule):
+class BatchScaleFormula(Formula):
     """Multiply the value by a factor at some iterations.
 
     Attributes:
@@ -32,8 +32,9 @@ class BatchScaleRule(Rule):
 
 
 class BatchScaleLR(ParamScheduler):
-    """Scheduler that multiplies the learning rate where the batch size changes; see
-    `auto_scale_lr`.
+    """Scheduler that multiplies the learning rate where the batch size changes.
+
+    See `auto_scale_lr`.
 
     Args:
       optimizer: the optimizer wrapper.
@@ -45,5 +46,5 @@ class BatchScaleLR(ParamScheduler):
         self, optimizer: Groups, milestones: Sequence[int], factors: Sequence[float]
     ) -> None:
         super().__init__(
-            optimizer, "lr", BatchScaleRule(tuple(milestones), tuple(factors)), by_epoch=False
+            optimizer, "lr", BatchScaleFormula(tuple(milestones), tuple(factors)), by_epoch=False
         )

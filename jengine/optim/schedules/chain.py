@@ -2,9 +2,9 @@
 step.
 
 MMEngine's schedules are a recursion: each step of a schedule changes the current value `v` to
-`a * v + b * target + c * initial` (see `rules`). The chain evaluates it from the values before any
-schedule, in the order in which a training run does, so that the digits are the same. The parameter
-groups only receive the result.
+`a * v + b * target + c * initial` (see `formulas`). The chain evaluates it from the values before
+any schedule, in the order in which a training run does, so that the digits are the same. The
+parameter groups only receive the result.
 
 Two things besides the step change a value, and are kept as events: reductions on a plateau, and
 values that are set by hand (`runner.set_lr`, `param_groups[i]['lr'] = ...`), of which the newest
@@ -36,8 +36,9 @@ _RANGES = {
 
 
 class Groups(Protocol):
-    """The part of an optimizer wrapper that a scheduler uses; it may also have
-    `base_param_settings`.
+    """The part of an optimizer wrapper that a scheduler uses.
+
+    It may also have `base_param_settings`.
     """
 
     @property
@@ -173,8 +174,9 @@ class ScheduleChain:
             self._base.append(base)
 
     def begin(self) -> None:
-        """Remove all schedules, and return their values to those before; a value set by hand
-        since stays.
+        """Remove all schedules, and return their values to those before.
+
+        A value set by hand since stays.
         """
         for name, values in self._values.items():
             for index, value in enumerate(values):
@@ -217,7 +219,7 @@ class ScheduleChain:
                     self._values[name] = [
                         None if value is None else Value(value) for value in initials[name]
                     ]
-            # Some rules start elsewhere (one-cycle), and so do later members then.
+            # Some formulas start elsewhere (one-cycle), and so do later members then.
             initials[name] = list(member.bind(initials[name], groups))
         for name, values in initials.items():
             for group, value in zip(groups, values, strict=True):
@@ -428,8 +430,9 @@ class ScheduleChain:
         return self.epoch_length or (1 if all(member.by_epoch for member in self.members) else None)
 
     def _epoch_times(self, epochs: np.ndarray) -> np.ndarray:
-        """Return the times at which epochs have ended, 0 for none; unknown ends are after all
-        iterations.
+        """Return the times at which epochs have ended, 0 for none.
+
+        Unknown ends are after all iterations.
         """
         if length := self._find_epoch_length():
             return np.where(epochs > 0, epochs * length + 0.5, 0.0)
@@ -444,8 +447,9 @@ class ScheduleChain:
     # --- Training ---
 
     def advance(self, member: Any) -> bool:
-        """Apply the current step of a member to the current values; return whether it may change
-        them.
+        """Apply the current step of a member to the current values.
+
+        Return whether it may change them.
         """
         # A run calls this once per iteration and schedule: keep it short
         name = member.param_name
@@ -487,8 +491,9 @@ class ScheduleChain:
             self._write(member.param_name, index, value)
 
     def set_value(self, name: str, value: float) -> None:
-        """Set a hyperparameter of the optimizer by hand; each group gets its multiple, as before
-        any schedule.
+        """Set a hyperparameter of the optimizer by hand.
+
+        Each group gets its multiple, as before any schedule.
         """
         if not is_host_number(value):
             raise ConfigError(f"`{name}` must be a number, got {value!r}")
@@ -554,8 +559,9 @@ class ScheduleChain:
         return [*events, {"epoch_ends": list(self.epoch_ends)}] if self.epoch_ends else events
 
     def load_state_dict(self, events: Iterable[Mapping[str, Any]], name: str | None = None) -> None:
-        """Load the results of `state_dict` for all hyperparameters, or for one; `refresh` then
-        computes the values.
+        """Load the results of `state_dict` for all hyperparameters, or for one.
+
+        `refresh` then computes the values.
         """
         self.overrides = {
             key: old for key, old in self.overrides.items() if name not in (None, old.name)

@@ -1,4 +1,4 @@
-"""Rule that follows an optax schedule, given by name in a config or as a function of the step.
+"""Formula that follows an optax schedule, given by name in a config or as a function of the step.
 
 The schedule returns the value for the optimizer's own settings; groups with a multiplier keep it.
 optax computes with arrays, so values are computed in blocks, in float64 on the CPU: the accelerator
@@ -24,7 +24,7 @@ from jengine.config.errors import (
     current_config_path,
 )
 from jengine.config.registry import check_arguments
-from jengine.optim.schedules.rules import Changes, Rule, Steps, map_floats
+from jengine.optim.schedules.formulas import Changes, Formula, Steps, map_floats
 
 Schedule = Callable[[Any], Any]  # step -> value, as `optax.Schedule`
 
@@ -32,7 +32,7 @@ _BLOCK = 1024  # values computed in one call
 
 
 @dataclasses.dataclass(frozen=True)
-class OptaxRule(Rule):
+class OptaxFormula(Formula):
     """Follow an optax schedule: `schedule=dict(type='warmup_cosine_decay_schedule', init_value=0.0,
     ...)`.
 
@@ -83,7 +83,7 @@ class OptaxRule(Rule):
         return 100 if self._evaluate is None else super().max_checked()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Return the rule in a `state_dict`; this rule if the state describes a function."""
+        """Return the formula in a `state_dict`; this formula if the state describes a function."""
         return self if is_function(state["schedule"]) else type(self)(state["schedule"])
 
     @functools.cached_property
@@ -96,7 +96,7 @@ class OptaxRule(Rule):
 
 
 def is_function(description: object) -> bool:
-    """Return whether a setting from `OptaxRule.state_dict` is, or contains, the description of a
+    """Return whether a setting from `OptaxFormula.state_dict` is, or contains, the description of a
     function.
     """
     if isinstance(description, Mapping):
@@ -168,8 +168,9 @@ def _check_scalar(schedule: Schedule, is_int: bool) -> None:
 
 
 def _trace(schedule: Schedule, is_int: bool) -> Any:
-    """Return the value's shape and dtype; None if JAX cannot trace `schedule`, as with a branch
-    on the step.
+    """Return the value's shape and dtype.
+
+    None if JAX cannot trace `schedule`, as with a branch on the step.
     """
     try:
         return jax.eval_shape(

@@ -12,12 +12,12 @@ from jengine.config.annotations import Decay, Index, NonNegative
 from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.config.scores import is_better
 from jengine.optim.schedules.chain import Event, default_group
-from jengine.optim.schedules.rules import Changes, Rule, Steps, keep
+from jengine.optim.schedules.formulas import Changes, Formula, Steps, keep
 from jengine.optim.schedules.scheduler import ParamScheduler
 
 
 @dataclasses.dataclass(frozen=True)
-class PlateauSettings(Rule):
+class PlateauSettings(Formula):
     """Multiply the value by `factor` when a validation metric stops improving.
 
     `patience` and `cooldown` count validations. `min_value` is one number or one per group; the
@@ -52,8 +52,9 @@ class PlateauSettings(Rule):
         return keep(steps)
 
     def is_better(self, metric: float, best: float | None) -> bool:
-        """Return whether `metric` improves on `best` by more than the threshold; any number
-        improves on None.
+        """Return whether `metric` improves on `best` by more than the threshold.
+
+        Any number improves on None.
 
         >>> PlateauSettings(threshold=0.1).is_better(metric=0.95, best=1.0)
         False

@@ -1,4 +1,4 @@
-"""Parameter schedulers: host objects that move one value of the parameter groups along a rule.
+"""Parameter schedulers: host objects that move one value of the parameter groups along a formula.
 
 The compiled step receives the values as inputs, so that a schedule costs no device work and no
 recompilation.
@@ -22,7 +22,7 @@ from jengine.optim.schedules.chain import (
     default_group,
     legal_values,
 )
-from jengine.optim.schedules.rules import INF, Rule
+from jengine.optim.schedules.formulas import INF, Formula
 
 _BLOCK = 1024  # steps computed in one call
 _LOGGER = logging.getLogger("jengine")
@@ -51,7 +51,7 @@ class ParamScheduler:
       optimizer: the optimizer wrapper, or any object with `param_groups`.
       param_name: the value to schedule: 'lr', 'weight_decay', ...; for an optimizer with `betas`,
         'momentum' is the first of these.
-      settings: family settings, a `Rule`.
+      settings: family settings, a `Formula`.
       begin: first step of the schedule, in epochs or iterations (see `by_epoch`).
       end: the step after the last one.
       last_step: the last completed step since `begin`, to continue without a saved state; -1 to
@@ -84,7 +84,7 @@ class ParamScheduler:
         self,
         optimizer: Groups,
         param_name: str,
-        settings: Rule,
+        settings: Formula,
         begin: NonNegative = 0,
         end: Positive = INF,
         last_step: Annotated[int, Range(ge=-1)] = -1,
@@ -163,8 +163,9 @@ class ParamScheduler:
         return scheduler
 
     def step(self) -> None:
-        """Count an iteration or epoch; from `begin` to `end`, set the next value in every scheduled
-        group.
+        """Count an iteration or epoch.
+
+        From `begin` to `end`, set the next value in every scheduled group.
 
         Raises:
           ConfigError: a value is negative, infinite or NaN, or a momentum above 1; the group keeps
@@ -189,8 +190,9 @@ class ParamScheduler:
             self._log_values()
 
     def seek(self, count: int) -> None:
-        """Set the counters to `count` completed iterations or epochs; `ScheduleChain.refresh`
-        then sets the values.
+        """Set the counters to `count` completed iterations or epochs.
+
+        `ScheduleChain.refresh` then sets the values.
         """
         self.global_step = count
         self.last_step = max(min(count, math.ceil(self.end) - 1) - math.ceil(self.begin), -1)
@@ -232,8 +234,9 @@ class ParamScheduler:
         self.chain.refresh()
 
     def restore(self, state: dict[str, Any], *, with_settings: bool) -> None:
-        """Set the counters, and the settings if wanted; `ScheduleChain.refresh` then sets the
-        values.
+        """Set the counters, and the settings if wanted.
+
+        `ScheduleChain.refresh` then sets the values.
 
         Raises:
           ConfigError: the settings are those of another scheduler type.
@@ -274,17 +277,18 @@ class ParamScheduler:
     def bind(
         self, initials: Sequence[float | None], groups: Sequence[Group]
     ) -> Sequence[float | None]:
-        """Bind the rule to the initial value and the settings of each group; return the initial
-        values after it.
+        """Bind the formula to the initial value and the settings of each group.
+
+        Return the initial values after it.
         """
         num_steps = int(self.end - self.begin)
-        rule = self.settings
-        started = rule.initial_values([0.0 if value is None else value for value in initials])
+        formula = self.settings
+        started = formula.initial_values([0.0 if value is None else value for value in initials])
         self.base_values = [
             None if old is None else new for old, new in zip(initials, started, strict=True)
         ]
         self._block = (0, [])
-        self.muted_steps, self.floor = rule.muted_steps(num_steps), rule.floor()
+        self.muted_steps, self.floor = formula.muted_steps(num_steps), formula.floor()
         # The optimizer's own settings are the last group: their initial value has no multiplier.
         present = [value for value in initials if value is not None]
         self.targets = self.find_targets(
@@ -302,7 +306,7 @@ class ParamScheduler:
         return self.base_values
 
     def find_targets(self, initials: Sequence[float | None], reference: float) -> list[float]:
-        """Return the target of each group, see `Rule.targets`."""
+        """Return the target of each group, see `Formula.targets`."""
         return self.settings.targets(
             [0.0 if value is None else value for value in initials], reference
         )

@@ -10,7 +10,7 @@ from jengine.config.annotations import Count, checked, is_mapping
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import PARAM_SCHEDULERS, as_config, check_arguments, is_built_in
 from jengine.optim.schedules.chain import Groups, chain_of
-from jengine.optim.schedules.rules import INF
+from jengine.optim.schedules.formulas import INF
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
 
 # values that are computed before training; those of longer runs are checked when they are set
@@ -283,11 +283,11 @@ def _default_end(
 
 def _check_total_steps(scheduler: ParamScheduler, run: _RunLength) -> None:
     """Raise ConfigError if a one-cycle schedule ends before the run."""
-    from jengine.optim.schedules.annealing import OneCycleRule
+    from jengine.optim.schedules.annealing import OneCycleFormula
 
     length = run.epochs if scheduler.by_epoch else run.iters
     if (
-        not isinstance(scheduler.settings, OneCycleRule)
+        not isinstance(scheduler.settings, OneCycleFormula)
         or scheduler.settings.total_steps is None
         or length is None
     ):
@@ -305,7 +305,7 @@ def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
     """Raise ConfigError if an optax schedule, which sets a value, overlaps with another schedule
     for it.
     """
-    from jengine.optim.schedules.from_optax import OptaxRule
+    from jengine.optim.schedules.from_optax import OptaxFormula
 
     def active_range(scheduler: ParamScheduler) -> tuple[float, float]:
         """Return begin and end, in iterations if the epoch length is known."""
@@ -314,7 +314,7 @@ def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
 
     for index, scheduler in enumerate(chain):
         for other_index, other in enumerate(
-            chain if isinstance(scheduler.settings, OptaxRule) else ()
+            chain if isinstance(scheduler.settings, OptaxFormula) else ()
         ):
             if other is scheduler or other.param_name != scheduler.param_name:
                 continue

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from jengine.config.registry import PARAM_SCHEDULERS
-from jengine.optim.schedules import annealing, from_optax, rules
+from jengine.optim.schedules import annealing, formulas, from_optax
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
 from jengine.optim.schedules.scheduler import ParamScheduler
 
@@ -29,7 +29,8 @@ def make_scheduler(
 
     Args:
       name: class name.
-      family: frozen dataclass for the settings, a `Rule`; the fields become arguments of the class.
+      family: frozen dataclass for the settings, a `Formula`; the fields become arguments of the
+        class.
       param_name: the value to schedule; None to make it an argument.
       base: the base class, which defines `step`.
       by_epoch: default of the argument `by_epoch`.
@@ -42,7 +43,7 @@ def make_scheduler(
     signature = _signature(family, param_name is None, by_epoch)
 
     def init(self: ParamScheduler, *args: Any, **kwargs: Any) -> None:
-        """Build the rule from the family settings and pass the rest to the base class."""
+        """Build the formula from the family settings and pass the rest to the base class."""
         bound = signature.bind(self, *args, **kwargs)
         bound.apply_defaults()
         settings = dict(bound.arguments)
@@ -101,35 +102,37 @@ def make_variants(
     )
 
 
-ConstantLR, ConstantMomentum, ConstantParamScheduler = make_variants("Constant", rules.ConstantRule)
-LinearLR, LinearMomentum, LinearParamScheduler = make_variants("Linear", rules.LinearRule)
-StepLR, StepMomentum, StepParamScheduler = make_variants("Step", rules.StepRule)
+ConstantLR, ConstantMomentum, ConstantParamScheduler = make_variants(
+    "Constant", formulas.ConstantFormula
+)
+LinearLR, LinearMomentum, LinearParamScheduler = make_variants("Linear", formulas.LinearFormula)
+StepLR, StepMomentum, StepParamScheduler = make_variants("Step", formulas.StepFormula)
 MultiStepLR, MultiStepMomentum, MultiStepParamScheduler = make_variants(
-    "MultiStep", rules.MultiStepRule
+    "MultiStep", formulas.MultiStepFormula
 )
 ExponentialLR, ExponentialMomentum, ExponentialParamScheduler = make_variants(
-    "Exponential", rules.ExponentialRule
+    "Exponential", formulas.ExponentialFormula
 )
-PolyLR, PolyMomentum, PolyParamScheduler = make_variants("Poly", rules.PolyRule)
+PolyLR, PolyMomentum, PolyParamScheduler = make_variants("Poly", formulas.PolyFormula)
 CosineAnnealingLR, CosineAnnealingMomentum, CosineAnnealingParamScheduler = make_variants(
-    "CosineAnnealing", annealing.CosineAnnealingRule
+    "CosineAnnealing", annealing.CosineAnnealingFormula
 )
 CosineRestartLR, CosineRestartMomentum, CosineRestartParamScheduler = make_variants(
-    "CosineRestart", annealing.CosineRestartRule
+    "CosineRestart", annealing.CosineRestartFormula
 )
 ReduceOnPlateauLR, ReduceOnPlateauMomentum, ReduceOnPlateauParamScheduler = make_variants(
     "ReduceOnPlateau", PlateauSettings, PlateauScheduler
 )
-OneCycleLR = make_scheduler("OneCycleLR", annealing.OneCycleRule, "lr")
-OneCycleParamScheduler = make_scheduler("OneCycleParamScheduler", annealing.OneCycleRule)
+OneCycleLR = make_scheduler("OneCycleLR", annealing.OneCycleFormula, "lr")
+OneCycleParamScheduler = make_scheduler("OneCycleParamScheduler", annealing.OneCycleFormula)
 QuadraticWarmupLR, QuadraticWarmupMomentum, QuadraticWarmupParamScheduler = make_variants(
-    "QuadraticWarmup", rules.QuadraticWarmupRule
+    "QuadraticWarmup", formulas.QuadraticWarmupFormula
 )
-PolyLRRatio = make_scheduler("PolyLRRatio", rules.PolyRatioRule, "lr")
+PolyLRRatio = make_scheduler("PolyLRRatio", formulas.PolyRatioFormula, "lr")
 CosineAnnealingWeightDecay = make_scheduler(
-    "CosineAnnealingWeightDecay", annealing.CosineAnnealingRule, "weight_decay", skips_zero=True
+    "CosineAnnealingWeightDecay", annealing.CosineAnnealingFormula, "weight_decay", skips_zero=True
 )
-OptaxLR, OptaxMomentum, OptaxParamScheduler = make_variants("Optax", from_optax.OptaxRule)
+OptaxLR, OptaxMomentum, OptaxParamScheduler = make_variants("Optax", from_optax.OptaxFormula)
 
 __all__ = ["make_scheduler", "make_variants"]
 __all__ += [

@@ -28,8 +28,9 @@ class AccumulateState(NamedTuple):
 def accumulate_gradients(
     inner: optax.GradientTransformation, every: int, axis_name: str | None = None
 ) -> optax.GradientTransformationExtraArgs:
-    """Call `inner` with the mean gradient of `every` iterations; the others add gradients and
-    return zero updates.
+    """Call `inner` with the mean gradient of `every` iterations.
+
+    The others add gradients and return zero updates.
 
     Unlike in `optax.MultiSteps`, `inner` runs only in the last iteration (`lax.cond`, or a Python
     bool `is_last`), gradients may have weights, and replicas exchange them once per window. It
@@ -119,8 +120,9 @@ def _update_at_once(
     is_added: bool = False,
     **extra: Any,
 ) -> tuple[Updates, OptState]:
-    """Call `inner` with the mean over replicas; in a window of one iteration there is nothing to
-    accumulate.
+    """Call `inner` with the mean over replicas.
+
+    In a window of one iteration there is nothing to accumulate.
     """
     # Weighted before the sum: replicas may have different numbers of real examples, as in a padded
     # last batch.

@@ -53,8 +53,9 @@ def dynamic_loss_scale(
     min_scale: float = 2.0**-126,
     max_scale: float = 2.0**127,
 ) -> optax.GradientTransformationExtraArgs:
-    """Unscale the gradients of a scaled loss for `inner`; skip non-finite updates, and adjust the
-    scale.
+    """Unscale the gradients of a scaled loss for `inner`.
+
+    Skip non-finite updates, and adjust the scale.
 
     You should multiply the loss by `optax.tree.get(state, 'loss_scale')` before differentiating. A
     skipped update is zeros and does not change the inner state. `optax.apply_if_finite` does not

@@ -1,4 +1,4 @@
-"""Schedule rules, pure functions of a counter.
+"""Schedule formulas, pure functions of a counter.
 
 At each step a schedule applies an affine map to the current value of a parameter group,
 
@@ -6,8 +6,8 @@ At each step a schedule applies an affine map to the current value of a paramete
 
 where `initial` is the group's initial value, `target` is a group constant (for example a cosine's
 minimum), and `(a, b, c)` depend on the step only. Schedules that multiply the current value can be
-chained; schedules that set the value have `a = 0`. A rule is a frozen dataclass: the fields are the
-settings in a config, and `changes` returns `(a, b, c)` for many steps at once.
+chained; schedules that set the value have `a = 0`. A formula is a frozen dataclass: the fields are
+the settings in a config, and `changes` returns `(a, b, c)` for many steps at once.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ def map_floats(function: Callable[..., float], *columns: Iterable[Any]) -> np.nd
 
 
 def keep(steps: Steps) -> Changes:
-    """Return changes that keep the value at each step, which a rule then modifies."""
+    """Return changes that keep the value at each step, which a formula then modifies."""
     return np.ones(len(steps)), np.zeros(len(steps)), np.zeros(len(steps))
 
 
@@ -48,13 +48,13 @@ def towards_target(ratio: np.ndarray) -> Changes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class Formula:
     """Pure function of the step, with settings: how a value changes at each step.
 
     `epoch_units` names the settings that count steps, which a conversion from epochs to iterations
-    scales; None if the rule cannot be converted.
+    scales; None if the formula cannot be converted.
 
-    >>> a, b, c = StepRule(step_size=2, gamma=0.5).changes(np.arange(5), num_steps=10)
+    >>> a, b, c = StepFormula(step_size=2, gamma=0.5).changes(np.arange(5), num_steps=10)
     >>> a.tolist()
     [1.0, 1.0, 0.5, 1.0, 0.5]
     """
@@ -99,7 +99,7 @@ class Rule:
         return [0.0] * len(initial_values)
 
     def initial_values(self, values: Sequence[float]) -> list[float]:
-        """Return the initial value of each group: `values`, unless the rule sets the initial
+        """Return the initial value of each group: `values`, unless the formula sets the initial
         values itself.
         """
         return list(values)
@@ -111,12 +111,12 @@ class Rule:
         return 0
 
     def floor(self) -> float:
-        """Return the lower bound of the values that the rule sets."""
+        """Return the lower bound of the values that the formula sets."""
         return float("-inf")
 
 
-class MinimumRule(Rule):
-    """Rule that moves the value to a minimum: `eta_min`, or the fraction `eta_min_ratio` of each
+class MinimumFormula(Formula):
+    """Formula that moves the value to a minimum: `eta_min`, or the fraction `eta_min_ratio` of each
     initial value.
     """
 
@@ -138,7 +138,7 @@ def sorted_milestones(name: str, value: Sequence[float]) -> tuple[float, ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class ConstantRule(Rule):
+class ConstantFormula(Formula):
     """Multiply the value by `factor` until the last step, which restores it.
 
     Attributes:
@@ -148,8 +148,9 @@ class ConstantRule(Rule):
     factor: Fraction = 1.0 / 3
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
-        """Return the changes at the first and the last step; they cancel if these are the same
-        step.
+        """Return the changes at the first and the last step.
+
+        They cancel if these are the same step.
         """
         a, b, c = keep(steps)
         # a factor of 0 mutes the value instead, see `muted_steps`
@@ -166,7 +167,7 @@ class ConstantRule(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearRule(Rule):
+class LinearFormula(Formula):
     """Multiply the value by a factor that changes linearly from `start_factor` to `end_factor` at
     the last step.
 
@@ -199,7 +200,7 @@ class LinearRule(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class StepRule(Rule):
+class StepFormula(Formula):
     """Multiply the value by `gamma` every `step_size` steps.
 
     Attributes:
@@ -219,9 +220,10 @@ class StepRule(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiStepRule(Rule):
-    """Multiply the value by `gamma` at each milestone, counted from `begin`; a repeated milestone
-    counts twice.
+class MultiStepFormula(Formula):
+    """Multiply the value by `gamma` at each milestone, counted from `begin`.
+
+    A repeated milestone counts twice.
 
     Attributes:
       milestones: the steps that change the value, in ascending order.
@@ -249,7 +251,7 @@ class MultiStepRule(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class ExponentialRule(Rule):
+class ExponentialFormula(Formula):
     """Multiply the value by `gamma` at every step but the first.
 
     Attributes:
@@ -266,7 +268,7 @@ class ExponentialRule(Rule):
 
 
 @dataclasses.dataclass(frozen=True)
-class PolyRule(MinimumRule):
+class PolyFormula(MinimumFormula):
     """Decay the value as a power of the remaining steps, to `eta_min` at the last step.
 
     Attributes:
@@ -288,8 +290,8 @@ class PolyRule(MinimumRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class PolyRatioRule(PolyRule):
-    """Decay like `PolyRule`, to a minimum that may be a fraction of each initial value
+class PolyRatioFormula(PolyFormula):
+    """Decay like `PolyFormula`, to a minimum that may be a fraction of each initial value
     (MMSegmentation).
 
     Attributes:
@@ -300,14 +302,15 @@ class PolyRatioRule(PolyRule):
 
 
 @dataclasses.dataclass(frozen=True)
-class QuadraticWarmupRule(Rule):
+class QuadraticWarmupFormula(Formula):
     """Increase the value as the square of the step, to the initial value at the last step
     (MMDetection).
     """
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
-        """Return increments `(2t + 1) / num_steps**2`, as a fraction; raise ConfigError without
-        an end.
+        """Return increments `(2t + 1) / num_steps**2`, as a fraction.
+
+        Raise ConfigError without an end.
         """
         if num_steps >= INF:
             raise ConfigError("`end` must be given for a quadratic warm-up, got no end")

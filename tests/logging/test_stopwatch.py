@@ -1,6 +1,6 @@
 import pytest
 
-from jengine.logging import PhaseTimer
+from jengine.logging import Stopwatch
 
 
 class Clock:
@@ -13,7 +13,7 @@ class Clock:
 
 def test_every_second_belongs_to_one_phase():
     clock = Clock()
-    timer = PhaseTimer(clock)
+    timer = Stopwatch(clock)
     clock.now = 5.0  # before the start
     timer.start("setup")
     clock.now = 6.0
@@ -21,11 +21,11 @@ def test_every_second_belongs_to_one_phase():
     clock.now = 9.0
 
     def failing_save():
-        with timer.phase("checkpoint"):
+        with timer.part("checkpoint"):
             clock.now = 11.0
             raise KeyError
 
-    with timer.phase("logging"):
+    with timer.part("logging"):
         clock.now = 9.5
         with pytest.raises(KeyError):
             failing_save()
@@ -38,7 +38,7 @@ def test_every_second_belongs_to_one_phase():
 
 def test_relabel_changes_the_current_phase_in_retrospect():
     clock = Clock()
-    timer = PhaseTimer(clock)
+    timer = Stopwatch(clock)
     timer.start("input")
     clock.now = 1.0
     previous = timer.enter("step")
