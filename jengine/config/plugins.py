@@ -5,39 +5,10 @@ installed package with an entry point in the group `jengine.extras`. The module 
 heavy; its dict `provides` has sections, each with names and the modules that define them:
 
     provides = {
-        "HOOKS": {"SwAVHook": "jengine.extras.selfsup.swav"},  # entries of a registry
-        "names": {"sinkhorn": "jengine.extras.selfsup.losses"},  # to import from the package
-        "config_loaders": {...},  # functions (file, module) -> config; None for another kind
-        "config_writers": {...},  # functions (text of a config, suffix) -> text of that kind; None
-        "config_checks": {...},  # functions (config) -> config, and lines for the log
-        "config_converters": {...},  # (config of another code base) -> how to convert it; or None
-        "path_schemes": {"gs": "jengine.extras.cloud.schemes"},  # a `PathScheme` for gs:// URLs
-        # Functions that know of a newer checkpoint than `resume=True` has found, and replace one
-        # that does not fit the devices: see their calls for the arguments.
-        "newer_checkpoints": {"find_newer_copy": "jengine.extras.cloud.local_copies"},
-        "fitting_checkpoints": {"replace_unfit_copy": "jengine.extras.cloud.local_copies"},
-        "explainers": {"add_place": "jengine.extras.diagnose.locate"},  # see `explain`
-        # Functions (load_from, processes) -> the `LoadFrom` to start from; None for another kind.
-        "starts": {"parse_start": "jengine.extras.weights.starts"},
-        "readers": {"npz": "jengine.extras.weights.sources"},  # of weights, each a `WeightReader`
-        # Functions (loader of another library) -> a `DataSource`, or None.
-        "data_sources": {"find_library_source": "jengine.extras.augment.library_sources"},
-        # Functions that make parameters of trees with modules of Equinox.
-        "module_trees": {"split_module": "jengine.extras.networks.equinox_modules"},
-        # A function (directory, shapes) -> arrays, which several processes call together; and the
-        # `Predictor` and `open_batches` of `Runner.predict`.
-        "shared_reads": {"read_shared": "jengine.extras.cloud.shared_reads"},
-        "predict": {"Predictor": "jengine.extras.serving.predictor"},
-        "requires": {"drawing": "jengine.extras.drawing"},  # other extras that it imports
-        # Functions (run, seconds by part, iterations per second) -> rates by name, each a number
-        # and a text, and lines, for the report at the end of a run.
-        "end_report": {"report_time": "jengine.extras.report.goodput"},
-        # Functions (evaluator, predictions, batches) that raise ConfigError for wrong labels.
-        "label_checks": {"check_labels": "jengine.extras.diagnose.labels"},
-        "run_watches": {...},  # classes that act about every 10 seconds of training; see `RunWatch`
-        "metric_adapters": {"adapt_metric": "jengine.extras.metrics.adapter"},
-        "notebook_progress": {"NotebookProgress": "jengine.extras.report.notebook"},
-        "default_visualizer": {"LocalVisualizer": "jengine.extras.drawing.local_visualizer"},
+        "HOOKS": {"CountHook": "my_package.count"},  # entries of a registry
+        "names": {"count": "my_package.count"},  # to import from the package
+        "commands": {"count": "my_package.commands"},  # of `jengine`
+        "requires": {"boats": "my_boats"},  # other extras that it imports
     }
 
 A name imports its own module when it is used. docs/house.md lists the sections.
