@@ -44,10 +44,8 @@ class LinenModel(Model):
     outputs are cast back to float32; `loss` gets the batch unchanged.
 
     >>> from jengine.model.losses import CrossEntropy
-    >>> from jengine.extras.networks.networks import SmallCNN
-    >>> model = LinenModel(
-    ...     SmallCNN(num_classes=3), loss=CrossEntropy(label="label"), inputs="image"
-    ... )
+    >>> from flax import linen as nn
+    >>> model = LinenModel(nn.Dense(3), loss=CrossEntropy(label="label"), inputs="features")
 
     Args:
       module: the module or a config (`dict(type=..., ...)`).
