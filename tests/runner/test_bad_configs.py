@@ -402,5 +402,5 @@ def test_a_loop_over_epochs_may_override_run_epoch_and_one_over_iterations_may_n
         def run_epoch(self):
             super().run_epoch()
 
-    with pytest.raises(TypeError, match=r"`Wrong\.run_epoch` must be in a loop over epochs"):
+    with pytest.raises(TypeError, match=r"`Wrong\.run_epoch` must be in an epoch-based loop"):
         type("Wrong", (registry.LOOPS.get("IterBasedTrainLoop"),), {"run_epoch": Counts.run_epoch})
