@@ -113,7 +113,7 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
     if args.launcher == "none" and all(setting is None for setting in settings.values()):
         yield
         return
-    from jengine.parallel.launch import launch
+    from jengine.parallel.launchers import launch
     from jengine.parallel.processes import get_processes
 
     launch(args.launcher, **settings)

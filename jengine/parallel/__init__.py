@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from jengine.parallel.dist import is_main_process as is_main_process
     from jengine.parallel.dist import master_only as master_only
     from jengine.parallel.dist import sync_random_seed as sync_random_seed
-    from jengine.parallel.launch import launch as launch
+    from jengine.parallel.launchers import launch as launch
     from jengine.parallel.pjit import Pjit as Pjit
     from jengine.parallel.replica_axis import convert_replica_axis as convert_replica_axis
     from jengine.parallel.replica_axis import (
@@ -73,7 +73,7 @@ provides = {  # imported on use, as what extras provide
         "get_world_size": "jengine.parallel.dist",
         "is_distributed": "jengine.parallel.dist",
         "is_main_process": "jengine.parallel.dist",
-        "launch": "jengine.parallel.launch",
+        "launch": "jengine.parallel.launchers",
         "master_only": "jengine.parallel.dist",
         "select_replica": "jengine.parallel.replica_axis",
         "sync_random_seed": "jengine.parallel.dist",

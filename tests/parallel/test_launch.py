@@ -2,7 +2,7 @@ import jax
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.parallel.launch import LaunchSettings, detect_launcher, find_settings, launch
+from jengine.parallel.launchers import LaunchSettings, detect_launcher, find_settings, launch
 
 SLURM = dict(SLURM_JOB_ID="7", SLURM_STEP_NODELIST="n1,n2", SLURM_NTASKS="2", SLURM_PROCID="1", SLURM_LOCALID="0")
 OPEN_MPI = dict(OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_LOCAL_RANK="1")
