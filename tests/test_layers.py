@@ -156,6 +156,7 @@ def test_pages_of_rooms_name_what_exists(room):
     for section, names in getattr(page, "provides", {}).items():
         for name, module in names.items():
             imported = importlib.import_module(module)
+            assert f"jengine.{room}.{name}" not in _modules(), name  # it would replace the name once it was imported
             assert name in registry.__dict__[section] if section in registry.__dict__ else hasattr(imported, name), (section, name)
 
 

@@ -16,12 +16,12 @@ from jengine.checkpoint import (
     CheckpointSaveError,
     CorruptCheckpointError,
     commit,
-    load_pretrained,
 )
 from jengine.checkpoint.inventory import list_checkpoint_entries, remove_checkpoints
 from jengine.checkpoint.layout import find_latest, read_meta, write_current_run
 from jengine.cli import main
 from jengine.config.storage import StorageError, list_files, write_bytes
+from jengine.extras.weights import load_pretrained
 from tests.checkpoint.conftest import make_meta, make_state
 
 
