@@ -27,6 +27,26 @@ _ROOMS = (
     "hooks",
     "runner",
 )
+# The modules that register the core's entries, by registry: `config` itself knows no later room.
+REGISTERED_BY = {
+    "HOOKS": "jengine.hooks",
+    "OPTIMIZERS": "jengine.optim",
+    "OPTIM_WRAPPERS": "jengine.optim",
+    "OPTIM_WRAPPER_CONSTRUCTORS": "jengine.optim",
+    "PARAM_SCHEDULERS": "jengine.optim.schedules.variants",
+    "MODELS": "jengine.model",
+    "DATASETS": "jengine.data",
+    "TRANSFORMS": "jengine.data",
+    "DATA_SAMPLERS": "jengine.data",
+    "FUNCTIONS": "jengine.data",
+    "LOOPS": "jengine.runner",
+    "METRICS": "jengine.evaluation",
+    "EVALUATOR": "jengine.evaluation",
+    "VISUALIZERS": "jengine.logging",
+    "VISBACKENDS": "jengine.logging",
+    "LOG_PROCESSORS": "jengine.logging",
+    "STRATEGIES": "jengine.parallel",
+}
 
 
 def __getattr__(name: str) -> Any:

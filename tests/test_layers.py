@@ -85,12 +85,10 @@ def test_rooms_import_only_rooms_before_them():
     for module, (path, _) in _modules().items():
         if module in ("jengine", "jengine.__main__") or module.startswith("jengine.extras"):
             continue
-        for imported, line, named in _imports(module):
+        for imported, line, _ in _imports(module):
             if imported in (None, "jengine", "jengine.versions"):
                 continue
-            # A registry names the room that registers its entries.
-            allowed = ROOMS if named and path.name == "registry.py" else ROOMS[: ROOMS.index(_place(module)) + 1]
-            if _place(imported) not in allowed:
+            if _place(imported) not in ROOMS[: ROOMS.index(_place(module)) + 1]:
                 violations.append(f"{path.relative_to(ROOT.parent)}:{line} imports {imported}")
     assert not violations, "\n".join(violations)
 

@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
+from jengine import REGISTERED_BY
 from jengine.config.annotations import (
     alternatives,
     check_values,
@@ -81,6 +82,7 @@ class Registry:
         self.used_in = used_in
         self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
         self._locations: list[str] = [] if parent is None else parent._locations
+        locations = locations or REGISTERED_BY.get(section, ())
         self._locations += [locations] if isinstance(locations, str) else locations
         self._section: str = section if parent is None else parent._section
         self._modules: dict[str, str] = {} if parent is None else parent._modules  # by entry
@@ -509,25 +511,23 @@ def _full_name(entry: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-HOOKS = Registry("hook", "jengine.hooks", section="HOOKS")
-OPTIMIZERS = Registry("optimizer", "jengine.optim", section="OPTIMIZERS")
-OPTIM_WRAPPERS = Registry("optimizer wrapper", "jengine.optim", section="OPTIM_WRAPPERS")
+HOOKS = Registry("hook", section="HOOKS")
+OPTIMIZERS = Registry("optimizer", section="OPTIMIZERS")
+OPTIM_WRAPPERS = Registry("optimizer wrapper", section="OPTIM_WRAPPERS")
 OPTIM_WRAPPER_CONSTRUCTORS = Registry(
-    "optimizer wrapper constructor", "jengine.optim", section="OPTIM_WRAPPER_CONSTRUCTORS"
+    "optimizer wrapper constructor", section="OPTIM_WRAPPER_CONSTRUCTORS"
 )
-PARAM_SCHEDULERS = Registry(
-    "parameter scheduler", "jengine.optim.schedules.variants", section="PARAM_SCHEDULERS"
-)
-MODELS = Registry("model", "jengine.model", section="MODELS")
-DATASETS = Registry("dataset", "jengine.data", section="DATASETS")
-TRANSFORMS = Registry("transform", "jengine.data", section="TRANSFORMS")
-DATA_SAMPLERS = Registry("data sampler", "jengine.data", section="DATA_SAMPLERS")
+PARAM_SCHEDULERS = Registry("parameter scheduler", section="PARAM_SCHEDULERS")
+MODELS = Registry("model", section="MODELS")
+DATASETS = Registry("dataset", section="DATASETS")
+TRANSFORMS = Registry("transform", section="TRANSFORMS")
+DATA_SAMPLERS = Registry("data sampler", section="DATA_SAMPLERS")
 # Calls of functions are not checked: they take arrays.
-FUNCTIONS = Registry("function", "jengine.data", section="FUNCTIONS", checks_calls=False)
-LOOPS = Registry("loop", "jengine.runner", section="LOOPS")
-METRICS = Registry("metric", "jengine.evaluation", section="METRICS")
-EVALUATOR = Registry("evaluator", "jengine.evaluation", section="EVALUATOR")
-VISUALIZERS = Registry("visualizer", "jengine.logging", section="VISUALIZERS")
-VISBACKENDS = Registry("visualization backend", "jengine.logging", section="VISBACKENDS")
-LOG_PROCESSORS = Registry("log processor", "jengine.logging", section="LOG_PROCESSORS")
-STRATEGIES = Registry("strategy", "jengine.parallel", section="STRATEGIES")
+FUNCTIONS = Registry("function", section="FUNCTIONS", checks_calls=False)
+LOOPS = Registry("loop", section="LOOPS")
+METRICS = Registry("metric", section="METRICS")
+EVALUATOR = Registry("evaluator", section="EVALUATOR")
+VISUALIZERS = Registry("visualizer", section="VISUALIZERS")
+VISBACKENDS = Registry("visualization backend", section="VISBACKENDS")
+LOG_PROCESSORS = Registry("log processor", section="LOG_PROCESSORS")
+STRATEGIES = Registry("strategy", section="STRATEGIES")
