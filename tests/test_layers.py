@@ -229,36 +229,33 @@ def test_an_extra_can_be_deleted(extra, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_core_trains_without_extras(tmp_path):
+def test_the_core_trains_the_config_of_the_demo_with_a_class_of_the_user_without_extras(tmp_path):
     directory = _copy(tmp_path)
     shutil.rmtree(directory / "jengine" / "extras")
+    shutil.copy(ROOT.parent / "configs" / "digits_cnn.py", directory)
     (directory / "my_config.py").write_text(CONFIG)
-    done = subprocess.run([sys.executable, "-m", "jengine", "train", "my_config.py"], cwd=directory, capture_output=True, text=True)
+    command = [sys.executable, "-m", "jengine", "train", "my_config.py", "--config.train_cfg.max_epochs=4"]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "my_config/epoch_2" in done.stdout + done.stderr or (directory / "work_dirs" / "my_config" / "epoch_2").is_dir()
+    assert (directory / "work_dirs" / "my_config" / "epoch_4").is_dir()
+    assert list(directory.glob("work_dirs/my_config/*/vis_data/events.out.tfevents.*"))
 
 
 CONFIG = '''
+import digits_cnn
 import flax.linen as nn
 
 
 class MyNet(nn.Module):
     @nn.compact
-    def __call__(self, x, train=False):
+    def __call__(self, x):
         return nn.Dense(10)(x.reshape(len(x), -1))
 
 
 def get_config():
-    return dict(
-        model=dict(type="LinenModel", module=dict(type=MyNet), inputs="image", loss=dict(type="CrossEntropy")),
-        train_dataloader=dict(batch_size=64, dataset=dict(type="Digits", split="train")),
-        val_dataloader=dict(batch_size=64, dataset=dict(type="Digits", split="test")),
-        val_evaluator=dict(type="Accuracy"),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-        param_scheduler=dict(type="CosineAnnealingLR", T_max=2),
-        train_cfg=dict(max_epochs=2, val_interval=1),
-        val_cfg=dict(),
-    )
+    config = digits_cnn.get_config()
+    config.model.module = dict(type=MyNet)
+    return config
 '''
 
 

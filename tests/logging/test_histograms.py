@@ -3,8 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from jengine.extras.trackers import TensorboardVisBackend
-from jengine.logging import LocalVisBackend, Visualizer
+from jengine.logging import LocalVisBackend, TensorboardVisBackend, Visualizer
 from jengine.logging.convert import histogram
 
 VALUES = np.array([[0.0, 1.0, 1.0], [np.nan, np.inf, 4.0]], np.float32)  # four finite elements

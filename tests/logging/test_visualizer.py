@@ -10,8 +10,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from jengine.config import VISBACKENDS, VISUALIZERS, load_config, resolve
-from jengine.extras.trackers import TensorboardVisBackend
-from jengine.logging import BaseVisBackend, LocalVisBackend, Visualizer
+from jengine.logging import BaseVisBackend, LocalVisBackend, TensorboardVisBackend, Visualizer
 
 
 class Recorder(BaseVisBackend):

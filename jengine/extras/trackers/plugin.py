@@ -7,7 +7,6 @@ provides = {
         "ClearMLVisBackend": "jengine.extras.trackers.clearml",
         "CometVisBackend": "jengine.extras.trackers.comet",
         "MLflowVisBackend": "jengine.extras.trackers.mlflow",
-        "TensorboardVisBackend": "jengine.extras.trackers.tensorboard",
         "WandbVisBackend": "jengine.extras.trackers.wandb",
     },
 }

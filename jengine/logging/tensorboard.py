@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jengine.config.registry import VISBACKENDS
-from jengine.extras.trackers.run_backend import RunVisBackend, to_number
 from jengine.logging.convert import Histogram, encode_png
+from jengine.logging.run_backend import RunVisBackend, to_number
 
 _FLUSH_SECONDS = 10  # a killed run loses at most this much
 

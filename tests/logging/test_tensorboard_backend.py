@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
-from jengine.extras.trackers import TensorboardVisBackend
+from jengine.logging import TensorboardVisBackend
 
 
 def read_events(directory):
