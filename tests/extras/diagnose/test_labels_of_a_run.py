@@ -1,31 +1,9 @@
 """Test that a validation with labels out of range ends with a message about them."""
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.data import ArrayDataset
-from jengine.model import CrossEntropy, FunctionalModel
-
-
-def classifier():
-    def predict(params, batch):
-        return batch["x"] @ params["w"]
-
-    return FunctionalModel(
-        init=lambda: {"w": jnp.zeros((2, 3))},
-        loss=lambda params, batch: CrossEntropy()(predict(params, batch), batch),
-        predict=predict,
-    )
-
-
-def labelled(*labels):
-    return dict(
-        dataset=ArrayDataset(dict(x=np.ones((len(labels), 2), np.float32), label=np.array(labels))),
-        batch_size=2,
-        sampler=dict(type="DefaultSampler", shuffle=False),
-    )
+from tests.extras.diagnose.test_wrong_labels import classifier, labelled
 
 
 @pytest.mark.parametrize("labels", [(0, 7, 1, 1), (0, 1, 1, 1, 2, 7)])
