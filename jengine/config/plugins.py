@@ -134,7 +134,11 @@ def _find_extras() -> Mapping[str, Provides]:
                 f"extras must have different names, got {point.name!r} twice, also from the "
                 f"package {point.dist.name if point.dist else point.value!r}"
             )
-        found[point.name] = importlib.import_module(point.value).provides
+        try:
+            found[point.name] = importlib.import_module(point.value).provides
+        except Exception as error:
+            error.add_note(f"in the extra {point.name!r} of an installed package, {point.value!r}")
+            raise
     return found
 
 

@@ -57,6 +57,12 @@ def site(tmp_path):
     return install
 
 
+def test_an_error_in_the_plugin_of_a_package_names_the_extra(site):
+    done = run(site(plugin="import no_such_module"), "from jengine.config import HOOKS\nHOOKS.get('SwAVHook')")
+    assert "No module named 'no_such_module'" in done.stderr
+    assert "in the extra 'my_extra' of an installed package, 'my_package.plugin'" in done.stderr
+
+
 def test_the_command_of_the_page_runs(site):
     blocks = blocks_of("house.md", "python")
     directory = site(plugin='provides = {"commands": {"count": "my_package.count"}}')
