@@ -57,10 +57,11 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":  # not the rooms: `logging` would hide Python's
         return [public for public in __dir__() if public not in _ROOMS]
     if not name.startswith("_"):
-        from jengine.config.plugins import load_provided, provided
+        from jengine.config.plugins import find_missing, load_provided, provided
 
         if name in provided("jengine"):
             return load_provided("jengine", name)
+        raise AttributeError(f"module 'jengine' has no attribute {name!r}{find_missing(name)}")
     raise AttributeError(f"module 'jengine' has no attribute {name!r}")
 
 

@@ -315,6 +315,13 @@ def test_a_prediction_without_the_extra_for_it_names_the_extra(tmp_path):
     assert "no extra provides 'Predictor' in predict; it is in the extra 'serving', which is not installed" in done.stdout, done
 
 
+def test_a_command_and_a_function_of_a_deleted_extra_are_explained(tmp_path):
+    directory = _copy(tmp_path, "sweeps")
+    assert "it is in the extra 'sweeps', which is not installed" in _run("import jengine; jengine.sweep", directory).stderr
+    done = _run("from jengine.cli import main; main(['sweep', 'config.py'])", directory)
+    assert "invalid choice: 'sweep'; it is in the extra 'sweeps', which is not installed" in done.stderr
+
+
 def _loaded_after(code, modules):
     """Return the `modules` that are loaded after running `code` in a new process."""
     script = f"import sys; {code}; print(*[m for m in {modules} if m in sys.modules])"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from jengine.config.errors import closest
-from jengine.config.plugins import provided
+from jengine.config.plugins import find_missing, provided
 
 _EPILOG = """Set any value of the config with --config.PATH=VALUE:
   jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 \
@@ -28,9 +28,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the message and exit."""
         if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
-            message = message.partition(" (choose from")[0] + closest(
-                match[1], re.findall(r"[\w-]+", match[2])
-            )
+            hint = find_missing(match[1]) or closest(match[1], re.findall(r"[\w-]+", match[2]))
+            message = message.partition(" (choose from")[0] + hint
         super().error(message)
 
 
