@@ -422,21 +422,16 @@ class TrainLoop:
     # --- Checks and validations ---
 
     def check(self) -> None:
-        """Check at a log line that model and hooks are still as they were traced, and that fetched
-        losses are finite.
+        """Check at a log line that fetched losses are finite.
 
         Raises:
-          RuntimeError: an attribute has changed that the trace has read from a hook, the model or
-            its loss.
           NonFiniteLossError: a loss is not finite. WorkDirLockedError: another run has taken over.
         """
         self.runner.files.check()
-        self.runner.programs.check_reads()
         check_losses(self.runner, at_line=True)
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
-        self.runner.programs.check_reads()
         check_losses(self.runner)  # before a validation that would be wasted
         intervals = self._get_intervals(count + 1)
         due = [

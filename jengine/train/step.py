@@ -22,7 +22,6 @@ from jengine.train.own_step import OwnStep, build_own_step
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig, build_phases
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
-from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 StepHyperparams = Mapping[str, Any] | HyperparamsVector
@@ -51,7 +50,6 @@ class TrainStep:
     Attributes:
       phases: the updates, in order; none with `own`.
       own: the model's own step.
-      model: what the traces have read from the model.
       optim_wrapper, constrain, gather_tables: see `build_train_step`.
       hooks: the hooks whose traced points are part of the step.
       update: whether `finish` updates.
@@ -65,7 +63,6 @@ class TrainStep:
 
     phases: Sequence[Phase]
     own: OwnStep | None
-    model: TracedModel
     optim_wrapper: OptimWrapper | OptimWrapperDict
     hooks: TracedHooks
     update: bool
@@ -373,18 +370,16 @@ def build_train_step(
     """
     # A step of the model's own replaces phases and micro-batches, which are therefore refused and
     # not ignored.
-    traced = TracedModel(model, optim_wrapper)
-    own = build_own_step(model, traced, optim_wrapper, phases, constrain, gather_tables)
+    own = build_own_step(model, optim_wrapper, phases, constrain, gather_tables)
     if micro_batches > 1 and (own is not None or isinstance(optim_wrapper, Mapping)):
         kind = "several optimizers" if own is None else "a model with its own train_step"
         raise ConfigError(
             f"`train_cfg.micro_batch` must be None with {kind}, which cannot be computed in parts"
         )
-    built = [] if own else build_phases(model, traced, optim_wrapper, phases, micro_batches)
+    built = [] if own else build_phases(model, optim_wrapper, phases, micro_batches)
     return TrainStep(
         built,
         own,
-        traced,
         optim_wrapper,
         TracedHooks(hooks),
         update,

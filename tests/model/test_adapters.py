@@ -8,6 +8,7 @@ from flax import nnx
 from jengine.config import MODELS
 from jengine.config.errors import ConfigError
 from jengine.extras.networks import SmallCNN, SmallViT
+from jengine.extras.plan.flops import count_flops
 from jengine.model import (
     CastModel,
     CrossEntropy,
@@ -20,7 +21,6 @@ from jengine.model import (
     autocast,
     get_precision,
 )
-from jengine.train.flops import count_flops
 
 BATCH = {"image": np.linspace(0, 1, 4 * 8 * 8, dtype=np.float32).reshape(4, 8, 8, 1), "label": np.array([0, 1, 2, 1])}
 FLAT = {"image": BATCH["image"].reshape(4, 64), "label": BATCH["label"]}
