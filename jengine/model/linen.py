@@ -10,12 +10,12 @@ from flax import traverse_util
 
 from jengine.config.errors import config_path
 from jengine.config.paths import dotted
+from jengine.config.plugins import load_provided
 from jengine.config.registry import MODELS
 from jengine.model.adapters import (
     build_loss,
     build_module,
     call_loss,
-    explain_static_modes,
     select_inputs,
     train_arguments,
 )
@@ -104,16 +104,16 @@ class LinenModel(Model):
 
         def initialize() -> Mapping[str, Any]:
             variables = self._initialize(rngs, inputs, train=False)
-            # the values of the others stay as they are
-            if self._has_more_in_training(variables, rngs, inputs):
-                training = _flatten_nested(self._initialize(rngs, inputs, train=True))
-                variables = traverse_util.unflatten_dict({**training, **_flatten_nested(variables)})
-            return variables
+            if not train_arguments(type(self.module).__call__, train=True):
+                return variables
+            # some may exist only in training, such as those of an auxiliary head; the values of the
+            # others stay as they are
+            training = _flatten_nested(self._initialize(rngs, inputs, train=True))
+            return traverse_util.unflatten_dict({**training, **_flatten_nested(variables)})
 
         variables, self.module_types = record_types(initialize)
         if self._remat:
-            from jengine.model.remat import check_patterns
-
+            check_patterns = load_provided("activation_checkpointing", "check_patterns")
             check_patterns(self._remat, self.module_types)
         # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the
         # array.
@@ -203,37 +203,19 @@ class LinenModel(Model):
     def _checkpoint_modules(self) -> Any:
         if not self._remat:
             return contextlib.nullcontext()
-        from jengine.model.remat import remat_linen
-
-        return remat_linen(self._remat)
+        return load_provided("activation_checkpointing", "remat_linen")(self._remat)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        with _dense_general_without_mesh(), explain_static_modes(kwargs):
+        with _dense_general_without_mesh():
             return autocast(self.module.apply)(*args, **kwargs)
 
     def _initialize(
         self, rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...], train: bool
     ) -> Mapping[str, Any]:
         modes = train_arguments(type(self.module).__call__, train=train)
-        with _dense_general_without_mesh(), explain_static_modes(modes):
+        with _dense_general_without_mesh():
             variables: Mapping[str, Any] = self.module.init(rngs, *inputs, **modes)
             return variables
-
-    def _has_more_in_training(
-        self, variables: Mapping[str, Any], rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...]
-    ) -> bool:
-        """Return whether there are parameters that exist only in training mode, such as those of
-        an auxiliary head.
-        """
-        if not train_arguments(type(self.module).__call__, train=True):
-            return False
-        try:
-            training = jax.eval_shape(lambda: self._initialize(rngs, inputs, train=True))
-        except Exception:
-            # of any type: the loss, which calls the module in training mode, explains its errors
-            return False
-        known, found = (_flatten_nested(tree.get("params", {})) for tree in (variables, training))
-        return not found.keys() <= known.keys()
 
     def _is_sown(self, name: str, variables: Mapping[str, Any], inputs: tuple[Any, ...]) -> bool:
         """Return whether the module only sows into a collection: it works without, as `sow` then

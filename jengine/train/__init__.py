@@ -29,16 +29,12 @@ if TYPE_CHECKING:
     from jengine.train.average import AVERAGES as AVERAGES
     from jengine.train.average import Average as Average
     from jengine.train.average import AverageState as AverageState
-    from jengine.train.kinds import CosineEMA as CosineEMA
-    from jengine.train.kinds import ExpMomentumEMA as ExpMomentumEMA
     from jengine.train.kinds import ExponentialMovingAverage as ExponentialMovingAverage
     from jengine.train.kinds import MomentumAnnealingEMA as MomentumAnnealingEMA
     from jengine.train.kinds import StochasticWeightAverage as StochasticWeightAverage
 
 provides = {  # imported on use, as what extras provide
     "AVERAGES": {
-        "CosineEMA": "jengine.train.kinds",
-        "ExpMomentumEMA": "jengine.train.kinds",
         "ExponentialMovingAverage": "jengine.train.kinds",
         "MomentumAnnealingEMA": "jengine.train.kinds",
         "StochasticWeightAverage": "jengine.train.kinds",

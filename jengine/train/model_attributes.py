@@ -47,9 +47,7 @@ def hyperparams_as_attributes(
 
 
 @contextlib.contextmanager
-def _replaced(
-    model: Model, names: Iterable[str], hyperparams: Mapping[str, Any]
-) -> Iterator[None]:
+def _replaced(model: Model, names: Iterable[str], hyperparams: Mapping[str, Any]) -> Iterator[None]:
     attributes = vars(model)
     follower = attributes.pop("_follower", None)
     own = {name: x for name in names if is_number(x := getattr(model, name, None))}

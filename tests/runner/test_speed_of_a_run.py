@@ -61,8 +61,9 @@ class SlowDevice(DispatchLimiter):
         self.now = 0.0
 
     def wait(self):
-        self.now += 1.0
-        self.tokens.popleft()
+        if len(self.tokens) == self.limit:
+            self.now += 1.0
+            self.tokens.popleft()
 
     def drain(self):
         self.now += len(self.tokens)

@@ -26,6 +26,7 @@ provides = {
         "describe_failing_layer": "jengine.extras.diagnose.failing_layer",
         "explain_assigned_attributes": "jengine.extras.diagnose.frozen_attributes",
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
+        "explain_static_modes": "jengine.extras.diagnose.static_modes",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
     },
