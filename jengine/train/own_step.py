@@ -331,29 +331,18 @@ def check_result(
         `keep_types`; metrics that are not scalars, or none with 'loss' in the name.
     """
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], TrainState):
-        got = (
-            [type(item).__name__ for item in result]
-            if isinstance(result, tuple)
-            else type(result).__name__
-        )
         raise TypeError(
             "train_step must return (state, metrics), with the state from `state.replace(...)`, "
-            f"got {got}"
+            f"got {jax.tree.map(lambda leaf: type(leaf).__name__, result)}"
         )
     state, metrics = result
     state = keep_types(given, state, "")
-    if not isinstance(metrics, Mapping):
-        raise TypeError(
-            f"train_step must return its metrics as a dict by name, got {type(metrics).__name__}"
-        )
     for name, value in metrics.items():
-        if jnp.shape(value) or not (hasattr(value, "dtype") or isinstance(value, int | float)):
-            shape = (
-                f"{value.dtype}{list(value.shape)}"
-                if hasattr(value, "dtype")
-                else type(value).__name__
+        if jnp.shape(value):
+            raise ValueError(
+                f"train_step must return scalars as metrics, got {jax.typeof(value).str_short()} "
+                f"for {name!r}"
             )
-            raise ValueError(f"train_step must return scalars as metrics, got {shape} for {name!r}")
     scalars = OrderedDict(
         (name, jnp.asarray(value, jnp.result_type(float))) for name, value in metrics.items()
     )

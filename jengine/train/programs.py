@@ -33,7 +33,6 @@ PyTree = Any
 
 logger = logging.getLogger("jengine")
 _NO_REPORT = contextlib.nullcontext()
-_SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
 
 class TrainPrograms:
@@ -245,18 +244,6 @@ class TrainPrograms:
             if self.hashes:  # the run continues another, whose programs may differ
                 self.hash_jaxprs()
         return result
-
-    def is_slow_in_scan(
-        self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]
-    ) -> bool:
-        """Return whether the step has convolutions, which XLA compiles to slow code within a
-        loop on a CPU.
-        """
-        program = self.compiled["chunk"]
-        if self._strategy.platform != "cpu" or not hasattr(program, "trace"):
-            return False
-        inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
-        return _SLOW_IN_SCAN in str(program.trace(state, self._put_chunk(batches), inputs).jaxpr)
 
     def follow_model(self, *, end: bool = False) -> None:
         """Let numbers that hooks assign to attributes of the model be hyperparameters, until the

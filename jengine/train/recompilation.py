@@ -1,8 +1,9 @@
-"""Recompilations: how many programs were compiled, and whether a function compiles again."""
+"""Compilations: their number and cache, and whether a function compiles again."""
 
 import functools
 import logging
 import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,25 +22,46 @@ class CompilationCounter:
     Attributes:
       count: programs compiled since the first call to `install`. Compare it before and after a
         call.
+      cache_hits, cache_misses: of the persistent cache.
     """
-
-    _EVENT = "/jax/core/compile/backend_compile_duration"
 
     def __init__(self) -> None:
         self.count = 0
+        self.cache_hits = 0
+        self.cache_misses = 0
         self._installed = False
 
     def install(self) -> None:
         """Start counting; further calls do nothing."""
         if not self._installed:
             jax.monitoring.register_event_duration_secs_listener(self._on_event)
+            jax.monitoring.register_event_listener(self._on_event)
             self._installed = True  # JAX cannot remove a single listener
 
-    def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
-        self.count += event == self._EVENT  # JAX reports many kinds of events
+    def _on_event(self, event: str, duration_secs: float = 0.0, **_: object) -> None:
+        # JAX reports many kinds of events
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+        self.cache_hits += event == "/jax/compilation_cache/cache_hits"
+        self.cache_misses += event == "/jax/compilation_cache/cache_misses"
 
 
 compilation_counter = CompilationCounter()
+
+
+def use_compilation_cache() -> None:
+    """Store compiled programs in the user's cache directory, unless JAX is configured otherwise.
+
+    `JAX_COMPILATION_CACHE_DIR` selects another directory, `JAX_ENABLE_COMPILATION_CACHE=false`
+    disables the cache.
+    """
+    compilation_counter.install()
+    settings = jax.config.values
+    # The user's choice holds, by environment or in code
+    if settings["jax_compilation_cache_dir"] is None and settings["jax_enable_compilation_cache"]:
+        root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root) / "jengine" / "jax"))
+        # JAX's 1 s leaves out small programs
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 class RecompilationError(TypeError):

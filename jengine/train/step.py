@@ -260,53 +260,42 @@ class TrainStep:
         """Run one phase if it is due."""
         before = ctx.replace(metrics=OrderedDict(ctx.metrics))  # a branch sorts the names in a dict
 
-        def act() -> tuple[Any, ...]:
+        def act() -> tuple[tuple[Any, ...], HookStates]:
             ctx, states = self._differentiate(phase, before, hook_state)
             ctx = parts.update(phase, ctx, before.model_state)
-            return (
-                ctx.params,
-                ctx.model_state,
-                ctx.opt_state,
-                OrderedDict(ctx.metrics),
-                ctx.apply_update,
-                states,
-            )
+            return _changed(ctx.replace(metrics=OrderedDict(ctx.metrics))), states
 
-        def skip() -> tuple[Any, ...]:
+        def skip() -> tuple[tuple[Any, ...], HookStates]:
             unknown = {
                 name: jnp.full(like.shape, jnp.nan, like.dtype) for name, like in missing.items()
             }
-            metrics = OrderedDict({**before.metrics, **unknown})
-            apply_update = (
-                jnp.ones((), bool)
-                if before.apply_update is None and decides
-                else before.apply_update
-            )
-            return (
-                before.params,
-                before.model_state,
-                before.opt_state,
-                metrics,
-                apply_update,
-                hook_state,
-            )
+            ctx = before.replace(metrics=OrderedDict({**before.metrics, **unknown}))
+            if before.apply_update is None and decides:
+                ctx = ctx.replace(apply_update=jnp.ones((), bool))
+            return _changed(ctx), hook_state
 
         if is_due is True:
-            changed = act()
-            for name in [
-                name for name, value in changed[3].items() if before.metrics.get(name) is not value
-            ]:
-                self.intervals.pop(name, None)
+            changed, states = act()
+            for name, value in changed[_CHANGED.index("metrics")].items():
+                if before.metrics.get(name) is not value:
+                    self.intervals.pop(name, None)
         else:
-            _, _, _, metrics, decides, _ = jax.eval_shape(act)
-            missing = {name: like for name, like in metrics.items() if name not in before.metrics}
+            shapes = dict(zip(_CHANGED, jax.eval_shape(act)[0], strict=True))
+            decides = shapes["apply_update"]
+            missing = {
+                name: like for name, like in shapes["metrics"].items() if name not in before.metrics
+            }
             self.intervals.update(dict.fromkeys(missing, phase.every))
-            changed = jax.lax.cond(is_due, act, skip)
-        params, model_state, opt_state, metrics, apply_update, states = changed
-        ctx = ctx.replace(
-            params=params, model_state=model_state, opt_state=opt_state, metrics=metrics
-        )
-        return ctx.replace(apply_update=apply_update), states
+            changed, states = jax.lax.cond(is_due, act, skip)
+        return ctx.replace(**dict(zip(_CHANGED, changed, strict=True))), states
+
+
+# what a phase changes in the context
+_CHANGED = ("params", "model_state", "opt_state", "metrics", "apply_update")
+
+
+def _changed(ctx: StepContext) -> tuple[Any, ...]:
+    return tuple(getattr(ctx, name) for name in _CHANGED)
 
 
 def build_train_step(

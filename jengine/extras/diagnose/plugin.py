@@ -25,6 +25,7 @@ provides = {
         "add_place": "jengine.extras.diagnose.locate",
         "describe_failing_layer": "jengine.extras.diagnose.failing_layer",
         "explain_assigned_attributes": "jengine.extras.diagnose.frozen_attributes",
+        "explain_label_axes": "jengine.extras.diagnose.label_axes",
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
         "explain_static_modes": "jengine.extras.diagnose.static_modes",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
