@@ -104,12 +104,11 @@ class LinenModel(Model):
 
         def initialize() -> Mapping[str, Any]:
             variables = self._initialize(rngs, inputs, train=False)
-            if not train_arguments(type(self.module).__call__, train=True):
-                return variables
-            # some may exist only in training, such as those of an auxiliary head; the values of the
-            # others stay as they are
-            training = _flatten_nested(self._initialize(rngs, inputs, train=True))
-            return traverse_util.unflatten_dict({**training, **_flatten_nested(variables)})
+            # the values of the others stay as they are
+            if self._has_more_in_training(variables, rngs, inputs):
+                training = _flatten_nested(self._initialize(rngs, inputs, train=True))
+                variables = traverse_util.unflatten_dict({**training, **_flatten_nested(variables)})
+            return variables
 
         variables, self.module_types = record_types(initialize)
         if self._remat:
@@ -216,6 +215,22 @@ class LinenModel(Model):
         with _dense_general_without_mesh():
             variables: Mapping[str, Any] = self.module.init(rngs, *inputs, **modes)
             return variables
+
+    def _has_more_in_training(
+        self, variables: Mapping[str, Any], rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...]
+    ) -> bool:
+        """Return whether there are parameters that exist only in training mode, such as those of
+        an auxiliary head.
+        """
+        if not train_arguments(type(self.module).__call__, train=True):
+            return False
+        try:
+            training = jax.eval_shape(lambda: self._initialize(rngs, inputs, train=True))
+        except Exception:
+            # of any type: the loss, which calls the module in training mode, explains its errors
+            return False
+        known, found = (_flatten_nested(tree.get("params", {})) for tree in (variables, training))
+        return not found.keys() <= known.keys()
 
     def _is_sown(self, name: str, variables: Mapping[str, Any], inputs: tuple[Any, ...]) -> bool:
         """Return whether the module only sows into a collection: it works without, as `sow` then

@@ -45,7 +45,8 @@ class Precision:
         for name, dtype in vars(self).items():
             if dtype not in _DTYPES:
                 raise ValueError(
-                    f"`precision.{name}` must be one of {', '.join(_DTYPES)}, got {dtype!r}"
+                    f"precision: `{name}` must be a floating-point dtype, one of "
+                    f"{', '.join(_DTYPES)}, got {dtype!r}"
                 )
 
 

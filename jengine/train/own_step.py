@@ -330,10 +330,12 @@ def check_result(
       TypeError: not a pair of a TrainState and a dict. ValueError: a state that has changed, see
         `keep_types`; metrics that are not scalars, or none with 'loss' in the name.
     """
-    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], TrainState):
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    if not (is_pair and isinstance(result[0], TrainState) and isinstance(result[1], Mapping)):
+        got = [type(item).__name__ for item in (result if is_pair else [result])]
         raise TypeError(
-            "train_step must return (state, metrics), with the state from `state.replace(...)`, "
-            f"got {jax.tree.map(lambda leaf: type(leaf).__name__, result)}"
+            "train_step must return (state, metrics), with the state from `state.replace(...)` and "
+            f"the metrics as a dict by name, got {', '.join(got)}"
         )
     state, metrics = result
     state = keep_types(given, state, "")

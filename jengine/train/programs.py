@@ -263,13 +263,13 @@ class TrainPrograms:
             )
         self._hyperparams[name] = value
 
-    def traced(self) -> dict[str, tuple[jax.stages.Traced, tuple[Any, ...]]]:
-        """Return the traces of the programs that have been called, with the argument shapes.
+    def called(self) -> dict[str, tuple[Any, ...]]:
+        """Return the last argument shapes of the programs that have been called, by name.
 
-        JAX has kept them from the compilation.
+        `compiled[name].trace(*shapes)` is the trace that JAX has kept; a pmap has none.
         """
         return {
-            kind: (self.compiled[kind].trace(*guard.shapes), guard.shapes)
+            kind: guard.shapes
             for kind, guard in self._guards.items()
             if guard.shapes is not None and hasattr(self.compiled[kind], "trace")
         }
@@ -281,12 +281,12 @@ class TrainPrograms:
         """
         from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 
-        for kind, (traced, shapes) in self.traced().items():
+        for kind, shapes in self.called().items():
             key = f"{kind} {hash_shapes(shapes[1])} {self._environment}"
             if key in self._hashed:
                 continue
             self._hashed.add(key)
-            new = hash_jaxpr(traced.jaxpr)
+            new = hash_jaxpr(self.compiled[kind].trace(*shapes).jaxpr)
             if self.hashes.get(key, new) != new:
                 message = (
                     f"The computation of the training step ({kind}) has changed since the "

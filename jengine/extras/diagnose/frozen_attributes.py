@@ -51,10 +51,9 @@ class FrozenAttributes:
 
     def act(self, runner: Any, completed: int, requests: list[None]) -> float:
         """Check the attributes and the hyperparameters."""
-        programs = runner.programs.traced()
-        if programs:
-            self._check_attributes(runner, programs)
-            self._check_hyperparams(runner, programs)
+        if shapes := runner.programs.called():
+            self._check_attributes(runner, shapes)
+            self._check_hyperparams(runner, shapes)
         return math.inf
 
     def end(self, runner: Any, failed: bool) -> None:
@@ -62,7 +61,7 @@ class FrozenAttributes:
         if not failed:
             self.act(runner, 0, [])
 
-    def _check_attributes(self, runner: Any, programs: Mapping[str, Any]) -> None:
+    def _check_attributes(self, runner: Any, shapes: Mapping[str, Any]) -> None:
         now = _snapshot(runner)
         changed = {}
         for key, value in self._snapshot.items():
@@ -77,12 +76,12 @@ class FrozenAttributes:
         if not changed:
             return
         fresh = runner.build_programs()
-        for kind, (traced, shapes) in programs.items():
+        for kind, args in shapes.items():
             try:
-                new_hash = hash_jaxpr(fresh.compiled[kind].trace(*shapes).jaxpr)
+                new_hash = hash_jaxpr(fresh.compiled[kind].trace(*args).jaxpr)
             except Exception:  # of any type, as for an entry that was removed
                 new_hash = ""
-            if new_hash != hash_jaxpr(traced.jaxpr):
+            if new_hash != hash_jaxpr(runner.programs.compiled[kind].trace(*args).jaxpr):
                 name, (old, new) = next(iter(changed.items()))
                 others = f" (and maybe {', '.join(list(changed)[1:])})" if len(changed) > 1 else ""
                 raise RuntimeError(
@@ -94,13 +93,13 @@ class FrozenAttributes:
         self._harmless.update(changed.keys())
         self._snapshot = now
 
-    def _check_hyperparams(self, runner: Any, programs: Mapping[str, Any]) -> None:
+    def _check_hyperparams(self, runner: Any, shapes: Mapping[str, Any]) -> None:
         names = {name for name in runner.hyperparams if not name.startswith(PREFIX)}
         if names <= self._known:
             return
         read: set[str] = set()
         fresh = runner.build_programs()
-        for kind, (_, (state, batch, inputs)) in programs.items():
+        for kind, (state, batch, inputs) in shapes.items():
             vector, *updates = inputs if isinstance(inputs, tuple) else (inputs,)
             vector = _recording(vector, read)
             inputs = (vector, *updates) if updates else vector

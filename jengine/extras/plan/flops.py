@@ -132,8 +132,9 @@ def step_flops(programs: Any) -> Flops:
 
     {} before the first iteration.
     """
-    for kind, (traced, shapes) in programs.traced().items():
+    for kind, shapes in programs.called().items():
+        jaxpr = programs.compiled[kind].trace(*shapes).jaxpr
         # `is_update` has one entry per step
         steps = len(shapes[2][1]) if kind == "chunk" else 1
-        return {dtype: count / steps for dtype, count in count_flops(traced.jaxpr).items()}
+        return {dtype: count / steps for dtype, count in count_flops(jaxpr).items()}
     return {}
