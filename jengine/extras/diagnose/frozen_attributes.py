@@ -23,6 +23,7 @@ from jengine.train.model_attributes import list_models, optimizer_names
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic, jax.Array)
 _MAX_SIZE = 1000  # elements of a NumPy array that is copied to be compared
 _MAX_ITEMS = 100  # of a list or dict; a longer one is data
+_MAX_DEPTH = 5  # of nested lists and dicts
 _LIBRARIES = ("builtins", "jax", "jaxlib", "flax", "equinox", "optax", "numpy")
 _MAX_TRACES = 2  # for the changes of one attribute that did not matter
 _ABSENT = object()
@@ -146,6 +147,12 @@ class _Recorded(dict[str, Any]):
     def get(self, name: str, default: Any = None) -> Any:
         return self[name] if name in self else default  # noqa: SIM401 - which is this method
 
+    def items(self) -> Any:
+        return {name: self[name] for name in self}.items()
+
+    def values(self) -> Any:
+        return {name: self[name] for name in self}.values()
+
 
 @dataclasses.dataclass(eq=False)  # by identity, as part of a tree's structure
 class _Names:
@@ -225,7 +232,7 @@ def _leaves(value: Any, path: str = "") -> list[tuple[str, Any]]:
     else:
         return []
     items = list(items)
-    if len(items) > _MAX_ITEMS:
+    if len(items) > _MAX_ITEMS or path.count(".") >= _MAX_DEPTH:
         return []
     return [leaf for key, item in items for leaf in _leaves(item, f"{path}.{key}")]
 
