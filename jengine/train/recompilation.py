@@ -35,7 +35,7 @@ class CompilationCounter:
         """Start counting; further calls do nothing."""
         if not self._installed:
             jax.monitoring.register_event_duration_secs_listener(self._on_event)
-            jax.monitoring.register_event_listener(self._on_event)
+            jax.monitoring.register_event_listener(lambda event, **_: self._on_event(event))
             self._installed = True  # JAX cannot remove a single listener
 
     def _on_event(self, event: str, duration_secs: float = 0.0, **_: object) -> None:
@@ -158,7 +158,7 @@ class RecompilationGuard:
         """
         before = self.shapes
         self.record_shapes(*args)
-        structure = jax.tree.structure(self.shapes)
+        structure: Any = jax.tree.structure(self.shapes)
         if structure == jax.tree.structure(before) and not all(  # else the trace has reported it
             jax.tree.leaves(jax.tree.map(_is_placed_alike, before, self.shapes))
         ):
@@ -189,8 +189,9 @@ def _shape(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
 
 def _placed_shape(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
     # an uncommitted array follows the others, so its current device would be wrong for another call
-    is_placed = isinstance(leaf, jax.Array) and leaf.committed
-    return _shape(leaf).update(sharding=leaf.sharding) if is_placed else _shape(leaf)
+    if isinstance(leaf, jax.Array) and leaf.committed:
+        return _shape(leaf).update(sharding=leaf.sharding)
+    return _shape(leaf)
 
 
 def _is_placed_alike(first: jax.ShapeDtypeStruct, second: jax.ShapeDtypeStruct) -> bool:
