@@ -64,7 +64,7 @@ class FrozenAttributes:
 
     def _check_attributes(self, runner: Any, shapes: Mapping[str, Any]) -> None:
         now = _snapshot(runner)
-        changed = {}
+        changed: dict[str, tuple[Any, Any]] = {}
         for key, value in self._snapshot.items():
             name = key[0]
             is_input = key[2] in runner.hyperparams and is_number(value)
