@@ -76,11 +76,10 @@ class OptaxFormula(Formula):
         """Return the settings; a function, which cannot be saved, is replaced by a name."""
         return {"schedule": self._description}
 
-    def max_checked(self) -> int:
-        """Return a small number if JAX cannot trace the schedule: each value calls a user's
-        function.
-        """
-        return 100 if self._evaluate is None else super().max_checked()
+    @property
+    def block(self) -> int:
+        """One if JAX cannot trace the schedule: each value calls a user's function."""
+        return 1 if self._evaluate is None else super().block
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
         """Return the formula in a `state_dict`; this formula if the state describes a function."""

@@ -9,12 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
-
 from jengine.config.annotations import NonNegative, Positive, Range, is_host_number
 from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.chain import (
-    Event,
     Group,
     Groups,
     ScheduleChain,
@@ -24,7 +21,6 @@ from jengine.optim.schedules.chain import (
 )
 from jengine.optim.schedules.formulas import INF, Formula
 
-_BLOCK = 1024  # steps computed in one call
 _LOGGER = logging.getLogger("jengine")
 
 
@@ -65,9 +61,9 @@ class ParamScheduler:
         resumed longer run.
       epoch_length: iterations per epoch, for settings that were converted from epochs; None for
         others.
-      base_values: the initial value of each group, None where it has none.
+      base_values: the initial value of each group.
       scheduled: the groups that it changes.
-      cells: the scheduled groups, as the chain needs them.
+      reductions: completed iterations and epochs at each reduction on a plateau.
 
     Raises:
       ConfigError: `end` is not after `begin`, or `last_step` is below -1. KeyError: no group has
@@ -79,6 +75,7 @@ class ParamScheduler:
     names_value: ClassVar[bool] = False  # the class itself says which value it schedules
     skips_zero: ClassVar[bool] = False  # groups whose initial value is 0 keep it
     family: ClassVar[type[Any]]  # the dataclass for the settings
+    reductions: Sequence[Sequence[int]] = ()
 
     def __init__(
         self,
@@ -103,23 +100,13 @@ class ParamScheduler:
         self.verbose = verbose
         self.ends_with_run = False
         self.epoch_length: int | None = None
-        self.base_values: list[float | None] = []
+        self.base_values: list[float] = []
         self.targets: list[float] = []
         self.scheduled: frozenset[int] = frozenset()
-        self.muted_steps = 0
-        self.floor = -math.inf
-        self.value_range = (-math.inf, math.inf)
-        self.cells: Sequence[Any] = ()
-        # the first step, and changes from it on
-        self._block: tuple[int, list[tuple[float, float, float]]] = (0, [])
         self._check_groups(is_resumed=last_step > -1)
         self.last_step = last_step
-        # One before the first step, as `step` below counts it.
-        self.global_step = -1 if last_step == -1 else int(begin) + last_step
+        self.seek(0 if last_step == -1 else int(begin) + last_step + 1)
         self.chain.add(self)
-        self.step()
-        if last_step > -1:
-            self.chain.refresh()
 
     @classmethod
     def build_iter_from_epoch(
@@ -171,22 +158,11 @@ class ParamScheduler:
           ConfigError: a value is negative, infinite or NaN, or a momentum above 1; the group keeps
             the last one.
         """
-        # A run calls this once per iteration and schedule, between two compiled steps: keep the
-        # common path short.
-        chain = self.chain
-        name = self.param_name
-        now = self.global_step + 1
-        for _, group, value, _, _ in self.cells:
-            if group[name] != value.written or self.mirrors_betas:
-                chain.sync(name)  # someone has set the value, before this step
-                break
-        self.global_step = now
-        if self.by_epoch and now > 0:
-            chain.end_epoch(now)
-        if not self.begin <= now < self.end:
-            return
-        self.last_step += 1
-        if chain.advance(self) and self.verbose:
+        self.global_step += 1
+        is_active = self.begin <= self.global_step < self.end
+        self.last_step += is_active
+        self.chain.advance(self)
+        if self.verbose and is_active:
             self._log_values()
 
     def seek(self, count: int) -> None:
@@ -281,56 +257,30 @@ class ParamScheduler:
 
         Return the initial values after it.
         """
-        num_steps = int(self.end - self.begin)
-        formula = self.settings
-        started = formula.initial_values([0.0 if value is None else value for value in initials])
-        self.base_values = [
-            None if old is None else new for old, new in zip(initials, started, strict=True)
-        ]
-        self._block = (0, [])
-        self.muted_steps, self.floor = formula.muted_steps(num_steps), formula.floor()
+        known = [0.0 if value is None else value for value in initials]
+        self.base_values = self.settings.initial_values(known)
         # The optimizer's own settings are the last group: their initial value has no multiplier.
         present = [value for value in initials if value is not None]
         self.targets = self.find_targets(
-            initials, present[-1] if default_group(self.optimizer) else present[0]
+            known, present[-1] if default_group(self.optimizer) else present[0]
         )
         self.scheduled = frozenset(
             index
             for index, value in enumerate(self.base_values)
-            if value is not None
+            if initials[index] is not None
             # A minimum above 0 would give a weight decay to the parameters that have none, such as
             # biases.
             and not (self.skips_zero and value == 0.0)
             and not (self.param_name == "lr" and groups[index].get("fix_lr"))
         )
-        return self.base_values
+        return [
+            None if old is None else new
+            for old, new in zip(initials, self.base_values, strict=True)
+        ]
 
-    def find_targets(self, initials: Sequence[float | None], reference: float) -> list[float]:
+    def find_targets(self, initials: Sequence[float], reference: float) -> list[float]:
         """Return the target of each group, see `Formula.targets`."""
-        return self.settings.targets(
-            [0.0 if value is None else value for value in initials], reference
-        )
-
-    def change(self, step: int) -> tuple[float, float, float]:
-        """Return the change at a step that is counted from `begin`."""
-        first, rows = self._block  # a call for each step would be slow
-        if not 0 <= step - first < len(rows):
-            num_steps = int(self.end - self.begin)
-            size = min(_BLOCK, self.settings.max_checked())
-            steps = np.arange(step, max(min(step + size, num_steps), step + 1))
-            try:
-                columns = self.settings.changes(steps, num_steps)
-            except Exception:  # the schedule, which may be a user's function, ends within the block
-                columns = self.settings.changes(steps[:1], num_steps)
-            first, rows = self._block = (
-                step,
-                list(zip(*(column.tolist() for column in columns), strict=True)),
-            )
-        return rows[step - first]
-
-    def events(self, index: int) -> Sequence[Event]:
-        """Return what has changed a group's value besides the steps."""
-        return ()
+        return self.settings.targets(initials, reference)
 
     def value_error(self, value: float, step: int) -> ConfigError:
         """Return the error for a value outside the hyperparameter's range."""

@@ -222,7 +222,7 @@ def _check_values(
         return
     limit = min(
         _MAX_CHECKED // max(1, sum(len(s.scheduled) for s in flat)),
-        *(s.settings.max_checked() for s in flat),
+        *(100 * s.settings.block for s in flat),
     )
     iters = 0 if iters is None or all(s.by_epoch for s in flat) else min(iters, limit)
     epochs = min(epochs or 0, limit, *([iters // epoch_length] if iters and epoch_length else []))
