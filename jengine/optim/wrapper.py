@@ -537,29 +537,6 @@ class OptimWrapper:
         if self.schedule_chain is not None:
             self.schedule_chain.refresh()
 
-    def load_base_settings(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace the settings before any schedule by those in a `group_state_dict`.
-
-        Raises:
-          ValueError: another number of groups, or another value of a setting that is part of the
-            compiled chain.
-        """
-        chain = chain_of(self)
-        self.grouped.load_state_dict(state_dict)
-        for index, (group, saved) in enumerate(
-            zip(self.param_groups, state_dict["param_groups"], strict=True)
-        ):
-            for key in self.optimizer.defaults.keys() & saved.keys():
-                own = list(group[key]) if isinstance(group[key], tuple) else group[key]
-                if own != saved[key]:
-                    raise ValueError(
-                        f"`{key}` of parameter group {index} must be {saved[key]} as in the "
-                        f"checkpoint, because it is part of the compiled chain, got {own}"
-                    )
-        self.grouped.hyperparams()  # refuses what the chain was built without
-        chain.rebase(recorded=False)
-        chain.refresh()
-
     @functional("wrapper.state_dict(opt_state)")
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Return `state` (arrays), `param_groups` and, with more than one group,

@@ -125,7 +125,6 @@ def collect_checkpoint(
     )
     bundle["meta"].update(meta)
     bundle["data"] = collect_position(runner, bundle["meta"])
-    bundle["optimizer_settings"] = runner.optimizer_settings
     bundle["set_by_hand"] = {
         name: chain_of(wrapper).unscheduled()
         for name, wrapper in wrappers_by_name(runner.optim_wrapper).items()

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -114,8 +114,6 @@ class Runner:
       experiment_name, cfg: name in the logs; and the config for the work dir and checkpoints, by
         default one of these.
       log_level: lowest level in the terminal and the log file, as in `logging`.
-      resume_settings: whose optimizer and schedule settings a resumed run has: those given now
-        ('config'), or those of the 'checkpoint', as in MMEngine.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step
@@ -169,7 +167,6 @@ class Runner:
         experiment_name: str | None = None,
         cfg: Any = None,
         log_level: int | str = "INFO",
-        resume_settings: Literal["config", "checkpoint"] = "config",
     ) -> None:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
@@ -177,7 +174,6 @@ class Runner:
         self._auto_scale_lr = read_auto_scale_lr(auto_scale_lr)
         # refuses before anything is built
         self._sections, schedulers = config_checks.check_sections(arguments)
-        self.resume_settings = resume_settings
         self.resume_is_exact = resume == "exact"
         self.saved_hashes: dict[str, str] = {}
         given = None if cfg is None else remove_in_memory(resolve(cfg))
@@ -231,7 +227,7 @@ class Runner:
         self.logger, self.log_writer, self.message_hub = logs
         if isinstance(self.log_processor, LogProcessor):  # else one of the user's
             self.message_hub.keep(self.log_processor.windows)
-        self.hyperparams, self.optimizer_settings = Hyperparams(), dict[str, dict[str, Any]]()
+        self.hyperparams = Hyperparams()
         self.validations: list[tuple[int, int, dict[str, float]]] = []
         self._predictors: dict[str, Any] = {}  # by `batch_rules`
         # programs by optimizer and groups
@@ -303,12 +299,6 @@ class Runner:
             # before a warm-up changes the hyperparameters
             self._group_table = wrapper.group_table()
             warn_of_accumulation(wrapper, self.model.module_types, self.logger)
-            # before schedulers change them
-            for name, optimizer in wrappers_by_name(wrapper).items():
-                self.optimizer_settings[name] = {
-                    "type": optimizer.optimizer.name,
-                    **optimizer.group_state_dict(),
-                }
             schedulers = self._sections["param_scheduler"]
             self.param_schedulers = components.build_schedulers(
                 self.train_loop, schedulers, wrapper

@@ -13,14 +13,13 @@ and then that of the initial value. The newest counts.
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
-from jengine.data.step_values import StepValues
 
 Group: TypeAlias = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
@@ -145,7 +144,7 @@ class ScheduleChain:
       epoch_length: iterations per epoch; None if unknown, then `epoch_ends` has the iteration at
         which each has ended.
       overrides: the values that were set by hand, by name and group.
-      lr_factors: multiply every learning rate, see `auto_scale_lr`; None for 1.
+      lr_factor: multiplies every learning rate after n iterations, see `auto_scale_lr`; None for 1.
     """
 
     def __init__(self, optimizer: Groups) -> None:
@@ -154,7 +153,7 @@ class ScheduleChain:
         self.epoch_length: int | None = None
         self.epoch_ends: list[int] = []
         self.overrides: dict[tuple[str, int], Override] = {}
-        self.lr_factors: StepValues | None = None
+        self.lr_factor: Callable[[int], float] | None = None
         default = default_group(optimizer)
         # with several groups, the optimizer's own settings are one more group, so that multipliers
         # keep a reference
@@ -264,8 +263,8 @@ class ScheduleChain:
             rows, curve = self._replay(track, int(steps.max(initial=0)), int(epochs.max(initial=0)))
             curve = curve[np.searchsorted(rows.times, times, "right")]
             curve = np.where(abs(curve) < _TINY, 0.0, curve)
-            if self.lr_factors is not None and name == "lr":
-                curve *= np.array([[self.lr_factors.at(at)] for at in steps.tolist()])
+            if self.lr_factor is not None:
+                curve *= np.array([[self._factor(name, at)] for at in steps.tolist()])
             for column, index in enumerate(track.indices):
                 values = curve[:, column]
                 if new := self.overrides.get((name, index)):
@@ -305,7 +304,7 @@ class ScheduleChain:
             self._write(track, track.values[0], track.members[-1])
 
     def _factor(self, name: str, iters: int) -> float:
-        return 1.0 if self.lr_factors is None or name != "lr" else self.lr_factors.at(iters)
+        return 1.0 if self.lr_factor is None or name != "lr" else self.lr_factor(iters)
 
     def _replay(
         self, track: _Track, iters: int, epochs: int, *, only_last: bool = False
@@ -445,7 +444,7 @@ class ScheduleChain:
 
     def _write(self, track: _Track, values: list[float], member: Any) -> None:
         name = track.name
-        if self.overrides or self.lr_factors is not None:
+        if self.overrides or self.lr_factor is not None:
             factor = self._factor(name, track.iters)
             values = [value * factor for value in values]
             for column, index in enumerate(track.indices):

@@ -11,10 +11,9 @@ the settings in a config, and `changes` returns `(a, b, c)` for many steps at on
 """
 
 import dataclasses
-import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -66,22 +65,10 @@ class Formula:
     # `a` is 0 at each step, so that earlier values have no effect
     sets_value: ClassVar[bool] = False
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the settings by name, as JSON-serializable values."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in vars(self).items()
-        }
-
     @property
     def block(self) -> int:
         """The number of steps to compute at once."""
         return 1024
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Return an object with the settings in a `state_dict`; other entries are ignored."""
-        names = inspect.signature(type(self)).parameters
-        return type(self)(**{name: value for name, value in state.items() if name in names})
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the changes at consecutive steps, counted from `begin`.

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -72,35 +72,14 @@ class OptaxFormula(Formula):
             )
         return [initial / reference for initial in initial_values]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the settings; a function, which cannot be saved, is replaced by a name."""
-        return {"schedule": self._description}
-
     @property
     def block(self) -> int:
         """One if JAX cannot trace the schedule: each value calls a user's function."""
         return 1 if self._evaluate is None else super().block
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Return the formula in a `state_dict`; this formula if the state describes a function."""
-        return self if is_function(state["schedule"]) else type(self)(state["schedule"])
-
     @functools.cached_property
     def _evaluate(self) -> Callable[[Steps], np.ndarray] | None:
         return _make_evaluator(make_schedule(self.schedule), _has_function(self.schedule))
-
-    @functools.cached_property
-    def _description(self) -> Any:
-        return _describe(self.schedule)
-
-
-def is_function(description: object) -> bool:
-    """Return whether a setting from `OptaxFormula.state_dict` is, or contains, the description of a
-    function.
-    """
-    if isinstance(description, Mapping):
-        return "function" in description or any(map(is_function, description.values()))
-    return isinstance(description, list) and any(map(is_function, description))
 
 
 def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
@@ -207,15 +186,6 @@ def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[Steps], np.nd
 
 def _has_function(schedule: object) -> bool:
     return any(map(callable, jax.tree.leaves(schedule, is_leaf=callable)))
-
-
-def _describe(schedule: object) -> Any:
-    """Return `schedule` as JSON-serializable values: functions are replaced by names."""
-    if callable(schedule):
-        return {"function": _name(schedule)}
-    if isinstance(schedule, Mapping):
-        return {key: _describe(value) for key, value in schedule.items()}
-    return [_describe(item) for item in schedule] if isinstance(schedule, list) else schedule
 
 
 def _name(function: Schedule) -> str:

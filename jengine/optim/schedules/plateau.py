@@ -141,17 +141,18 @@ class PlateauScheduler(ParamScheduler):
         """Return the scheduler state, the metric history, and the reductions."""
         return {
             **super().state_dict(),
+            "last_step": self.last_step,
             "plateau": self.state._asdict(),
             "reductions": list(self.reductions),
         }
 
-    def restore(self, state: dict[str, Any], *, with_settings: bool) -> None:
-        """Set the counters and the metric history, and the settings if wanted."""
-        super().restore(state, with_settings=with_settings)
-        self.last_step = state["last_step"]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Set the counters and the metric history."""
+        super().restore(state)
         if "plateau" in state:
+            self.last_step = state["last_step"]
             self.state = PlateauState(**state["plateau"])
-            self.reductions = [list(at) for at in state["reductions"]]
+            self.reductions = [tuple(at) for at in state["reductions"]]
 
     def seek(self, count: int) -> None:
         """Set the number of completed epochs; what the schedule has seen of the metric stays."""

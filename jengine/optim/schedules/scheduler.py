@@ -57,8 +57,6 @@ class ParamScheduler:
 
     Attributes:
       chain: the schedules of the optimizer, of which this is one.
-      ends_with_run: whether `end` was not given, so that it is the end of the run, also for a
-        resumed longer run.
       epoch_length: iterations per epoch, for settings that were converted from epochs; None for
         others.
       base_values: the initial value of each group.
@@ -98,7 +96,6 @@ class ParamScheduler:
         self.end = end
         self.by_epoch = by_epoch
         self.verbose = verbose
-        self.ends_with_run = False
         self.epoch_length: int | None = None
         self.base_values: list[float] = []
         self.targets: list[float] = []
@@ -180,67 +177,30 @@ class ParamScheduler:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the settings, JSON-serializable."""
+        """Return the counters, and the values that were set by hand, JSON-serializable."""
         return {
             "global_step": self.global_step,
-            "last_step": self.last_step,
-            "settings": {
-                "type": type(self).__name__,
-                "param_name": self.param_name,
-                "begin": self.begin,
-                "end": self.end,
-                "by_epoch": self.by_epoch,
-                **self.settings.state_dict(),
-                "base_values": list(self.base_values),
-            },
-            "ends_with_run": self.ends_with_run,
+            "by_epoch": self.by_epoch,
             "epoch_length": self.epoch_length,
             "events": self.chain.state_dict(self.param_name),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counters and the settings in `state`, a result of `state_dict`, and set the
-        values.
+        """Continue at the position in `state`, a result of `state_dict`, and set the values.
 
-        A schedule that ends with the run, here and in `state`, keeps this run's end. One that is
-        converted from epochs of another length keeps its place in the epoch, and its settings.
+        The settings stay, so that the values are those of a run that had them from the start.
         """
-        self.restore(state, with_settings="settings" in state)
+        self.restore(state)
         self.chain.load_state_dict(state.get("events", ()), self.param_name)
         self.chain.refresh()
 
-    def restore(self, state: dict[str, Any], *, with_settings: bool) -> None:
-        """Set the counters, and the settings if wanted.
+    def restore(self, state: dict[str, Any]) -> None:
+        """Set the counters; `ScheduleChain.refresh` then sets the values.
 
-        `ScheduleChain.refresh` then sets the values.
-
-        Raises:
-          ConfigError: the settings are those of another scheduler type.
+        A scheduler that is converted from epochs of another length keeps its place in the epoch.
         """
-        lengths = self.epoch_length, state.get("epoch_length")
-        has_other_epochs = None not in lengths and lengths[0] != lengths[1]
-        self.seek(
-            round(state["global_step"] * lengths[0] / lengths[1])
-            if has_other_epochs
-            else state["global_step"]
-        )
-        if not with_settings or has_other_epochs:
-            return
-        saved = state["settings"]
-        if saved["type"] != type(self).__name__ or saved["param_name"] != self.param_name:
-            raise ConfigError(
-                f"the scheduler of the checkpoint must be {type(self).__name__} of "
-                f"{self.param_name!r} as in the "
-                f"config, got {saved['type']} of {saved['param_name']!r}"
-            )
-        self.settings = self.settings.load_state_dict(saved)
-        if not (
-            self.ends_with_run and state["ends_with_run"] and saved["by_epoch"] == self.by_epoch
-        ):
-            self.end = saved["end"]
-            self.ends_with_run = state["ends_with_run"]
-        self.begin = saved["begin"]
-        self.by_epoch = saved["by_epoch"]
+        scale = (self.epoch_length or 1) / (state.get("epoch_length") or self.epoch_length or 1)
+        self.seek(round(state["global_step"] * scale))
 
     def __repr__(self) -> str:
         return (

@@ -28,17 +28,12 @@ def test_no_config_gives_no_schedulers(make_wrapper):
 
 
 def test_a_single_dict_gives_one_scheduler_that_lasts_for_the_run(make_wrapper):
-    (scheduler,) = build_param_schedulers(
-        {"type": "CosineAnnealingLR"}, make_wrapper(1.0), **EPOCHS
-    )
+    (scheduler,) = build_param_schedulers({"type": "CosineAnnealingLR"}, make_wrapper(1.0), **EPOCHS)
     assert (scheduler.by_epoch, scheduler.begin, scheduler.end) == (True, 0, 4)
 
 
 def test_a_scheduler_by_iteration_lasts_for_all_iterations(make_wrapper):
-    warmup = {
-        "type": "WarmupConstantSchedule",
-        "num_warmup_steps": 1,
-    }  # counts iterations by default
+    warmup = {"type": "WarmupConstantSchedule", "num_warmup_steps": 1}  # counts iterations by default
     cfg = [{"type": "PolyLR", "by_epoch": False}, warmup]
     poly, warmup = build_param_schedulers(cfg, make_wrapper(1.0), **EPOCHS)
     assert (poly.end, warmup.by_epoch, warmup.end) == (40, False, 40)
@@ -78,8 +73,7 @@ def test_a_conversion_keeps_an_infinite_end(make_wrapper):
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{"by_epoch": False, "epoch_length": 7}, {"epoch_length": None}, {"epoch_length": 0}],
+    "settings", [{"by_epoch": False, "epoch_length": 7}, {"epoch_length": None}, {"epoch_length": 0}]
 )
 def test_a_conversion_requires_epochs_and_their_length(settings, make_wrapper):
     with pytest.raises(AssertionError):
@@ -94,23 +88,15 @@ def test_a_plateau_schedule_cannot_be_converted(make_wrapper):
 
 def test_a_conversion_requires_a_dataloader_with_a_length(make_wrapper):
     cfg = {"type": "StepLR", "step_size": 2, "convert_to_iter_based": True}
-    with pytest.raises(
-        ValueError, match="unless the train dataloader has a known length, got True"
-    ):
-        build_param_schedulers(
-            cfg, make_wrapper(1.0), max_epochs=3, max_iters=None, epoch_length=None
-        )
+    with pytest.raises(ValueError, match="unless the train dataloader has a known length, got True"):
+        build_param_schedulers(cfg, make_wrapper(1.0), max_epochs=3, max_iters=None, epoch_length=None)
 
 
 # MMEngine sets end=1, so that the value never changes.
 @pytest.mark.parametrize("by_epoch", [{}, {"by_epoch": True}])
 def test_a_scheduler_by_epoch_is_rejected_in_a_loop_over_iterations(by_epoch, make_wrapper):
-    with pytest.raises(
-        ValueError, match=r"write by_epoch=False .* or convert_to_iter_based=True"
-    ) as error:
-        build_param_schedulers(
-            [{"type": "StepLR", "step_size": 2, **by_epoch}], make_wrapper(1.0), **ITERS
-        )
+    with pytest.raises(ValueError, match=r"write by_epoch=False .* or convert_to_iter_based=True") as error:
+        build_param_schedulers([{"type": "StepLR", "step_size": 2, **by_epoch}], make_wrapper(1.0), **ITERS)
     assert "param_scheduler[0]" in notes(error)
 
 
@@ -124,25 +110,19 @@ def test_a_plateau_works_in_a_loop_over_iterations(make_wrapper):
     (plateau,) = build_param_schedulers({"type": "ReduceOnPlateauLR"}, make_wrapper(1.0), **ITERS)
     assert (plateau.by_epoch, plateau.end) == (True, INF)
     with pytest.raises(ValueError, match="must be 0 in a train loop without epochs, got 1"):
-        build_param_schedulers(
-            {"type": "ReduceOnPlateauLR", "begin": 1}, make_wrapper(1.0), **ITERS
-        )
+        build_param_schedulers({"type": "ReduceOnPlateauLR", "begin": 1}, make_wrapper(1.0), **ITERS)
 
 
 def test_end_is_required_when_the_length_of_the_run_is_unknown(make_wrapper):
     unknown = {"max_epochs": None, "max_iters": 40, "epoch_length": None}
-    with pytest.raises(
-        ValueError, match="`end` of StepLR must be given in a run whose length in epochs is unknown"
-    ):
+    with pytest.raises(ValueError, match="`end` of StepLR must be given in a run whose length in epochs is unknown"):
         build_param_schedulers({"type": "StepLR", "step_size": 2}, make_wrapper(1.0), **unknown)
 
 
 def test_built_schedulers_pass_through(make_wrapper):
     wrapper = make_wrapper(1.0)
     built = StepLR(wrapper, step_size=2)
-    first, second = build_param_schedulers(
-        [built, {"type": "StepLR", "step_size": 3}], wrapper, **EPOCHS
-    )
+    first, second = build_param_schedulers([built, {"type": "StepLR", "step_size": 3}], wrapper, **EPOCHS)
     assert first is built
     assert second.settings.step_size == 3
 
@@ -156,22 +136,13 @@ def test_one_config_applies_to_several_optimizers(make_wrapper):
 
 def test_each_optimizer_can_have_its_own_schedulers(make_wrapper):
     wrappers = {"gen": make_wrapper(1.0), "disc": make_wrapper(2.0)}
-    cfg = {
-        "gen": {"type": "ConstantLR", "factor": 0.5},
-        "disc": [{"type": "LinearLR"}, {"type": "PolyLR"}],
-    }
+    cfg = {"gen": {"type": "ConstantLR", "factor": 0.5}, "disc": [{"type": "LinearLR"}, {"type": "PolyLR"}]}
     built = build_param_schedulers(cfg, wrappers, **EPOCHS)
-    assert [type(s).__name__ for s in flatten_schedulers(built)] == [
-        "ConstantLR",
-        "LinearLR",
-        "PolyLR",
-    ]
+    assert [type(s).__name__ for s in flatten_schedulers(built)] == ["ConstantLR", "LinearLR", "PolyLR"]
 
 
 def test_unknown_optimizer_names_are_rejected(make_wrapper):
-    with pytest.raises(
-        ValueError, match=r"names of the optimizers, \['gen'\], got \['generator'\]"
-    ):
+    with pytest.raises(ValueError, match=r"names of the optimizers, \['gen'\], got \['generator'\]"):
         build_param_schedulers({"generator": None}, {"gen": make_wrapper(1.0)}, **EPOCHS)
     with pytest.raises(ValueError, match=r"for a single optimizer, got a dict of \['gen'\]"):
         build_param_schedulers({"gen": {"type": "LinearLR"}}, make_wrapper(1.0), **EPOCHS)
@@ -245,9 +216,7 @@ def test_unknown_optimizer_names_are_rejected(make_wrapper):
 def test_bad_input_is_rejected_with_its_path(cfg, error, message, path, make_wrapper):
     wrapper = make_wrapper(1.0, name="x", momentum=0.9)
     with pytest.raises(error, match=message) as caught:
-        build_param_schedulers(
-            [{"type": "ExponentialMomentum", "gamma": 1.0}, cfg], wrapper, **EPOCHS
-        )
+        build_param_schedulers([{"type": "ExponentialMomentum", "gamma": 1.0}, cfg], wrapper, **EPOCHS)
     assert f"`param_scheduler{path}`" in notes(caught)
 
 
@@ -264,9 +233,7 @@ def test_bad_input_is_rejected_with_its_path(cfg, error, message, path, make_wra
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_open", [False, True], ids=["with data", "without"])
-def test_an_illegal_value_anywhere_in_the_run_is_an_error_before_it(
-    cfg, message, is_open, make_wrapper
-):
+def test_an_illegal_value_anywhere_in_the_run_is_an_error_before_it(cfg, message, is_open, make_wrapper):
     wrapper = make_wrapper(1.0, momentum=0.9)
     run = {"max_epochs": 40, "max_iters": 400}
     counts_epochs = not callable(cfg) and "iteration" not in message
@@ -281,20 +248,12 @@ def test_an_illegal_value_anywhere_in_the_run_is_an_error_before_it(
 
 
 def test_the_values_of_a_run_are_checked_without_changing_them(make_wrapper, collect):
-    cfg = [
-        {"type": "LinearLR", "start_factor": 0, "by_epoch": False, "end": 5},
-        {"type": "StepLR", "step_size": 1},
-    ]
+    cfg = [{"type": "LinearLR", "start_factor": 0, "by_epoch": False, "end": 5}, {"type": "StepLR", "step_size": 1}]
     checked, plain = make_wrapper(1.0), make_wrapper(1.0)
     schedulers = build_param_schedulers(cfg, checked, **EPOCHS)
-    expected = [
-        PARAM_SCHEDULERS.build({"end": end, **c}, optimizer=plain)
-        for c, end in zip(cfg, (5, 4), strict=True)
-    ]
+    expected = [PARAM_SCHEDULERS.build({"end": end, **c}, optimizer=plain) for c, end in zip(cfg, (5, 4), strict=True)]
     assert checked.param_groups == plain.param_groups
-    assert [(s.last_step, s.global_step) for s in schedulers] == [
-        (s.last_step, s.global_step) for s in expected
-    ]
+    assert [(s.last_step, s.global_step) for s in schedulers] == [(s.last_step, s.global_step) for s in expected]
     assert collect(checked, schedulers, 6) == collect(plain, expected, 6) != [1.0] * 6
 
 
@@ -306,8 +265,7 @@ def test_a_long_run_is_checked_when_its_values_are_set(make_wrapper):
     scheduler.step()
     assert wrapper.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-15)
     with pytest.raises(
-        ValueError,
-        match="`lr` must be finite and at least 0, got -6.66667e-06 from OptaxLR in iteration 150002",
+        ValueError, match="`lr` must be finite and at least 0, got -6.66667e-06 from OptaxLR in iteration 150002"
     ):
         scheduler.step()
     assert wrapper.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-15)
@@ -322,9 +280,7 @@ def test_one_cycle_cannot_be_stepped_past_its_end(make_wrapper, build):
     (cycle,) = build(make_wrapper(1.0), {"type": "OneCycleLR", "eta_max": 1.0, "total_steps": 2})
     cycle.step()
     cycle.step()
-    with pytest.raises(
-        ValueError, match="finite and at least 0, got nan from OneCycleLR in epoch 4"
-    ):
+    with pytest.raises(ValueError, match="finite and at least 0, got nan from OneCycleLR in epoch 4"):
         cycle.step()
 
 

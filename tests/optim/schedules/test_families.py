@@ -70,25 +70,14 @@ def test_values_equal_the_table(name, settings, values, make_wrapper, build, col
 
 def test_the_exponential_family_multiplies_at_every_step(make_wrapper, build, collect):
     wrapper = make_wrapper(2.0)
-    assert collect(wrapper, build(wrapper, {"type": "ExponentialLR", "gamma": 0.5}), 4) == [
-        2.0,
-        1.0,
-        0.5,
-        0.25,
-    ]
+    assert collect(wrapper, build(wrapper, {"type": "ExponentialLR", "gamma": 0.5}), 4) == [2.0, 1.0, 0.5, 0.25]
 
 
 # closed form (initial - minimum) * (1 - t / 5) ** 0.9 + minimum, with initial 0.01 and minimum 0.001
 def test_poly_with_a_ratio_has_a_minimum_for_each_group(make_wrapper, build, collect):
     wrapper = make_wrapper(0.01, 0.1)
     chain = build(wrapper, {"type": "PolyLRRatio", "power": 0.9, "eta_min_ratio": 0.1, "end": 6})
-    expected = [
-        0.01,
-        0.0083624693,
-        0.0066830128,
-        0.0049454496,
-        0.0031143141,
-    ]  # T = 5 steps after the first
+    expected = [0.01, 0.0083624693, 0.0066830128, 0.0049454496, 0.0031143141]  # T = 5 steps after the first
     assert collect(wrapper, chain, 5) == pytest.approx(expected, rel=1e-8)
     assert wrapper.param_groups[0]["lr"] == pytest.approx(0.001, rel=1e-12)
     assert wrapper.param_groups[1]["lr"] == pytest.approx(0.01, rel=1e-12)
@@ -97,22 +86,13 @@ def test_poly_with_a_ratio_has_a_minimum_for_each_group(make_wrapper, build, col
 # MMSegmentation's default schedule, run with MMEngine
 def test_the_poly_schedule_of_160_000_iterations(make_wrapper, build):
     wrapper = make_wrapper(0.01)
-    (poly,) = build(
-        wrapper,
-        {"type": "PolyLR", "power": 0.9, "eta_min": 1e-4, "end": 160_000, "by_epoch": False},
-    )
+    (poly,) = build(wrapper, {"type": "PolyLR", "power": 0.9, "eta_min": 1e-4, "end": 160_000, "by_epoch": False})
     seen = {0: wrapper.param_groups[0]["lr"]}
     for step in range(1, 160_001):
         poly.step()
         if step in (1, 80_000, 159_999, 160_000):
             seen[step] = wrapper.param_groups[0]["lr"]
-    expected = {
-        0: 0.01,
-        1: 0.00999994431213455,
-        80_000: 0.005405248797165972,
-        159_999: 1e-4,
-        160_000: 1e-4,
-    }
+    expected = {0: 0.01, 1: 0.00999994431213455, 80_000: 0.005405248797165972, 159_999: 1e-4, 160_000: 1e-4}
     assert seen == pytest.approx(expected, rel=1e-9)
 
 
@@ -120,9 +100,7 @@ def test_the_poly_schedule_of_160_000_iterations(make_wrapper, build):
 def test_the_quadratic_warmup(make_wrapper, build, collect):
     wrapper = make_wrapper(0.01)
     chain = build(wrapper, {"type": "QuadraticWarmupLR", "end": 4})
-    assert collect(wrapper, chain, 5) == pytest.approx(
-        [0.000625, 0.0025, 0.005625, 0.01, 0.01], rel=1e-12
-    )
+    assert collect(wrapper, chain, 5) == pytest.approx([0.000625, 0.0025, 0.005625, 0.01, 0.01], rel=1e-12)
 
 
 def test_weight_decay_follows_a_cosine_unless_it_is_0(make_wrapper, build):
@@ -137,15 +115,11 @@ def test_weight_decay_follows_a_cosine_unless_it_is_0(make_wrapper, build):
 
 def test_a_named_value_of_the_groups_can_be_scheduled(make_wrapper, build, collect):
     wrapper = make_wrapper(0.1, eps=1e-8)
-    chain = build(
-        wrapper, {"type": "StepParamScheduler", "param_name": "eps", "step_size": 1, "gamma": 10.0}
-    )
+    chain = build(wrapper, {"type": "StepParamScheduler", "param_name": "eps", "step_size": 1, "gamma": 10.0})
     assert collect(wrapper, chain, 3, name="eps") == pytest.approx([1e-8, 1e-7, 1e-6], rel=1e-12)
 
 
-def test_one_cycle_accepts_a_maximum_for_each_group_and_sets_the_initial_values(
-    make_wrapper, build
-):
+def test_one_cycle_accepts_a_maximum_for_each_group_and_sets_the_initial_values(make_wrapper, build):
     wrapper = make_wrapper(0.1, 0.1, default_group={"lr": 0.1})
     (cycle,) = build(wrapper, {"type": "OneCycleLR", "eta_max": [1.0, 2.0, 3.0], "total_steps": 10})
     assert cycle.get_last_value() == pytest.approx([0.04, 0.08, 0.12], rel=1e-12)
@@ -157,9 +131,7 @@ def test_all_groups_and_the_optimizers_own_settings_are_scheduled(make_wrapper, 
     wrapper = make_wrapper(0.01, 0.001, 0.1, default_group=default_group)
     (scheduler,) = build(wrapper, {"type": "MultiStepLR", "milestones": [1], "gamma": 0.1})
     scheduler.step()
-    assert [group["lr"] for group in wrapper.param_groups] == pytest.approx(
-        [0.001, 0.0001, 0.01], rel=1e-12
-    )
+    assert [group["lr"] for group in wrapper.param_groups] == pytest.approx([0.001, 0.0001, 0.01], rel=1e-12)
     assert default_group["lr"] == pytest.approx(0.001, rel=1e-12)
 
 
@@ -168,18 +140,7 @@ def test_learning_rate_schedules_skip_groups_with_fix_lr(make_wrapper, build, co
     wrapper = make_wrapper(0.05, 0.05)
     wrapper.param_groups[1]["fix_lr"] = True
     chain = build(wrapper, {"type": "CosineAnnealingLR", "T_max": 10})
-    expected = [
-        0.05,
-        0.048776,
-        0.045225,
-        0.039695,
-        0.032725,
-        0.025,
-        0.017275,
-        0.010305,
-        0.004775,
-        0.001224,
-    ]
+    expected = [0.05, 0.048776, 0.045225, 0.039695, 0.032725, 0.025, 0.017275, 0.010305, 0.004775, 0.001224]
     assert collect(wrapper, chain, 10) == pytest.approx(expected, abs=5e-7)
     assert wrapper.param_groups[1]["lr"] == 0.05
 
@@ -203,6 +164,4 @@ def test_values_are_python_floats(make_wrapper, build):
     (cosine,) = build(wrapper, {"type": "CosineAnnealingLR", "T_max": 7})
     cosine.step()
     assert type(wrapper.param_groups[0]["lr"]) is float
-    assert wrapper.param_groups[0]["lr"] == pytest.approx(
-        (1 + math.cos(math.pi / 7)) / 2, rel=1e-15
-    )
+    assert wrapper.param_groups[0]["lr"] == pytest.approx((1 + math.cos(math.pi / 7)) / 2, rel=1e-15)

@@ -18,30 +18,10 @@ def value_at(make_wrapper, step, base=1.0, **cfg):
     return wrapper.param_groups[0]["lr"]
 
 
-PYTHIA = {
-    "type": "PythiaScheduler",
-    "warmup_iterations": 1000,
-    "warmup_factor": 0.2,
-    "lr_steps": [14000, 19000],
-}
-MULTI = {
-    "type": "MultiStepScheduler",
-    "warmup_iterations": 27000,
-    "warmup_factor": 0.25,
-    "lr_steps": [90000, 108000],
-}
-WARM_STEPS = {
-    "type": "WarmupMultiStepLR",
-    "warmup_iters": 5,
-    "warmup_factor": 0.001,
-    "milestones": [10, 20],
-}
-WARM_COSINE = {
-    "type": "WarmupCosineLR",
-    "max_iters": 100,
-    "warmup_iters": 10,
-    "warmup_factor": 0.001,
-}
+PYTHIA = {"type": "PythiaScheduler", "warmup_iterations": 1000, "warmup_factor": 0.2, "lr_steps": [14000, 19000]}
+MULTI = {"type": "MultiStepScheduler", "warmup_iterations": 27000, "warmup_factor": 0.25, "lr_steps": [90000, 108000]}
+WARM_STEPS = {"type": "WarmupMultiStepLR", "warmup_iters": 5, "warmup_factor": 0.001, "milestones": [10, 20]}
+WARM_COSINE = {"type": "WarmupCosineLR", "max_iters": 100, "warmup_iters": 10, "warmup_factor": 0.001}
 NON_ZERO = {"type": "WarmupLinearScheduleNonZero", "t_total": 100, "warmup_iterations": 10}
 HF = {"num_warmup_steps": 10, "num_training_steps": 110}
 
@@ -74,13 +54,7 @@ def test_values(cfg, base, values, make_wrapper):
 
 def test_the_plateau_schedule_has_a_mode(make_wrapper, build):
     wrapper = make_wrapper(1.0)
-    cfg = {
-        "type": "ReduceOnPlateauSchedule",
-        "monitor": "acc",
-        "mode": "max",
-        "factor": 0.5,
-        "patience": 0,
-    }
+    cfg = {"type": "ReduceOnPlateauSchedule", "monitor": "acc", "mode": "max", "factor": 0.5, "patience": 0}
     (plateau,) = build(wrapper, cfg)
     values = []
     for metric in (0.5, 0.6, 0.6):
@@ -101,31 +75,11 @@ def test_the_plateau_schedule_has_a_mode(make_wrapper, build):
             "`warmup_iterations` must be smaller than the first of `lr_steps`, 90000, got 90000",
         ),
         ({**WARM_STEPS, "milestones": [20, 10]}, ValueError, "ascending order"),
-        (
-            {**WARM_STEPS, "warmup_method": "lin"},
-            ValueError,
-            "warmup_method` must be .*, got 'lin'",
-        ),
-        (
-            {**WARM_COSINE, "max_iters": 0},
-            ValueError,
-            "max_iters` must be an integer of at least 1",
-        ),
-        (
-            {"type": "BertWarmupLinearLR", "max_iters": 10, "warmup": 3},
-            ValueError,
-            r"in \[0, 1\) or -1, got 3",
-        ),
-        (
-            {"type": "WarmupPolynomialSchedule", **HF, "lr_end": 2.0},
-            ValueError,
-            "`lr_end` must be smaller than",
-        ),
-        (
-            {"type": "ReduceOnPlateauSchedule", "mode": "low"},
-            ValueError,
-            "mode` must be 'min' or 'max', got 'low'",
-        ),
+        ({**WARM_STEPS, "warmup_method": "lin"}, ValueError, "warmup_method` must be .*, got 'lin'"),
+        ({**WARM_COSINE, "max_iters": 0}, ValueError, "max_iters` must be an integer of at least 1"),
+        ({"type": "BertWarmupLinearLR", "max_iters": 10, "warmup": 3}, ValueError, r"in \[0, 1\) or -1, got 3"),
+        ({"type": "WarmupPolynomialSchedule", **HF, "lr_end": 2.0}, ValueError, "`lr_end` must be smaller than"),
+        ({"type": "ReduceOnPlateauSchedule", "mode": "low"}, ValueError, "mode` must be 'min' or 'max', got 'low'"),
         (
             {"type": "WarmupLinearSchedule", "num_warmup_steps": 1, "num_training_steps": -1},
             ValueError,
@@ -140,10 +94,7 @@ def test_bad_settings_are_rejected(cfg, error, message, make_wrapper, build):
 
 def test_groups_keep_their_multiplier(make_wrapper, build):
     wrapper = make_wrapper(1.0, 0.1, default_group={"lr": 1.0})
-    (poly,) = build(
-        wrapper,
-        {"type": "WarmupPolynomialSchedule", "num_warmup_steps": 0, "num_training_steps": 10},
-    )
+    (poly,) = build(wrapper, {"type": "WarmupPolynomialSchedule", "num_warmup_steps": 0, "num_training_steps": 10})
     poly.step()
     first, second, own = poly.get_last_value()
     assert second / first == pytest.approx(0.1, rel=1e-12)

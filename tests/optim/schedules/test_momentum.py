@@ -24,11 +24,7 @@ def test_the_first_beta_is_scheduled_and_mirrored(make_wrapper, build):
 
 def test_momentum_schedules_can_be_chained(make_wrapper, build):
     wrapper = make_wrapper(0.1, betas=(0.8, 0.99))
-    build(
-        wrapper,
-        {"type": "ConstantMomentum", "factor": 0.5},
-        {"type": "ConstantMomentum", "factor": 0.5},
-    )
+    build(wrapper, {"type": "ConstantMomentum", "factor": 0.5}, {"type": "ConstantMomentum", "factor": 0.5})
     assert wrapper.param_groups[0]["betas"] == (0.2, 0.99)
 
 
@@ -39,7 +35,5 @@ def test_the_learning_rate_does_not_change(make_wrapper, build):
 
 
 def test_an_optimizer_without_momentum_or_betas_is_rejected(make_wrapper, build):
-    with pytest.raises(
-        ValueError, match="must have an optimizer with `momentum` or `betas`, got neither"
-    ):
+    with pytest.raises(ValueError, match="must have an optimizer with `momentum` or `betas`, got neither"):
         build(make_wrapper(0.1), {"type": "StepMomentum", "step_size": 1})

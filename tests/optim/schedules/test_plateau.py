@@ -4,13 +4,7 @@ import json
 
 import pytest
 
-SETTINGS = {
-    "type": "ReduceOnPlateauLR",
-    "monitor": "loss",
-    "patience": 2,
-    "factor": 0.5,
-    "cooldown": 1,
-}
+SETTINGS = {"type": "ReduceOnPlateauLR", "monitor": "loss", "patience": 2, "factor": 0.5, "cooldown": 1}
 
 
 def run_epochs(wrapper, scheduler, metrics):
@@ -49,34 +43,21 @@ def test_improvements_keep_the_value(make_wrapper, build):
         ("greater", "abs", 2.0, 2.09, False),
     ],
 )
-def test_an_improvement_must_exceed_the_threshold(
-    rule, threshold_rule, first, second, better, make_wrapper, build
-):
+def test_an_improvement_must_exceed_the_threshold(rule, threshold_rule, first, second, better, make_wrapper, build):
     wrapper = make_wrapper(1.0)
-    cfg = {
-        **SETTINGS,
-        "patience": 0,
-        "rule": rule,
-        "threshold_rule": threshold_rule,
-        "threshold": 0.1,
-    }
+    cfg = {**SETTINGS, "patience": 0, "rule": rule, "threshold_rule": threshold_rule, "threshold": 0.1}
     (plateau,) = build(wrapper, cfg)
     assert run_epochs(wrapper, plateau, [first, second]) == [1.0, 1.0 if better else 0.5]
 
 
 @pytest.mark.parametrize(("rule", "worse"), [("less", 0.0005), ("greater", -0.0005)])
-def test_a_negative_metric_that_stays_or_gets_worse_is_no_improvement(
-    rule, worse, make_wrapper, build
-):
+def test_a_negative_metric_that_stays_or_gets_worse_is_no_improvement(rule, worse, make_wrapper, build):
     for sign in (1, -1):
         for step in (0.0, worse):
             wrapper = make_wrapper(1.0)
             (plateau,) = build(wrapper, {**SETTINGS, "rule": rule})  # relative, by default
             metrics = [sign * 10.0 + step * i for i in range(8)]
-            assert run_epochs(wrapper, plateau, metrics) == [1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25], (
-                sign,
-                step,
-            )
+            assert run_epochs(wrapper, plateau, metrics) == [1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25], (sign, step)
     wrapper = make_wrapper(1.0)
     (plateau,) = build(wrapper, {**SETTINGS, "rule": "less"})
     assert run_epochs(wrapper, plateau, [-10.0 - 0.01 * i for i in range(8)]) == [1.0] * 8
@@ -115,16 +96,7 @@ def test_a_plateau_schedule_continues_after_a_load_at_any_epoch(stop, make_wrapp
     resumed = make_wrapper(wrapper.param_groups[0]["lr"], initial_lr=1.0)
     (again,) = build(resumed, SETTINGS)
     again.load_state_dict(json.loads(json.dumps(plateau.state_dict())))
-    assert before + run_epochs(resumed, again, [1.0] * (8 - stop)) == [
-        1,
-        1,
-        1,
-        0.5,
-        0.5,
-        0.5,
-        0.5,
-        0.25,
-    ]
+    assert before + run_epochs(resumed, again, [1.0] * (8 - stop)) == [1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25]
 
 
 def test_the_momentum_can_be_reduced(make_wrapper, build):
@@ -137,9 +109,7 @@ def test_the_momentum_can_be_reduced(make_wrapper, build):
 
 def test_a_missing_metric_is_reported_with_the_closest_name(make_wrapper, build):
     (plateau,) = build(make_wrapper(1.0), {**SETTINGS, "monitor": "accuracy"})
-    with pytest.raises(
-        KeyError, match=r"of the validation, got 'accuracy'; did you mean 'accurac'\?"
-    ):
+    with pytest.raises(KeyError, match=r"of the validation, got 'accuracy'; did you mean 'accurac'\?"):
         plateau.step({"accurac": 1.0})
 
 
@@ -154,21 +124,9 @@ def test_metrics_must_be_a_dict(make_wrapper, build):
     [
         ({"factor": 1.0}, ValueError, r"factor` must be a number in \[0, 1\)"),
         ({"rule": "smaller"}, ValueError, "rule` must be 'less' or 'greater', got 'smaller'"),
-        (
-            {"threshold_rule": "relative"},
-            ValueError,
-            "threshold_rule` must be 'rel' or 'abs', got 'relative'",
-        ),
-        (
-            {"min_value": [0.1, 0.2]},
-            ValueError,
-            "one value for each of the 1 parameter groups, got 2",
-        ),
-        (
-            {"by_epoch": False},
-            AssertionError,
-            "`by_epoch` must be True for ReduceOnPlateauLR, .*, got False",
-        ),
+        ({"threshold_rule": "relative"}, ValueError, "threshold_rule` must be 'rel' or 'abs', got 'relative'"),
+        ({"min_value": [0.1, 0.2]}, ValueError, "one value for each of the 1 parameter groups, got 2"),
+        ({"by_epoch": False}, AssertionError, "`by_epoch` must be True for ReduceOnPlateauLR, .*, got False"),
     ],
 )
 def test_bad_settings_are_rejected(settings, error, message, make_wrapper, build):
@@ -176,9 +134,7 @@ def test_bad_settings_are_rejected(settings, error, message, make_wrapper, build
         build(make_wrapper(1.0), {**SETTINGS, **settings})
 
 
-@pytest.mark.parametrize(
-    ("rule", "metrics"), [("less", [2e9, 1.9e9, 1.8e9]), ("greater", [-2e9, -1.9e9, -1.8e9])]
-)
+@pytest.mark.parametrize(("rule", "metrics"), [("less", [2e9, 1.9e9, 1.8e9]), ("greater", [-2e9, -1.9e9, -1.8e9])])
 def test_a_metric_of_any_size_improves_on_none(rule, metrics, make_wrapper, build):
     wrapper = make_wrapper(1.0)
     (plateau,) = build(wrapper, {**SETTINGS, "rule": rule, "patience": 0})
