@@ -601,8 +601,8 @@ class Runner:
         """Start the optimizer anew between two iterations: zero moments and step count, where they
         are.
 
-        Schedules go on, and the training step does not compile again. See
-        `OptimWrapper.reset_state`.
+        Schedules go on, and the training step does not compile again. See `reset_state` of the
+        extra `optimizers`.
 
         Args:
           groups: the parameter groups that start anew, by index or `group_name`; None for all.
@@ -621,9 +621,10 @@ class Runner:
             chosen = tuple(sorted({known[group] for group in groups}))
         state = self.state.opt_state[optimizer] if optimizer else self.state.opt_state
         if (reset := self._resets.get((optimizer, chosen))) is None:
+            reset_state = load_provided("optimizer_parts", "reset_state")
             shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
             reset = jax.jit(
-                lambda state, params: wrapper.reset_state(state, params, chosen),
+                lambda state, params: reset_state(wrapper, state, params, chosen),
                 out_shardings=shardings,
             )
             self._resets[optimizer, chosen] = reset

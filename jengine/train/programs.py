@@ -17,7 +17,7 @@ from jengine.data.masking import on_whole_batches
 from jengine.logging.slow_call import report_if_slow
 from jengine.logging.stopwatch import Stopwatch
 from jengine.model.model import Model, ModelWrapper
-from jengine.optim.param_groups.freeze import PREFIX
+from jengine.optim.param_groups.chain import FROZEN
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.parallel.placement import Rules
@@ -300,7 +300,7 @@ class TrainPrograms:
         if all(step.shapes is None for step in self._compiled):
             return
         for name in self._hyperparams.keys() - self._optimizer_names - read - self._reported:
-            if not name.startswith(PREFIX):  # which the optimizer reads
+            if not name.startswith(FROZEN):  # which the optimizer reads
                 self._reported.add(name)
                 logger.warning(
                     f"{name!r}, which a hook sets in runner.hyperparams or as an attribute of the "

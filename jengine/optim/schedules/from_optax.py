@@ -18,12 +18,10 @@ import optax
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import (
     ConfigError,
-    UnknownNameError,
-    closest,
     config_path,
     current_config_path,
 )
-from jengine.config.registry import check_arguments
+from jengine.config.registry import FUNCTIONS
 from jengine.optim.schedules.formulas import Changes, Formula, Steps, map_floats
 
 Schedule = Callable[[Any], Any]  # step -> value, as `optax.Schedule`
@@ -95,7 +93,7 @@ def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
         whose arguments may also be such dicts and functions, or lists of them.
 
     Raises:
-      TypeError: `cfg` is neither, or an argument is unknown. KeyError: optax has no schedule of
+      TypeError: `cfg` is neither, or an argument is unknown. KeyError: optax has no function of
         that name.
     """
     if callable(cfg) and not isinstance(cfg, type):
@@ -104,28 +102,17 @@ def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
         raise TypeError(
             f"`schedule` must be a function of the step or a dict with a 'type', got {cfg!r}"
         )
-    known = {name for name in vars(optax) if name.endswith(("_schedule", "_schedules"))} - {
-        "scale_by_schedule"
-    }
-    # The one schedule of optax whose name does not end in `_schedule`.
-    known |= {"exponential_decay"}
-    name = cfg["type"]
-    if name not in known:
-        raise UnknownNameError(
-            f"`type` must be a schedule of optax, got {name!r}{closest(name, known)}"
-        )
-    factory = getattr(optax, name)
-    arguments = {key: value for key, value in cfg.items() if key != "type"}
-    for key, value in arguments.items():
+    arguments = {}
+    for key, value in cfg.items():
         with config_path(key):
             if isinstance(value, Mapping) and "type" in value:
-                arguments[key] = make_schedule(value)
-            elif isinstance(value, list | tuple) and any(
-                isinstance(item, Mapping) for item in value
-            ):
-                arguments[key] = [make_schedule(item) for item in value]
-    check_arguments(factory, arguments)
-    return factory(**arguments)
+                value = make_schedule(value)
+            elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+                value = [make_schedule(item) for item in value]
+        arguments[key] = value
+    name = cfg["type"]
+    full_name = name if "." in name else f"optax.{name}"
+    return FUNCTIONS.build_function({**arguments, "type": full_name})
 
 
 def _check_scalar(schedule: Schedule, is_int: bool) -> None:

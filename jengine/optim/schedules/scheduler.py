@@ -70,7 +70,6 @@ class ParamScheduler:
 
     need_val_args: ClassVar[bool] = False  # its step takes validation metrics
     mirrors_betas: ClassVar[bool] = False  # 'momentum' is written back into betas[0]
-    names_value: ClassVar[bool] = False  # the class itself says which value it schedules
     skips_zero: ClassVar[bool] = False  # groups whose initial value is 0 keep it
     family: ClassVar[type[Any]]  # the dataclass for the settings
     reductions: Sequence[Sequence[int]] = ()
@@ -255,26 +254,15 @@ class ParamScheduler:
         """Raise an error unless a group has the value, as a number."""
         name = self.param_name
         groups = self.chain.groups
-        if self.mirrors_betas and not any(
-            "momentum" in group or "betas" in group for group in groups
-        ):
-            raise ConfigError(
-                "a momentum schedule must have an optimizer with `momentum` or `betas`, got neither"
-            )
         has_value = [name in group or (self.mirrors_betas and "betas" in group) for group in groups]
-        if not any(has_value) and self.names_value:
-            raise UnknownNameError(
-                f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
-                "without; write optax.adamw(1e-2) as optax.inject_hyperparams(optax.adamw)(1e-2) "
-                "or dict(type='AdamW', lr=1e-2)"
-            )
         if not any(has_value):
             names = {
                 other for group in groups for other, value in group.items() if is_host_number(value)
             }
             raise UnknownNameError(
-                "`param_name` must be a value of a parameter group, got "
-                f"{name!r}{closest(name, names)}"
+                f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
+                f"without{closest(name, names)}; write optax.adamw(1e-2) as "
+                "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2)"
             )
         for index, group in enumerate(groups):
             if name in group and not is_host_number(group[name]):
