@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from optax import Params
@@ -267,10 +267,8 @@ class DefaultOptimWrapperConstructor:
             lr = {} if self.base_lr is None else {"lr": self.base_lr}
             weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
             params.append({"params": [parameter], **lr, **weight_decay, **settings})
-        is_dcn = module.is_deformable_conv() or any(
-            key in alias
-            for key in self.paramwise_cfg.get("dcn_modules", ())
-            for alias in paths.path_aliases(prefix)
+        is_dcn = module.is_deformable_conv() or _matches(
+            self.paramwise_cfg.get("dcn_modules", ()), prefix
         )
         for name, child in module.named_children():
             self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
@@ -406,10 +404,24 @@ class DefaultOptimWrapperConstructor:
         With `strict` raise a ConfigError.
         """
         leaves = paths.flatten(params)
+        keys = self.paramwise_cfg.get("custom_keys", {})
+        if "norm_decay_mult" in rules and self.paramwise_cfg.get("norm_decay_mult") is not None:
+            others = [
+                f"{module.type} ({module.path})"
+                for module in module_tree(params, types).walk()
+                if "norm" in (module.type or "").lower()
+                and not module.is_norm()
+                and any(not _matches(keys, p.path) for p in module.parameters.values())
+            ]
+            if others:
+                logger.warning(
+                    f"paramwise_cfg: norm_decay_mult does not apply to {', '.join(others)}: no "
+                    "batch, instance, group or layer norm; name it in custom_keys"
+                )
         # A key may match only parameters for which a longer key was used; it is no typo.
         names = {alias for path in leaves for alias in paths.path_aliases(path)}
         unmatched: dict[str, str] = {}
-        for key in self.paramwise_cfg.get("custom_keys", {}):
+        for key in keys:
             if key not in self.matched and not any(key in name for name in names):
                 listed = ", ".join(list(leaves)[:_MAX_NAMES]) + ", …" * (len(leaves) > _MAX_NAMES)
                 hint = paths.closest_paths(key, leaves) or f"; the parameters are {listed}"
@@ -435,6 +447,10 @@ class DefaultOptimWrapperConstructor:
                 f"custom_keys: {more} more match no parameter; the log file has all of them"
             )
         self.unmatched += unmatched
+
+
+def _matches(keys: Iterable[str], path: str) -> bool:
+    return any(key in alias for key in keys for alias in paths.path_aliases(path))
 
 
 def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

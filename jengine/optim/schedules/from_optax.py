@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 import jax
 import numpy as np
-import optax
 
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import (
@@ -112,7 +111,7 @@ def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
         arguments[key] = value
     name = cfg["type"]
     full_name = name if "." in name else f"optax.{name}"
-    return FUNCTIONS.build_function({**arguments, "type": full_name})
+    return FUNCTIONS.build({**arguments, "type": full_name})
 
 
 def _check_scalar(schedule: Schedule, is_int: bool) -> None:

@@ -108,7 +108,7 @@ def test_the_momentum_can_follow_optax(make_wrapper, build):
 @pytest.mark.parametrize(
     ("schedule", "error", "message"),
     [
-        ({"type": "warmup_cosine_schedule"}, KeyError, "of optax, got 'warmup_cosine_schedule'; did you mean"),
+        ({"type": "warmup_cosine_schedule"}, KeyError, "has no 'warmup_cosine_schedule'; did you mean"),
         ({"type": "constant_schedule", "values": 1.0}, TypeError, "did you mean 'value'"),
         ({"value": 1.0}, TypeError, "a dict with a 'type'"),
         ("constant_schedule", TypeError, "constant_schedule needs the argument 'value'"),
