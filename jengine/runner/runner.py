@@ -48,10 +48,10 @@ from jengine.runner.failures import check_consistent, close, closing, list_direc
 from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
 from jengine.runner.session import RunFiles, record_session
-from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.hyperparams import Hyperparams
 from jengine.train.initial_state import StateInitializer
 from jengine.train.programs import TrainPrograms
+from jengine.train.recompilation import use_compilation_cache
 from jengine.train.scanned_step import ChunkMetrics
 from jengine.train.state import TrainState
 
