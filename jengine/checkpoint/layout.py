@@ -27,7 +27,6 @@ from typing import Any
 
 from etils import epath
 
-from jengine.checkpoint import arrays
 from jengine.checkpoint.commit import INCOMING, OUTGOING
 from jengine.checkpoint.manifest import (
     BLOBS,
@@ -43,6 +42,7 @@ from jengine.checkpoint.manifest import (
     read_manifests,
     validate_checkpoint,
 )
+from jengine.checkpoint.orbax import read_structs
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.config.errors import did_you_mean
 from jengine.config.json_codec import decode_object, encode, pack, unpack
@@ -258,7 +258,7 @@ def _verify(path: PurePath, checksums: bool, processes: ProcessGroup) -> str | N
         failure = str(error)
     if problem is None and failure is None and checksums and processes.index == 0:
         try:
-            arrays.read_structs(path / STATE)
+            read_structs(path / STATE)
         except StorageError as error:
             failure = str(error)
     if processes.count > 1:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from jengine.checkpoint.arrays import ignore_closed_event_loops
+from jengine.checkpoint.orbax import ignore_closed_event_loops
 from jengine.checkpoint.lock_holder import WorkDirLockedError
 from jengine.config.dump import write_config
 from jengine.config.errors import read_seconds
