@@ -255,16 +255,11 @@ class Checkpointer:
 def _find_others(path: PurePath) -> list[str] | None:
     """Return the other checkpoints in the directory, oldest first; None if it cannot be read."""
     try:
-        manifests = {
-            found: manifest for found, manifest in find_manifests(path.parent).items() if manifest
-        }
+        others = [
+            (manifest.iteration or 0, str(found))
+            for found, manifest in find_manifests(path.parent).items()
+            if manifest is not None and found.name != path.name
+        ]
     except Exception:  # such as a disk that is gone: the error of the save matters more
         return None
-    others = [
-        found
-        for found, manifest in manifests.items()
-        if manifest.is_complete and found.name != path.name
-    ]
-    return [
-        str(found) for found in sorted(others, key=lambda found: manifests[found].iteration or 0)
-    ]
+    return [found for _, found in sorted(others)]

@@ -20,7 +20,7 @@ from jengine.checkpoint.layout import (
 )
 from jengine.checkpoint.lock import make_lock
 from jengine.checkpoint.lock_holder import LOCK
-from jengine.checkpoint.manifest import has_manifest, read_manifest
+from jengine.checkpoint.manifest import read_manifest
 from jengine.config.errors import ConfigError
 from jengine.config.storage import (
     StorageError,
@@ -201,12 +201,9 @@ def _list_others(directory: pathlib.PurePath, run_id: str) -> list[pathlib.PureP
     return [
         path
         for path, manifest in find_manifests(directory).items()
-        # Directories without a manifest are the user's own, even with a name like a checkpoint's.
-        if (is_url(path) or has_manifest(path))
-        and (
-            manifest is None
-            or (manifest.run != run_id and (manifest.is_complete or path.suffix != INCOMING))
-        )
+        # A directory with other files is the user's own, even with a name like a checkpoint's.
+        if (path.suffix != INCOMING if manifest is None else manifest.run != run_id)
+        and (is_url(path) or commit.is_own(path))
     ]
 
 

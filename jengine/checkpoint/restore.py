@@ -15,7 +15,7 @@ from jengine.checkpoint.layout import (
     STATE,
     CorruptCheckpointError,
     find_checkpoint,
-    locate_checkpoint,
+    open_checkpoint,
     read_meta,
 )
 from jengine.checkpoint.orbax import read, read_own, read_structs
@@ -79,7 +79,7 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
 
 def list_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and dtypes by dotted path, without reading the arrays."""
-    return flatten(read_structs(storage_path("path", locate_checkpoint(path)) / STATE))
+    return flatten(read_structs(open_checkpoint(path)[0] / STATE))
 
 
 def list_item_arrays(path: str | os.PathLike[str], item: str) -> dict[str, jax.ShapeDtypeStruct]:

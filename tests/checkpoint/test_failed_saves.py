@@ -10,7 +10,7 @@ import pytest
 
 from jengine.checkpoint import Checkpointer, CheckpointSaveError, find_latest, load
 
-from .conftest import make_meta, make_state
+from .conftest import make_meta, make_state, save_and_wait
 
 
 @contextlib.contextmanager
@@ -22,11 +22,6 @@ def limit_file_size(size):
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
-
-
-def save_and_wait(checkpointer, *args, **kwargs):
-    checkpointer.save(*args, **kwargs)
-    checkpointer.wait()
 
 
 def test_a_full_disk_is_an_error_and_leaves_the_earlier_checkpoint(checkpointer, tmp_path):
@@ -78,8 +73,7 @@ def test_a_directory_that_cannot_be_created_is_an_error_with_its_path(tmp_path):
         CheckpointSaveError,
         match=r"could not save checkpoint .*file/epoch_1.*(Not a directory|File exists)",
     ):
-        writer.save(tmp_path / "file" / "epoch_1", make_state(), make_meta())
-        writer.close()
+        save_and_wait(writer, tmp_path / "file" / "epoch_1", make_state(), make_meta())
 
 
 def test_a_leaf_that_cannot_be_stored_is_an_error_before_anything_is_written(

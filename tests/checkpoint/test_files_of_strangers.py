@@ -79,22 +79,6 @@ def test_metadata_that_no_run_has_written_is_one_clear_error(tmp_path, case):
     assert len(str(caught.value)) < 400
 
 
-def test_a_checkpoint_with_metadata_that_are_nested_too_deeply_is_skipped(tmp_path, caplog):
-    for iteration, text in ((3, "[" * 200_000), (2, '{"meta": {"iter": 2}}')):
-        directory = tmp_path / f"iter_{iteration}"
-        (directory / "state").mkdir(parents=True)
-        (directory / "meta.json").write_text(text)
-        seal(directory, run="a", is_latest=True, iteration=iteration)
-    with pytest.raises(
-        StorageError, match="Orbax cannot read the arrays of .*iter_2"
-    ):  # it has none
-        find_latest(tmp_path, checksums=True)
-    assert (
-        "iter_3: meta.json is unreadable (ValueError('JSON must be nested at most 100 levels deep'))"
-        in caplog.text
-    )
-
-
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # the other reads of Orbax
