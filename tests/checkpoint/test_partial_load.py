@@ -39,7 +39,7 @@ def test_another_model_is_refused_by_default_with_a_table(path):
         "  missing     neck",
         "  unexpected  head.0",
         "  unexpected  head.1",
-        "  mismatch    backbone.kernel  stored float32[8,4], expected float32[8,5]",
+        "  mismatched  backbone.kernel  stored float32[8,4], expected float32[8,5]",
     ]
 
 

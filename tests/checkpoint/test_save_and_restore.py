@@ -282,7 +282,7 @@ def test_a_target_with_other_shapes_is_refused_with_a_table_of_paths(checkpointe
     for line in (
         "missing     params.backbone.offset",
         "unexpected  params.backbone.bias",
-        "mismatch    params.backbone.kernel  stored float32[8,4], expected float32[8,5]",
+        "mismatched  params.backbone.kernel  stored float32[8,4], expected float32[8,5]",
     ):
         assert line in str(caught.value)
 
