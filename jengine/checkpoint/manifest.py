@@ -25,7 +25,6 @@ from jengine.config.json_codec import decode, encode
 from jengine.config.storage import (
     FileInfo,
     StorageError,
-    exists,
     is_url,
     list_files,
     read_bytes,
@@ -135,7 +134,7 @@ def open_manifest(directory: PurePath) -> Manifest:
         except ValueError:
             return _parse(read_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
-        reason = "is missing" if exists(directory) else "is missing, with its directory"
+        reason = "is missing"
     except (OSError, ValueError) as error:
         reason = f"is damaged ({error})"
     raise DamagedFileError(f"{MANIFEST} {reason}")
