@@ -15,14 +15,12 @@ import math
 import numbers
 import types
 import typing
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 from jengine.config.duration import IsDuration
 from jengine.config.errors import (
     ArgumentError,
-    closest,
     config_path,
     current_config_path,
     did_you_mean,
@@ -167,7 +165,9 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
 def checked(entry: T, owner: str | None = None) -> T:
     """Return `entry` such that each call checks the arguments.
 
-    A class is changed in place, a function is wrapped.
+    A class is changed in place, a function is wrapped. An object of such a class knows the
+    arguments with which it was made, for `describe`; a subclass with a constructor of its own
+    has to be `checked` too.
 
     >>> @checked
     ... def wait(seconds: NonNegative): ...
@@ -177,7 +177,8 @@ def checked(entry: T, owner: str | None = None) -> T:
 
     Args:
       entry: a class or function.
-      owner: for messages, see `check_values`; the name of `entry` by default.
+      owner: for messages, see `check_values`; by default the name of the class or function. With
+        "" objects do not know their arguments.
     """
     owner = entry.__name__ if owner is None else owner
     if not isinstance(entry, type):
@@ -189,11 +190,8 @@ def checked(entry: T, owner: str | None = None) -> T:
 
 
 def checks_itself(entry: Callable[..., Any]) -> bool:
-    """Return whether `entry` is a result of `checked`.
-
-    A class that only inherits a checked constructor is not.
-    """
-    return (vars(entry).get("__init__") if isinstance(entry, type) else entry) in _wrapped
+    """Return whether calls of `entry` check the arguments, see `checked`."""
+    return hasattr(entry.__init__ if isinstance(entry, type) else entry, "checks_arguments")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -243,38 +241,27 @@ def _resolve(annotation: object, names: dict[str, Any]) -> Any:
         return annotation
 
 
-_wrapped: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()  # functions that check already
-
-
 def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
-    if function in _wrapped:  # registered under several names
+    if hasattr(function, "checks_arguments"):  # registered under several names
         return function
     signature = inspect.signature(function)
+    is_constructor = function.__name__ == "__init__"
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            names = signature.parameters
-            if unknown := [name for name in kwargs if name not in names]:
-                kind = owner or function.__qualname__.partition(".")[0]
-                known = [name for name in names if name != "self"]
-                raise TypeError(
-                    f"{kind} has no argument {unknown[0]!r}{closest(unknown[0], known)}"
-                ) from None
-            return function(*args, **kwargs)  # Python's own message for missing arguments
+            return function(*args, **kwargs)  # Python's own message has the function's name
         check_values(owner, function, bound)
         result = function(*args, **kwargs)
-        if function.__name__ == "__init__" and owner:
-            from jengine.config.construction import record_construction  # imports NumPy
-            from jengine.config.description import record_arguments
+        if is_constructor and owner and type(args[0]).__init__ is call:  # not that of a base class
+            from jengine.config.description import stamp  # imports NumPy
 
-            record_arguments(args[0], bound)
-            record_construction(args[0], call, bound)
+            stamp(args[0], function, bound)
         return result
 
-    _wrapped.add(call)
+    call.checks_arguments = True  # type: ignore[attr-defined]
     return call
 
 

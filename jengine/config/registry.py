@@ -41,6 +41,7 @@ Config: TypeAlias = Mapping[str, Any] | str | Callable[..., Any]
 _LOGGER = logging.getLogger("jengine")
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
+_OF_USERS: dict[str, list[Callable[..., Any]]] = {}  # entries outside of jengine, by name
 
 
 class Registry:
@@ -145,6 +146,8 @@ class Registry:
         return register if module is None else register(module)
 
     def _add(self, key: str, entry: Callable[..., Any], force: bool) -> None:
+        if not is_built_in(entry):
+            _OF_USERS[key] = [*_OF_USERS.get(key, ()), entry]
         existing = self._entries.get(key)
         if existing is None or force:
             self._entries[key] = entry
@@ -495,6 +498,11 @@ def find_registered(name: str, import_all: bool = False) -> list[Callable[..., A
     for registry in list(_REGISTRIES):  # an imported module may have a registry of its own
         registry._import_entries(name)
     return find_registered(name)
+
+
+def list_registered_by_users(name: str) -> list[Callable[..., Any]]:
+    """Return the entries called `name`, without a scope, that are not part of jengine."""
+    return [entry for entry in _OF_USERS.get(name, ()) if entry in find_registered(name)]
 
 
 def _find_elsewhere(name: str) -> str:

@@ -10,7 +10,7 @@ import optax
 
 from jengine.config import paths
 from jengine.config.annotations import is_mapping
-from jengine.config.construction import recorded
+from jengine.config.annotations import checked
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import MODELS
 from jengine.config.trust import allow_subclasses
@@ -76,7 +76,7 @@ class Model:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        recorded(cls)  # so that the work dir's config has the model of a run in Python
+        checked(cls)  # so that the work dir's config has the model of a run in Python
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute.
