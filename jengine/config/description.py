@@ -143,7 +143,7 @@ def flatten_description(description: Any, path: str = "") -> dict[str, Leaf]:
     """Return the leaves in a description by path, with JSON's types.
 
     >>> flatten_description({"custom_hooks": [{"momentum": 0.1}], "mean": np.ones(2)})
-    {'custom_hooks[0].momentum': 0.1, 'mean': 'float64[2] 07cc0a0a7d5ad9b1'}
+    {'custom_hooks[0].momentum': 0.1, 'mean': 'float64[2] cd6283f6ffa67b0e'}
     """
     if isinstance(description, dict):
         items = [(f"{path}.{key}" if path else str(key), item) for key, item in description.items()]

@@ -15,10 +15,9 @@ from jengine.config.containers import ConfigLike, iter_nodes, resolve
 from jengine.config.description import SCRIPTS, Unwritable, describe
 from jengine.config.errors import ConfigError
 from jengine.config.load import MODULE_PREFIX
-from jengine.config.modules import find_directory, find_script_directory, name_script
+from jengine.config.modules import ORIGINS, find_directory, find_script_directory, name_script
 from jengine.config.plugins import load_each
 from jengine.config.registry import list_registered_by_users
-from jengine.config.remote import find_origin
 from jengine.config.storage import is_url
 
 WIDTH = 100
@@ -83,7 +82,7 @@ def format_description(
     literal = writer.literal(description, indent=4, path="")
     modules = {}
     for directory, names in sorted(writer.modules.items()):
-        key = find_origin(directory) or directory  # a URL or an absolute path
+        key = ORIGINS.get(directory, directory)  # a URL or an absolute path
         if directory and key == directory and path is not None and not is_url(path):
             key = pathlib.Path(
                 os.path.relpath(directory, os.path.realpath(pathlib.Path(path).parent))
@@ -249,9 +248,7 @@ class Writer:
             return repr(value.path or f"{_UNWRITTEN}{value.kind}>")
         if kind in (list, tuple):
             brackets = "[]" if kind is list else "()"
-            items = [
-                self.literal(item, indent + 4, f"{path}[{i}]") for i, item in enumerate(value)
-            ]
+            items = [self.literal(item, indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]
         elif kind is dict:
             brackets = "{}"
             items = [

@@ -24,8 +24,7 @@ from jengine.config.modules import (
     is_free,
 )
 from jengine.config.overrides import apply_overrides
-from jengine.config.plugins import load_each
-from jengine.config.remote import fetch_config
+from jengine.config.plugins import load_each, load_provided
 from jengine.config.storage import is_url
 
 logger = logging.getLogger("jengine")
@@ -88,7 +87,10 @@ def find_config_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | 
     """Return the config file, perhaps one that jengine ships, and the argument for `get_config`."""
     name, colon, argument = os.fspath(path).partition(".py:")
     name = f"{name}.py" if colon else name
-    file = fetch_config(name) if is_url(name) else pathlib.Path(name).expanduser()
+    if is_url(name):
+        file = load_provided("url_files", "fetch_config")(name)
+    else:
+        file = pathlib.Path(name).expanduser()
     if not file.exists() and (shipped := list_shipped().get(file)) is not None:
         logger.warning(
             "%s does not exist in this directory; using the config of this name that jengine "

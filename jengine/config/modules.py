@@ -22,13 +22,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.errors import ConfigError, UnknownNameError, did_you_mean
-from jengine.config.remote import fetch_modules
+from jengine.config.plugins import load_provided
 from jengine.config.storage import is_url
 from jengine.config.trust import find_known_class, is_restricted
 
 # The modules imported from each directory with configs, the directory used last at the end: two
 # directories may each have a `base.py`, and a module that registers classes must not run twice.
 _DIRECTORIES: dict[str, dict[str, types.ModuleType]] = {}
+ORIGINS: dict[str, str] = {}  # the URLs of directories that are copies
 
 
 @contextlib.contextmanager
@@ -215,7 +216,7 @@ def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> No
 
 def _find_listed(key: str, names: Sequence[str], file: pathlib.Path) -> pathlib.Path:
     if is_url(key):
-        return fetch_modules(key)
+        return load_provided("url_files", "fetch_modules")(key)
     for parent in file.parents:
         directory = pathlib.Path(os.path.normpath(parent / key))
         if all(_contains(directory, name.partition(".")[0]) for name in names):

@@ -9,8 +9,7 @@ import jax
 import optax
 
 from jengine.config import paths
-from jengine.config.annotations import is_mapping
-from jengine.config.annotations import checked
+from jengine.config.annotations import checked, is_mapping
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import MODELS
 from jengine.config.trust import allow_subclasses

@@ -8,8 +8,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jengine.config import description
 from jengine.config.containers import iter_nodes, resolve
-from jengine.config.description import describe
 from jengine.config.dump import WIDTH, Writer
 from jengine.config.errors import ConfigError
 from jengine.config.plugins import load_each
@@ -112,7 +112,7 @@ def _format(cfg: Mapping[str, Any], todo: Mapping[str, Sequence[str]], call: str
         for text in texts
     ]
     indent = 4 if call == "{}" else 8
-    literal = _CommentedWriter(todo).literal(describe(resolve(cfg)), indent, path="")
+    literal = _CommentedWriter(todo).literal(description.describe(resolve(cfg)), indent, path="")
     return f"\n\ndef get_config() -> dict:\n{''.join(absent)}    return {call.format(literal)}\n"
 
 
