@@ -114,7 +114,7 @@ def describe(value: Any, outer: tuple[int, ...] = ()) -> Any:
       outer: the IDs of the functions whose closures have the value.
     """
     kind = type(value)
-    if kind in _LITERALS:
+    if kind in _LITERALS or kind is Unwritable:
         return value
     if isinstance(value, FieldReference):
         return describe(value.get(), outer)

@@ -172,21 +172,20 @@ class Runner:
     ) -> None:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
-        given = None if cfg is None else resolve(cfg)
-        config, self.settings = describe_run(Runner, arguments, given)
+        config, self.settings = describe_run(Runner, arguments, cfg)
         self._auto_scale_lr = read_auto_scale_lr(auto_scale_lr)
         # refuses before anything is built
         self._sections, schedulers = config_checks.check_sections(arguments)
         self.resume_settings = resume_settings
         self.resume_is_exact = resume == "exact"
         self.saved_hashes: dict[str, str] = {}
-        self.cfg = config if given is None else given
+        self.cfg = config if cfg is None else resolve(cfg)
         self.cfg_text, opaque = format_description(config, os.path.join(work_dir, "config.py"))
 
         self.processes = get_processes()
         identity = agree_on_identity(
             self.processes,
-            given or {},
+            {} if cfg is None else self.cfg,
             work_dir,
             load_from=load_from,
             resume=resume,
