@@ -150,15 +150,16 @@ def flatten_description(description: Any, path: str = "") -> dict[str, Leaf]:
     elif isinstance(description, list | tuple):
         items = [(f"{path}[{i}]", item) for i, item in enumerate(description)]
     else:
-        content = description.content if isinstance(description, Unwritable) else None
-        inner = flatten_description(content, path) if isinstance(content, dict | list) else {}
-        return {path: _flatten_leaf(description), **inner}
-    leaves: dict[str, Leaf] = {}
+        leaves = {path: _flatten_leaf(description)}
+        if isinstance(description, Unwritable) and isinstance(description.content, dict | list):
+            leaves |= flatten_description(description.content, path)
+        return leaves
+    leaves = {}
     for item_path, item in items:
-        if isinstance(item, dict | list | tuple | Unwritable):
-            leaves |= flatten_description(item, item_path)
+        if item is None or type(item) in (bool, int):
+            leaves[item_path] = item
         else:
-            leaves[item_path] = _flatten_leaf(item)
+            leaves |= flatten_description(item, item_path)
     return leaves
 
 
@@ -176,12 +177,10 @@ def _flatten_leaf(value: Any) -> Leaf:
 
 
 def _describe_items(mapping: Mapping[Any, Any], outer: tuple[int, ...]) -> dict[Any, Any]:
-    described = {
-        key if type(key) in _LITERALS else describe(key, outer): (
-            item if type(item) in _LITERALS else describe(item, outer)
-        )
-        for key, item in mapping.items()
-    }
+    described = {}
+    for key, item in mapping.items():
+        key = key if type(key) in _LITERALS else describe(key, outer)
+        described[key] = item if type(item) in _LITERALS else describe(item, outer)
     if "type" in described:
         for name, item in mapping.items():
             if name != "type" and callable(item) and isinstance(described[name], str):

@@ -272,6 +272,8 @@ class Writer:
 
     def item(self, key: Any, value: Any, indent: int, path: str) -> str:
         """Return the source of the item of a dict, `key: value`, at `path`."""
+        if type(value) in (bool, int):
+            return f"{key!r}: {value}"
         return f"{key!r}: {self.literal(value, indent, path)}"
 
     def _add_modules_of(self, name: str, path: str) -> None:

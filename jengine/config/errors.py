@@ -134,13 +134,17 @@ def closest(name: str, candidates: Iterable[str]) -> str:
 
 
 def list_unknown(unknown: Iterable[str], candidates: Iterable[str]) -> str:
-    """Return several misspelled names with suggestions, and all legal names if one is not close to
-    any.
+    """Return misspelled names with suggestions, and all legal names if one is not close to any.
 
     >>> list_unknown(["intervall"], ["interval", "priority"])
-    "'intervall' (did you mean 'interval'?)"
+    "'intervall'; did you mean 'interval'?"
+    >>> list_unknown(["intervall", "prio"], ["interval", "priority"])
+    "'intervall' (did you mean 'interval'?), 'prio' (did you mean 'priority'?)"
     """
     names = sorted(str(c) for c in candidates)
+    unknown = list(unknown)
+    if len(unknown) == 1:
+        return f"{unknown[0]!r}{closest(unknown[0], names)}"
     hints = {key: did_you_mean(key, names).removeprefix("; ") for key in unknown}
     listed = ", ".join(f"{key!r} ({hint})" if hint else repr(key) for key, hint in hints.items())
     return listed if all(hints.values()) else f"{listed}; expected one of: {', '.join(names)}"

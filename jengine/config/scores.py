@@ -4,9 +4,10 @@ A value is better if it is strictly better, by more than the threshold; the firs
 the best, and NaN is never better.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jengine.config.errors import UnknownNameError, closest
 
@@ -230,7 +231,8 @@ def infer_rule(key: str, greater_keys: Sequence[str] = (), less_keys: Sequence[s
         if key.lower() in [k.lower() for k in keys]:
             return rule
     words = split_words(key)
-    if found := _find_rules(words, greater_keys, less_keys):
+    own = (["_".join(split_words(key)) for key in keys] for keys in (greater_keys, less_keys))
+    if found := _find_rules(words, *own):
         return found[0]  # the order in which MMEngine searches its lists
     if not _TURNING_WORDS.intersection(words) and not _COMPLEMENT.match(key.rpartition("/")[2]):
         found = _find_rules(words, GREATER_WORDS, LESS_WORDS)
@@ -258,25 +260,22 @@ def split_words(key: str) -> list[str]:
     return re.findall(r"[^\W_]+@?", key.rpartition("/")[2].lower())
 
 
-def _find_rules(
-    words: Sequence[str], greater_keys: Sequence[str], less_keys: Sequence[str]
-) -> list[str]:
+def _find_rules(words: Sequence[str], greater: Iterable[str], less: Iterable[str]) -> list[str]:
     """Return the directions whose words or phrases are among the words of a name."""
     # 'recall@5' and 'top1' have the word without the number too; 'f1' and 'AR@' are words as they
     # are.
-    forms = [[word, word.rstrip("@"), word.rstrip("0123456789@") or word] for word in words]
-    found = []
-    for rule, keys in (("greater", greater_keys), ("less", less_keys)):
-        phrases = [split_words(phrase) for phrase in keys]
-        if any(phrase and _contains(forms, phrase) for phrase in phrases):
-            found.append(rule)
-    return found
-
-
-def _contains(forms: Sequence[Sequence[str]], phrase: Sequence[str]) -> bool:
-    """Return whether consecutive words, each in several forms, are those of a phrase."""
-    starts = range(len(forms) - len(phrase) + 1)
-    return any(all(word in forms[i + j] for j, word in enumerate(phrase)) for i in starts)
+    forms = [{word, word.rstrip("@"), word.rstrip("0123456789@") or word} for word in words]
+    phrases = {
+        "_".join(phrase)
+        for start in range(len(forms))
+        for stop in range(start + 1, len(forms) + 1)
+        for phrase in itertools.product(*forms[start:stop])
+    }
+    return [
+        rule
+        for rule, known in (("greater", greater), ("less", less))
+        if not phrases.isdisjoint(known)
+    ]
 
 
 def check_rule(rule: str) -> str:
