@@ -23,8 +23,7 @@ from typing import Any
 
 from jengine.config.errors import ConfigError, UnknownNameError, did_you_mean
 from jengine.config.plugins import load_provided
-from jengine.config.storage import is_url
-from jengine.config.trust import find_known_class, is_restricted
+from jengine.config.storage import allowed_directory, is_url
 
 # The modules imported from each directory with configs, the directory used last at the end: two
 # directories may each have a `base.py`, and a module that registers classes must not run twice.
@@ -165,13 +164,13 @@ def import_attribute(path: str) -> Any:
     `package.module.Class.method`.
 
     Raises:
-      ConfigError: the config is from elsewhere, see `only_known_classes`, and may not name it.
+      ConfigError: the config is from elsewhere, see `reading_only`, and may not name it.
       UnknownNameError: there is no such module, or it does not have the attribute.
       Exception: an error of the module itself, ImportError or any other, with a note of the user's
         line.
     """
-    if is_restricted():
-        return find_known_class(path, imported_modules())
+    if allowed_directory() is not None:
+        return load_provided("known_types", "find_known_class")(path, imported_modules())
     parts = path.split(".")
     directory = find_directory(parts[0])
     with contextlib.nullcontext() if directory is None else _first_on_path(directory):

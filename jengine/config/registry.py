@@ -31,8 +31,8 @@ from jengine.config.modules import (
     import_attribute,
     imported_modules,
 )
-from jengine.config.plugins import find_missing, provided
-from jengine.config.trust import RefusedFunction, find_known_function, is_restricted
+from jengine.config.plugins import find_missing, load_provided, provided
+from jengine.config.storage import allowed_directory
 
 T = TypeVar("T", bound=Callable[..., Any])
 # `dict(type=NAME, ...)`, or NAME alone
@@ -184,7 +184,7 @@ class Registry:
         if not isinstance(key, str):
             raise TypeError(f"{self.name} must be looked up by a name, got {key!r}")
         module, _, name = key.rpartition(".")
-        if module and find_directory(module) is not None and not is_restricted():
+        if module and find_directory(module) is not None and allowed_directory() is None:
             return self._import(key, name)
         self._import_entries(key, name)
         for registered in (key, name):
@@ -244,7 +244,7 @@ class Registry:
         entry, arguments = self._parse(cfg, {})
         if isinstance(entry, type):
             return self.build(cfg)
-        if is_name or isinstance(entry, RefusedFunction):
+        if is_name:
             return entry
         _, required, _ = _accepted(entry)
         check_arguments(entry, arguments, supplied=tuple(required - arguments.keys()))
@@ -264,8 +264,10 @@ class Registry:
 
     def _get_function(self, key: str) -> Callable[..., Any]:
         """Return the entry registered as `key`, or the class or function with this import path."""
-        is_foreign_path = is_restricted() and "." in key and key.rpartition(".")[2] not in self
-        return find_known_function(key, imported_modules()) if is_foreign_path else self.get(key)
+        is_path = "." in key and key.rpartition(".")[2] not in self
+        if is_path and allowed_directory() is not None:  # a config from elsewhere
+            return load_provided("known_types", "find_known_function")(key, imported_modules())
+        return self.get(key)
 
     def _import(self, path: str, name: str) -> Callable[..., Any]:
         """Import the class or function at `path`, whose last part is `name`.

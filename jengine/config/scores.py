@@ -15,139 +15,25 @@ RULES = ("greater", "less")
 
 # Words of metric names, and phrases of words, by direction. `_` separates the words of a phrase.
 # The results of all metrics in this package are among them.
-GREATER_WORDS = (
-    "accuracy",
-    "acc",
-    "aacc",
-    "macc",
-    "precision",
-    "recall",
-    "f1",
-    "fscore",
-    "iou",
-    "miou",
-    "dice",
-    "mdice",
-    "jaccard",
-    "auc",
-    "auroc",
-    "aucroc",
-    "aucpr",
-    "auprc",
-    "map",
-    "ap",
-    "ar@",
-    "mrr",
-    "ndcg",
-    "r2",
-    "kappa",
-    "mcc",
-    "mprecision",
-    "mrecall",
-    "mfscore",
-    "hmean",
-    "pck",
-    "bleu",
-    "rouge",
-    "meteor",
-    "cider",
-    "psnr",
-    "ssim",
-    "exact_match",
-    "log_likelihood",
-    "hits",
-    "hit_rate",
-    "tpr",
-    "true_positive_rate",
-    "specificity",
-    "f_score",
-    "f_measure",
-    "chrf",
-    "rougel",
+_GREATER_WORDS = (
+    "accuracy acc aacc macc precision recall f1 fscore iou miou dice mdice jaccard auc auroc "
+    "aucroc aucpr auprc map ap ar@ mrr ndcg r2 kappa mcc mprecision mrecall mfscore hmean pck "
+    "bleu rouge meteor cider psnr ssim exact_match log_likelihood hits hit_rate tpr "
+    "true_positive_rate specificity f_score f_measure chrf rougel"
 )
-LESS_WORDS = (
-    "loss",
-    "losses",
-    "error",
-    "errors",
-    "err",
-    "mse",
-    "rmse",
-    "mae",
-    "mape",
-    "smape",
-    "msle",
-    "rmsle",
-    "perplexity",
-    "ppl",
-    "bits_per_byte",
-    "bits_per_character",
-    "bits_per_dim",
-    "bpb",
-    "bpc",
-    "bpd",
-    "cross_entropy",
-    "nll",
-    "ece",
-    "mce",
-    "brier",
-    "wer",
-    "cer",
-    "eer",
-    "fid",
-    "kid",
-    "lpips",
-    "epe",
-    "mpjpe",
-    "crps",
-    "crossentropy",
-    "logloss",
-    "fpr",
-    "fnr",
-    "false_positive_rate",
-    "miss_rate",
-    "edit_distance",
-    "latency",
+_LESS_WORDS = (
+    "loss losses error errors err mse rmse mae mape smape msle rmsle perplexity ppl "
+    "bits_per_byte bits_per_character bits_per_dim bpb bpc bpd cross_entropy nll ece mce brier "
+    "wer cer eer fid kid lpips epe mpjpe crps crossentropy logloss fpr fnr false_positive_rate "
+    "miss_rate edit_distance latency"
 )
 _QUALIFIER = re.compile(r"top\d*")  # of accuracies and of errors; alone it is an accuracy
 # Such a word may turn the direction around, or makes something else of the metric: 'neg_loss',
 # 'accuracy_gap'
-_TURNING_WORDS = frozenset(
-    (
-        "neg",
-        "negative",
-        "minus",
-        "inv",
-        "inverse",
-        "gap",
-        "drop",
-        "gain",
-        "improvement",
-        "reduction",
-        "delta",
-        "diff",
-        "difference",
-        "std",
-        "var",
-        "variance",
-        "stderr",
-        "sem",
-        "ci",
-        "skill",
-        "non",
-        "forgetting",
-        "time",
-        "seconds",
-        "epochs",
-        "steps",
-        "threshold",
-        "scale",
-        "weight",
-        "lambda",
-        "rank",
-        "count",
-        "size",
-    )
+_TURNING_WORDS = (
+    "neg negative minus inv inverse gap drop gain improvement reduction delta diff difference "
+    "std var variance stderr sem ci skill non forgetting time seconds epochs steps threshold "
+    "scale weight lambda rank count size"
 )
 _COMPLEMENT = re.compile(r"1(00)?\s*-\s*[^\W\d]")  # '1-ssim', '100 - accuracy'
 
@@ -234,13 +120,15 @@ def infer_rule(key: str, greater_keys: Sequence[str] = (), less_keys: Sequence[s
     own = (["_".join(split_words(key)) for key in keys] for keys in (greater_keys, less_keys))
     if found := _find_rules(words, *own):
         return found[0]  # the order in which MMEngine searches its lists
-    if not _TURNING_WORDS.intersection(words) and not _COMPLEMENT.match(key.rpartition("/")[2]):
-        found = _find_rules(words, GREATER_WORDS, LESS_WORDS)
+    if set(words).isdisjoint(_TURNING_WORDS.split()) and not _COMPLEMENT.match(
+        key.rpartition("/")[2]
+    ):
+        found = _find_rules(words, _GREATER_WORDS.split(), _LESS_WORDS.split())
         # 'accuracy/top1' and 'top1', but not 'error/top1'
         if not found and any(map(_QUALIFIER.fullmatch, words)):
             found = [
                 "greater",
-                *_find_rules(split_words("_".join(key.split("/")[-2:])), (), LESS_WORDS),
+                *_find_rules(split_words("_".join(key.split("/")[-2:])), (), _LESS_WORDS.split()),
             ]
         if len(found) == 1:
             return found[0]

@@ -12,7 +12,6 @@ from jengine.config import paths
 from jengine.config.annotations import checked, is_mapping
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import MODELS
-from jengine.config.trust import allow_subclasses
 from jengine.logging.tables import format_table
 
 PyTree = Any
@@ -39,7 +38,6 @@ def check_state_names(kind: str, names: Iterable[str]) -> None:
         )
 
 
-@allow_subclasses
 class Model:
     """Model as pure functions of `params`, which are differentiated, and `model_state`, which is
     not.

@@ -180,7 +180,8 @@ class Runner:
         self.resume_is_exact = resume == "exact"
         self.saved_hashes: dict[str, str] = {}
         self.cfg = config if cfg is None else resolve(cfg)
-        self.cfg_text, opaque = format_description(config, os.path.join(work_dir, "config.py"))
+        path = os.path.join(work_dir, "config.py")
+        self.cfg_text, opaque = format_description(config, path) if config else ("", [])
 
         self.processes = get_processes()
         identity = agree_on_identity(
