@@ -37,23 +37,13 @@ class CheckpointMismatchError(ValueError):
     Args:
       path: the checkpoint.
       report: a `LoadReport`, what does not fit.
-      advice: what to do if the cause is not known.
-      new_run: how to start a new run with it.
-      cause: what made the arrays different, and what to do.
+      advice: what to do.
     """
 
-    def __init__(
-        self, path: str, report: Any, advice: str, new_run: str = "", cause: str = ""
-    ) -> None:
-        lines = (
-            (cause, str(report), new_run) if cause else (str(report), f"{advice} {new_run}".strip())
-        )
-        super().__init__(
-            "\n".join(filter(None, (f"checkpoint {path} does not fit: {lines[0]}", *lines[1:])))
-        )
+    def __init__(self, path: str, report: Any, advice: str) -> None:
+        super().__init__(f"checkpoint {path} does not fit: {report}\n{advice}")
         self.path = path
         self.report = report
-        self.new_run = new_run
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """Settings of a run, described in each checkpoint, and compared with it by a resumed run."""
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -9,7 +8,6 @@ import jax
 
 from jengine.config.annotations import parameters_of
 from jengine.config.description import Unwritable, describe, flatten_description
-from jengine.config.errors import CheckpointMismatchError
 from jengine.config.json_codec import Json
 
 _FLAGS = (
@@ -30,7 +28,6 @@ _NOT_COMPARED = (
     "log_level",
     "cfg",
 )
-_MAX_LINES = 3  # of settings in an error
 
 
 def describe_run(
@@ -80,40 +77,6 @@ def _is_in_memory(load_from: Any) -> bool:
 def read_flags() -> dict[str, Any]:
     """Return the jax options that change numbers."""
     return {name: getattr(jax.config, name) for name in _FLAGS}
-
-
-@contextlib.contextmanager
-def name_model_settings(
-    settings: dict[str, Json], saved: Mapping[str, Any] | None
-) -> Iterator[None]:
-    """Name the settings of the model that differ from a fingerprint in a CheckpointMismatchError
-    inside.
-    """
-    try:
-        yield
-    except CheckpointMismatchError as error:
-        # Shapes that do not fit come from settings of the model; the others would hide them.
-        differences = [] if saved is None else compare_settings(settings, saved)
-        lines = {path: line for path, line in differences if path.startswith("model.")}
-        if saved is None or not lines:
-            raise
-        cause = _describe_cause(lines, settings, saved)
-        named = CheckpointMismatchError(error.path, error.report, "", error.new_run, cause)
-        named.add_note(f"in the config at `{next(iter(lines))}`")
-        raise named from None
-
-
-def _describe_cause(
-    lines: Mapping[str, str], settings: dict[str, Json], saved: Mapping[str, Any]
-) -> str:
-    """Return the settings that differ, by path, and what to write to resume."""
-    stored = flatten_description(saved["settings"])
-    shown = list(lines)[:_MAX_LINES]
-    changes = [f"set {path}={stored[path]!r}" for path in shown if path in stored]
-    changes += [f"remove {path}" for path in shown if path in settings and path not in stored]
-    more = f", and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
-    advice = f"; to resume, {', '.join(changes)}{more}" if changes else ""
-    return f"the model has other settings, {'; '.join(lines[path] for path in shown)}{more}{advice}"
 
 
 def compare_settings(

@@ -267,8 +267,15 @@ def _import_module(name: str) -> types.ModuleType | None:
         # user must see that.
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             return None
-        if line := _find_line(error):
-            error.add_note(line)
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith("<frozen ")
+        ][2:]  # without those of this function and of importlib; a SyntaxError has no others
+        if frames:  # the last one in the module or next to it
+            directory = os.path.dirname(frames[0].filename)
+            frame = [frame for frame in frames if frame.filename.startswith(directory)][-1]
+            error.add_note(f"in {frame.filename}, line {frame.lineno}: {frame.line}")
         error.add_note(f"while importing {name!r}")
         raise
 
@@ -290,18 +297,3 @@ def _get_attribute(module: types.ModuleType, names: Sequence[str]) -> Any:
             )
         value = getattr(value, name)
     return value
-
-
-def _find_line(error: Exception) -> str:
-    """Return the last line in the traceback that is in the imported module or next to it."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen ")
-        and frame.filename not in (__file__, importlib.__file__)
-    ]
-    if not frames:  # a SyntaxError, whose message has the line
-        return ""
-    directory = os.path.dirname(frames[0].filename)
-    frame = [frame for frame in frames if frame.filename.startswith(directory)][-1]
-    return f"in {frame.filename}, line {frame.lineno}: {frame.line}"

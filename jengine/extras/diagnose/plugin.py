@@ -14,6 +14,7 @@ provides = {
         "schedule": "jengine.extras.diagnose.commands",
         "lr-find": "jengine.extras.diagnose.commands",
         "model": "jengine.extras.diagnose.commands",
+        "groups": "jengine.extras.diagnose.commands",
         "data": "jengine.extras.diagnose.commands",
         "replay": "jengine.extras.diagnose.commands",
         "profile": "jengine.extras.diagnose.commands",
@@ -26,6 +27,7 @@ provides = {
         "describe_failing_layer": "jengine.extras.diagnose.failing_layer",
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
+        "name_model_settings": "jengine.extras.diagnose.model_settings",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
     },
     "label_checks": {
