@@ -240,7 +240,7 @@ def test_a_resume_with_another_model_names_the_config_and_the_way_to_start_from_
     shown = capsys.readouterr().err
     assert "mismatched  params.Dense_1.kernel  stored float32[5,3], expected float32[5,4]" in shown
     cause = "the model has other settings, model.module.width: 4 in the config, not set in the checkpoint"
-    assert f"epoch_1 does not fit: {cause}; to resume, remove model.module.width\n" in shown
+    assert f"  {cause}; to resume, remove model.module.width\n" in shown
     assert "in the config at `model.module.width`, from the command line: --config.model.module.width=4\n" in shown
     start = f"{{'path': '{work_dir}/epoch_1', 'strict': False}}"
     assert f"load_from=dict(path='{work_dir}/epoch_1', strict=False) in place of resume" in shown
