@@ -3,7 +3,6 @@
 import atexit
 import collections
 import multiprocessing
-import os
 import queue
 import threading
 import weakref
@@ -13,8 +12,8 @@ from typing import Any
 
 from jengine.data.batches import BatchSource
 from jengine.data.host_entries import Batch
+from jengine.logging.watchdog import end_process
 
-THREAD = "jengine-batches"  # name of the threads that build batches ahead
 _WORKER = "grain-process-prefetch"  # start of the names of grain's processes
 
 
@@ -106,7 +105,10 @@ class _Threads:
         if self._submitted is None:
             for _ in range(self._num_threads):
                 threading.Thread(
-                    target=_build, args=(self._source, self._tasks), name=THREAD, daemon=True
+                    target=_build,
+                    args=(self._source, self._tasks),
+                    name="jengine-batches",
+                    daemon=True,
                 ).start()
         self._cancel()
         self._submitted = index
@@ -203,7 +205,7 @@ def _end_with_parent(*_: int) -> None:
         # A parent that was killed cannot end its workers, which would wait for tasks and hold their
         # memory for ever.
         parent.join()
-        os._exit(1)
+        end_process(1)
 
     threading.Thread(target=wait, daemon=True).start()
 

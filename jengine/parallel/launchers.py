@@ -5,13 +5,13 @@ import importlib.util
 import logging
 import os
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 
 from jengine.config.errors import ConfigError, closest, require_extra
+from jengine.logging.watchdog import Wait
 from jengine.parallel.processes import get_processes
 
 _PATIENCE = 10.0  # seconds
@@ -80,20 +80,22 @@ def launch(
     settings = find_settings(launcher, os.environ, coordinator, num_processes, process_id)
     if settings is None:
         return
-    waiting = threading.Timer(_PATIENCE, _report_waiting, [settings, timeout])
-    waiting.daemon = True  # an error must not wait for the timer
-    waiting.start()
+    # JAX's error after the timeout has no names
+    others = (
+        f" of {settings.num_processes} at {settings.coordinator}" if settings.coordinator else ""
+    )
     try:
-        jax.distributed.initialize(
-            coordinator_address=settings.coordinator,
-            num_processes=settings.num_processes,
-            process_id=settings.process_id,
-            local_device_ids=settings.local_device_ids,
-            cluster_detection_method=settings.method,
-            initialization_timeout=int(timeout),
-            heartbeat_timeout_seconds=heartbeat_timeout,
-            shutdown_timeout_seconds=int(timeout),
-        )
+        with Wait(f"the other processes{others}, at most {timeout:g} s", _PATIENCE):
+            jax.distributed.initialize(
+                coordinator_address=settings.coordinator,
+                num_processes=settings.num_processes,
+                process_id=settings.process_id,
+                local_device_ids=settings.local_device_ids,
+                cluster_detection_method=settings.method,
+                initialization_timeout=int(timeout),
+                heartbeat_timeout_seconds=heartbeat_timeout,
+                shutdown_timeout_seconds=int(timeout),
+            )
     except ValueError as error:
         if "should be defined" not in str(error) and "must be defined" not in str(error):
             raise
@@ -101,20 +103,7 @@ def launch(
             f"--launcher {launcher}: JAX cannot detect the other processes from the environment; "
             "give --coordinator HOST:PORT, --num-processes N and --process-id I"
         ) from error
-    finally:
-        waiting.cancel()
     get_processes()  # watch for failures of the others from now on
-
-
-def _report_waiting(settings: LaunchSettings, timeout: float) -> None:
-    """Log for whom this process waits, since JAX's error after the timeout has no names."""
-    own = "This process" if settings.process_id is None else f"Process {settings.process_id}"
-    at = f" of {settings.num_processes} at {settings.coordinator}" if settings.coordinator else ""
-    logger.warning(
-        f"{own} has waited {_PATIENCE:g} s for the other processes{at}, and waits up to "
-        f"{timeout:g} s: all must be "
-        "started with the same coordinator and number of processes, each with an index of its own"
-    )
 
 
 def detect_launcher(environ: Mapping[str, str]) -> str:

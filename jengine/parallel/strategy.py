@@ -13,6 +13,7 @@ import jax
 
 from jengine.config.annotations import Index
 from jengine.config.registry import STRATEGIES
+from jengine.logging.watchdog import Wait
 from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params
 from jengine.parallel.mesh import DataShard, check_context, context_mesh
 from jengine.parallel.placement import Rules
@@ -243,19 +244,6 @@ def jit_init(make: Callable[..., Any], platform: str, out_shardings: Any) -> Cal
     return jax.jit(make, out_shardings=out_shardings, compiler_options=options)
 
 
-def is_pending(array: Any) -> bool:
-    """Return whether the device has yet to compute a `jax.Array`, without blocking.
-
-    False for a donated one.
-    """
-    if array.is_deleted():
-        return False
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        # an array of keys cannot be asked, but the numbers in it can
-        array = jax.random.key_data(array)
-    return not array.is_ready()
-
-
 class DispatchLimiter:
     """Limit for dispatched steps that are unfinished.
 
@@ -273,6 +261,7 @@ class DispatchLimiter:
         # for.
         self._tokens: collections.deque[jax.Array] = collections.deque()
         self.limit = limit
+        self._waiting = Wait("the device")
 
     def wait(self) -> None:
         """Call before a dispatch: block while `limit` steps are unfinished."""
@@ -282,15 +271,12 @@ class DispatchLimiter:
         while len(tokens) > self.limit // 2:
             token = tokens.popleft()  # steps finish in order
         # The last one taken is enough: a device runs its steps in the order of their dispatch.
-        token.block_until_ready()
+        with self._waiting:
+            token.block_until_ready()
 
     def add(self, token: jax.Array) -> None:
         """Call after a dispatch, with an output of the step that is not donated."""
         self._tokens.append(token)
-
-    def find_unfinished(self) -> list[jax.Array]:
-        """Return the outputs that dispatched steps have yet to compute, without blocking."""
-        return [token for token in self._tokens if is_pending(token)]
 
     def drain(self) -> None:
         """Block until every dispatched step is finished."""

@@ -298,7 +298,7 @@ class TrainLoop:
             )
             raise
         finally:
-            runner.interrupts.wait = None
+            runner.interrupts.wait.since = None
         if len(taken) == size > 1 and not self._checked_scan:  # once, with the first chunk
             self._check_scan(taken)
         runner.stopwatch.enter("hooks")
