@@ -142,15 +142,12 @@ class BatchCheck:
                         f"`{self._loader}.batch_rules` must be parts of names of entries, got "
                         f"{key!r}{paths.closest_paths(key, entries)}"
                     )
-        missing = [f"without {path!r}" for path in self._first if path not in entries]
-        added = [f"with {path!r}" for path in entries if path not in self._first]
-        if missing or added:
+        if set(entries) != set(self._first):
             raise ValueError(
                 f"`{self._loader}` must yield batches with the entries of the first one, "
-                f"{self._first}, got batch "
-                f"{self._count} {' and '.join(missing + added)}; give every sample the same entries"
+                f"{self._first}, got {list(entries)} in batch {self._count}; give every sample the "
+                "same entries"
             )
-
         shapes = {path: np.shape(leaf) for path, leaf in entries.items() if is_array(leaf)}
         if self._batch_axis == 0 and (
             len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values()

@@ -14,7 +14,6 @@ from jengine.config.registry import (
     check_arguments,
     resolve_functions,
 )
-from jengine.data.batches import Samples
 from jengine.data.find_source import is_map_style, is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
@@ -262,7 +261,7 @@ def _build_stream(
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
 
 
-def _build_sampler(cfg: Any, dataset: Samples, defaults: dict[str, Any]) -> Any:
+def _build_sampler(cfg: Any, dataset: Any, defaults: dict[str, Any]) -> Any:
     cfg = as_config(cfg)
     if not hasattr(cfg, "items"):
         return cfg

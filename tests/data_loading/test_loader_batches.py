@@ -369,7 +369,7 @@ def test_samples_of_different_shapes_name_the_leaf():
         def __getitem__(self, index):
             return {"image": np.zeros(index + 1)}
 
-    expected = r"got 'image' of \(1,\) in 1 of 2 samples, and of \(2,\) in sample 1 of"
+    expected = r"got 'image' of \(1,\) in sample 0 of the batch and of \(2,\) in sample 1; pad"
     with pytest.raises(ValueError, match=expected):
         next(iter(DataLoader(Ragged(4), 2)))
 
