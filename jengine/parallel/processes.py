@@ -152,7 +152,8 @@ def get_processes() -> ProcessGroup:
     """
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return SingleProcess()
-    return _connect(_get_client())
+    # JAX has no public access to the client of its coordination service; Orbax and flax use it too
+    return _connect(importlib.import_module("jax._src.distributed").global_state.client)
 
 
 @functools.cache
@@ -160,21 +161,6 @@ def _connect(client: Any) -> Processes:
     watch = FailureWatch(client, jax.process_index())
     watch.start()  # once per connection: this function is cached
     return Processes(watch)
-
-
-def _get_client() -> Any:
-    """Return the coordination service's client. JAX has no public access to it.
-
-    Orbax and flax use it too.
-    """
-    try:
-        return importlib.import_module("jax._src.distributed").global_state.client
-    except (ImportError, AttributeError) as error:
-        raise ImportError(
-            "jengine needs `jax._src.distributed.global_state.client` to run several processes, "
-            "but JAX "
-            f"{jax.__version__} does not have it; install another JAX release, or update {__name__}"
-        ) from error
 
 
 def _exchange(
@@ -200,22 +186,14 @@ def all_gather_objects(values: list[Any], name: str, processes: ProcessGroup) ->
       processes: see `get_processes`; a single one gets `values` itself.
 
     Raises:
-      TypeError: a value that cannot be pickled, named with the position.
+      Exception: of pickle, for a value that it cannot store.
 
     >>> all_gather_objects([1, 2], "scores", SingleProcess())
     [1, 2]
     """
     if processes.count == 1:
         return values
-    values = to_host(values)
-    for i, value in enumerate(values):
-        try:
-            pickle.dumps(value)
-        except Exception as error:
-            raise TypeError(
-                f"{name}: results[{i}] must be an object that can be pickled, got {value!r}"
-            ) from error
-    return [value for part in processes.all_gather(name, values) for value in part]
+    return [value for part in processes.all_gather(name, to_host(values)) for value in part]
 
 
 def to_host(tree: Any) -> Any:

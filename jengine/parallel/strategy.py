@@ -31,6 +31,7 @@ class Strategy(Protocol):
       axis_name: the mapped axis of the step, or None.
       axis_names: further mapped axes of the step, of size 1.
       replicas: number of state replicas; None without a replica axis.
+      takes_host_batches: whether `put_batch` leaves them as they are.
       max_in_flight: number of dispatched steps that may be unfinished; at more, the host waits.
       mesh_shape: number of devices along each mesh axis; empty for a single device.
       mesh_description: the mesh for the log; empty for a single device.
@@ -40,6 +41,7 @@ class Strategy(Protocol):
     axis_name: str | None = None
     axis_names: tuple[str, ...] = ()
     replicas: int | None = None
+    takes_host_batches: bool = False
     max_in_flight: int
     mesh_shape: Mapping[str, int]
     mesh_description: str
@@ -164,13 +166,13 @@ class SingleDevice(Strategy):
         self.platform = self.device.platform
         check_context([self.device])
         # On CPU a compiled step reads host arrays directly, without the cost of `device_put`
-        self._takes_host_batches = self.platform == "cpu"
+        self.takes_host_batches = self.platform == "cpu"
         # on an accelerator each holds a batch in device memory
         self.max_in_flight = 8 if self.platform == "cpu" else 2
 
     def put_batch(self, batch: Batch, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the device; see `Strategy`."""
-        return batch if self._takes_host_batches else jax.device_put(batch, self.device)
+        return batch if self.takes_host_batches else jax.device_put(batch, self.device)
 
     def put_replicated(self, tree: ArrayTree) -> PyTree:
         """Copy values to the device."""

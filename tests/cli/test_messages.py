@@ -160,7 +160,7 @@ MISTAKES = {
     ),
     "too many devices": (
         ["parallel={'type': 'Pjit', 'mesh': {'data': 64}}"],
-        r"got 64 for .*; write -1 for an axis that takes all devices, `parallel.mesh=dict\(data=-1\)`",
+        r"got 64 for .*; an axis of -1 takes all that are left",
     ),
     "a metric with an unknown direction": (
         ["default_hooks.checkpoint={'type': 'CheckpointHook', 'save_best': 'acuracy'}"],
