@@ -70,7 +70,9 @@ class Wait:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
             stacks = file.read().decode(errors="replace")
-        current_logger().warning(f"{text} All threads:\n{stacks}", extra={"on_terminal": text})
+        logger = current_logger()
+        logger.warning(text)
+        logger.debug(f"All threads:\n{stacks}")  # the log file has this level
 
     def look(self) -> float:
         """Report the wait if it is due; return the seconds until it must be looked at again."""

@@ -179,17 +179,13 @@ class Placement:
             or isinstance(rule, str)
             or len(rule) != 2
             or not isinstance(rule[0], str)
+            or isinstance(rule[1], str)
         ):
             raise ConfigError(
-                "a rule must be a pair of a part of a name and axes, ('kernel', (None, "
-                f"'tensor')), got {rule!r}"
+                "a rule must be a pair of a part of a name and the axes, one entry for each, "
+                f"('kernel', (None, 'tensor')), got {rule!r}"
             )
         key, axes = rule
-        if isinstance(axes, str) or not isinstance(axes, Sequence | PartitionSpec):
-            raise ConfigError(
-                f"the axes of the rule {key!r} must be a tuple, one entry for each axis, got "
-                f"{axes!r}"
-            )
         # `unreduced` and `reduced` describe partial sums, which a parameter never is.
         if isinstance(axes, PartitionSpec) and (
             axes.unreduced or axes.reduced or PartitionSpec.UNCONSTRAINED in axes

@@ -360,8 +360,8 @@ def test_a_wait_for_data_is_logged_with_the_loader_and_the_batch(monkeypatch):
     finally:
         logger.removeHandler(handler)
     text = "The run has waited 0 s for train_dataloader (DataLoader(ArrayDataset)), batch 3 of pass 2."
-    assert [line.splitlines()[0] for line in lines] == [f"{text} All threads:"]
-    assert "test_interrupts.py" in lines[0]
+    assert lines[0] == text
+    assert [line for line in lines if line.startswith("The run has waited")] == [text]
 
 
 def test_a_log_line_that_fails_does_not_keep_a_signal_from_saving(make_runner, tmp_path):
