@@ -153,11 +153,6 @@ class IterableLoader(FollowsSteps):
         self._opened: tuple[int, Pass, tuple[Any, int]] | None = None
 
     @property
-    def metainfo(self) -> Any:
-        """The dataset's metainfo (class names and so on); None if it has none."""
-        return getattr(self.dataset, "metainfo", None)
-
-    @property
     def batch_size(self) -> int | None:
         """The examples per batch.
 
@@ -251,15 +246,14 @@ class IterableLoader(FollowsSteps):
         ValueError if the data allow only one pass.
         """
         source = self.source
-        keeps_workers = getattr(self.iterable, "persistent_workers", False)
         # With persistent workers a second iterator of PyTorch's loader takes over the processes of
         # the first.
-        if source.is_single or keeps_workers:
-            advice = source.advice or "use data without a state of their own"
+        if source.is_single or getattr(self.iterable, "persistent_workers", False):
             raise ValueError(
                 f"{self.kind} must allow a second pass during the current one, got one that "
-                "allows only one pass at a "
-                f"time; {'remove persistent_workers=True' if keeps_workers else advice}"
+                "allows only one pass at a time; "
+                f"{source.advice or 'use data without a state of their own'}, and no "
+                "persistent_workers"
             )
         other = copy.copy(self)  # which shares the user's object, unless its library can copy it
         other.source = source if source.copy is None else source.copy()

@@ -142,11 +142,6 @@ class DataLoader(FollowsSteps):
         return len(self.dataset)
 
     @property
-    def metainfo(self) -> Any:
-        """The dataset's metainfo (class names and so on); None if it has none."""
-        return getattr(self.dataset, "metainfo", None)
-
-    @property
     def epoch(self) -> int:
         """The epoch that the next iteration yields."""
         return self._order.epoch  # a hook may have set it on the sampler, as in MMEngine

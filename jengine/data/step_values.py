@@ -82,7 +82,13 @@ class FollowsSteps:
     batch_sizes: StepValues | None = None
     example_lengths: StepValues | None = None
     example_length: int | None = None
+    dataset: Any
     _size: int | None  # examples in a batch now
+
+    @property
+    def metainfo(self) -> Any:
+        """The dataset's metainfo (class names and so on); None if it has none."""
+        return getattr(self.dataset, "metainfo", None)
 
     def follow(self, batch_sizes: StepValues | None, example_lengths: StepValues | None) -> None:
         """Let the batch size and the length of examples follow the iteration.

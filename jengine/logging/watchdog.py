@@ -39,9 +39,7 @@ class Wait:
       since: `time.monotonic()` at the start of the wait; None while there is none.
     """
 
-    def __init__(
-        self, what: object, limit: float = LIMIT, error: BaseException | None = None
-    ) -> None:
+    def __init__(self, what: Any, limit: float = LIMIT, error: BaseException | None = None) -> None:
         global _thread
         self.what = what
         self.limit = limit

@@ -382,6 +382,6 @@ class TrainPrograms:
         return name, self._compiled[self._last], self._last.shapes
 
 
-def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
+def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[Any]:
     """Report that a step compiles, if the call inside is the first and takes long."""
     return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NO_REPORT

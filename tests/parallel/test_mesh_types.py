@@ -263,9 +263,8 @@ def test_linen_names_are_for_automatic_axes_within_the_context_too(make_run, typ
     with jax.set_mesh(make_mesh(types)):
         runner = make_run(dict(type="Pjit", logical_axes=dict(mlp="tensor")), **changes)
         if types == (EXPLICIT, EXPLICIT):
-            with pytest.raises(ValueError, match="embed") as error:
+            with pytest.raises(ValueError, match="embed"):
                 runner.train()
-            assert any("cannot have `nn.with_partitioning`" in note for note in error.value.__notes__)
         else:
             assert runner.train().params["up"]["kernel"].sharding.spec == P(None, "tensor")
 
