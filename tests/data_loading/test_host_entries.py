@@ -149,8 +149,3 @@ def test_an_error_of_a_sample_names_it_and_its_dataset():
     with pytest.raises(KeyError) as error:
         next(iter(DataLoader(ByName(), 2)))
     assert error.value.__notes__ == ["in sample 0 of ByName, which must have the samples 0 to N - 1"]
-
-
-def test_a_dict_of_arrays_is_not_a_dataset():
-    with pytest.raises(TypeError, match=r"got a dict of \['x', 'y'\]; wrap its arrays in ArrayDataset"):
-        build_dataloader(dict(dataset={"x": np.zeros(4), "y": np.zeros(4)}, batch_size=2), train=True)
