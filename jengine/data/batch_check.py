@@ -32,7 +32,7 @@ def batch_settings(
     copied to every device.
 
     Raises:
-      ConfigError: another axis, rules with the axis 0, or rules that are not such pairs.
+      ConfigError: another axis, or rules with the axis 0.
     """
     if batch_axis not in (0, None):
         raise ConfigError(f"`batch_axis` must be 0 or None, got {batch_axis!r}")
@@ -43,12 +43,6 @@ def batch_settings(
                 "is sharded"
             )
         return 0, None
-    for rule in batch_rules or ():
-        is_pair = isinstance(rule, Sequence) and len(rule) == 2 and isinstance(rule[0], str)
-        if not is_pair or isinstance(rule[1], str):  # the axes of an entry, not one
-            raise ConfigError(
-                f"`batch_rules` must be pairs such as ('nodes', ('data',)), got {rule!r}"
-            )
     return None, tuple(batch_rules or ())
 
 

@@ -25,7 +25,7 @@ from jengine.parallel.mesh import (
     describe_mesh,
     find_data_shard,
 )
-from jengine.parallel.placement import Axis, Placement, Rules, format_placement
+from jengine.parallel.placement import Axis, Placement, Rules
 from jengine.parallel.processes import put_whole
 from jengine.parallel.strategy import Strategy, bind_axis_names, jit_init
 
@@ -109,8 +109,15 @@ class MeshStrategy(Strategy):
         self._specs = {
             path: (tuple(leaves[path].shape), spec) for path, (spec, _) in assigned.items()
         }
-        title = f"Placement on the mesh {self.mesh_description}"
-        logger.debug("%s", "\n" + format_placement(assigned, params, self.mesh, title))
+        sharded = [
+            f"  {path} {self._specs[path][0]}: {tuple(spec)} by {reason}"
+            for path, (spec, reason) in assigned.items()
+            if reason
+        ]
+        logger.debug(
+            "\n".join([f"Placement on the mesh {self.mesh_description}:", *sharded])
+            + f"\n  {len(assigned) - len(sharded)} other parameters are replicated"
+        )
 
         def make_state(*args: Any) -> PyTree:
             return self._add_replica_axis(make(*args))

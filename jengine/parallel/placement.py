@@ -9,7 +9,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jengine.config import paths
 from jengine.config.errors import ConfigError, closest, config_path
-from jengine.logging.tables import format_table
 from jengine.model.model import Params
 from jengine.parallel.mesh import OPTIONAL_AXES
 
@@ -214,32 +213,6 @@ class Placement:
                     f"parameters must not be sharded over {name!r}, whose parts are "
                     f"replicas{advice}"
                 )
-
-
-def format_placement(placed: Mapping[str, Placed], params: Params, mesh: Mesh, title: str) -> str:
-    """Return a table with a row for each sharded parameter, and one for all replicated
-    parameters.
-    """
-    leaves = paths.flatten(params)
-    rows = []
-    replicated_size = 0
-    for path, (spec, reason) in placed.items():
-        leaf = leaves[path]
-        size = math.prod(leaf.shape) * leaf.dtype.itemsize
-        names = [name for axis in spec for name in axis_names(axis)]
-        # Replicated parameters share a row: models have hundreds of biases and norms.
-        if not names:
-            replicated_size += size
-            continue
-        share = size / math.prod(mesh.shape[name] for name in names)
-        rows.append(
-            [path, str(tuple(leaf.shape)), reason, str(tuple(spec)), f"{share / 2**20:.2f}"]
-        )
-    if num_replicated := len(placed) - len(rows):
-        rows.append([f"{num_replicated} replicated", "", "", "", f"{replicated_size / 2**20:.2f}"])
-    return format_table(
-        ["parameter", "shape", "sharded by", "spec", "MiB per device"], rows, title=title
-    )
 
 
 def select_axes(spec: Iterable[Axis], names: Collection[str]) -> Iterator[Axis]:
