@@ -14,10 +14,10 @@ from jengine.config.registry import (
     check_arguments,
     resolve_functions,
 )
-from jengine.data.find_source import is_map_style, is_stream
+from jengine.data.find_source import is_map_style, is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
-from jengine.data.samplers import DefaultSampler, Sampler
+from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.step_values import StepValues, is_step_values, parse_step_values
 
 # Settings of MMEngine's configs that do not exist here, and why.
@@ -183,6 +183,11 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
         )
     cfg = _divide_batch(cfg, 1)
     check_arguments(DataLoader, resolve_functions(DataLoader, cfg))
+    if not is_mapping(dataset) and not is_stream(dataset):
+        require_map_style(dataset)
+    sampler = as_config(cfg.get("sampler"))
+    if sampler is not None and not is_mapping(sampler) and not isinstance(sampler, Sampler):
+        IteratedSampler(sampler)  # raises the error
 
 
 class _GlobalBatch(NamedTuple):
