@@ -125,7 +125,6 @@ def step_failed(runner: RunnerInternals, error: BaseException | None = None) -> 
     ]
     try:
         with Wait("the device", error=error):
-            runner.dispatch_limiter.drain()
             jax.block_until_ready(arrays)
     except jax.errors.JaxRuntimeError:
         return True
