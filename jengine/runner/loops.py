@@ -143,8 +143,9 @@ class TrainLoop:
         self._check_batch = BatchCheck(
             "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
         )
-        put = functools.partial(runner.strategy.put_batch, rules=dataloader.batch_rules)
-        self._put = functools.partial(put_arrays, put=put)
+        strategy = runner.strategy
+        put = functools.partial(strategy.put_batch, rules=dataloader.batch_rules)
+        self._put = None if strategy.takes_host_batches else functools.partial(put_arrays, put=put)
         self._takes_host_batches = True  # not sent to the device ahead of time
         # searched with `bisect`
         self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
@@ -238,8 +239,9 @@ class TrainLoop:
                 self.run_chunk(batch_idx + self.iter - start, taken)
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
-                on_device = self._put(batch) if self._takes_host_batches else batch
-                self.run_iter(batch_idx + self.iter - start, on_device)
+                if self._takes_host_batches and self._put is not None:
+                    batch = self._put(batch)
+                self.run_iter(batch_idx + self.iter - start, batch)
                 if self.stop_training:  # the remaining batches are taken again after a resume
                     break
         return self.iter - start
@@ -297,7 +299,7 @@ class TrainLoop:
             )
             raise
         finally:
-            runner.interrupts.wait = None
+            runner.interrupts.wait.since = None
         runner.stopwatch.enter("hooks")
         return taken
 
