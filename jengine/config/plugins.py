@@ -90,8 +90,7 @@ def find_missing(name: str) -> str:
     """Return where a name is that no installed extra provides, as the end of a sentence, or ""."""
     found = _find_extras()
     for extra, provides in found.items():
-        missing = _missing(provides, found)
-        if missing and any(name in names for names in provides.values()):
+        if name in set().union(*provides.values()) and (missing := _missing(provides, found)):
             return f"; it is in the extra {extra!r}, which needs {missing!r}, not installed"
     index = _FOLDER / "names.json"
     shipped = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}

@@ -261,13 +261,13 @@ class DispatchLimiter:
     def __init__(self, limit: int) -> None:
         # Outputs, not states: the next step donates the state, and a donated array cannot be waited
         # for.
-        self._tokens: collections.deque[jax.Array] = collections.deque()
+        self.tokens: collections.deque[jax.Array] = collections.deque()
         self.limit = limit
         self._waiting = Wait("the device")
 
     def wait(self) -> None:
         """Call before a dispatch: block while `limit` steps are unfinished."""
-        tokens = self._tokens
+        tokens = self.tokens
         if len(tokens) < self.limit:
             return
         while len(tokens) > self.limit // 2:
@@ -278,9 +278,9 @@ class DispatchLimiter:
 
     def add(self, token: jax.Array) -> None:
         """Call after a dispatch, with an output of the step that is not donated."""
-        self._tokens.append(token)
+        self.tokens.append(token)
 
     def drain(self) -> None:
         """Block until every dispatched step is finished."""
-        while self._tokens:
-            self._tokens.popleft().block_until_ready()
+        while self.tokens:
+            self.tokens.popleft().block_until_ready()

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import jax
 
-from jengine.checkpoint.arrays import ignore_closed_event_loops
 from jengine.checkpoint.lock_holder import WorkDirLockedError
+from jengine.checkpoint.orbax import ignore_closed_event_loops
 from jengine.config.dump import write_config
 from jengine.config.explain import explain
 from jengine.hooks.checks import NonFiniteLossError

@@ -139,7 +139,6 @@ class TrainLoop:
         self.iter = self.epoch = self.epoch_start = 0
         self.position: Any = None
         self.batch: Batch = None
-        self._checked_scan = False
         self._waited = WaitedLoader("train_dataloader", dataloader)
         self._check_batch = BatchCheck(
             "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
@@ -301,8 +300,6 @@ class TrainLoop:
             raise
         finally:
             runner.interrupts.wait.since = None
-        if len(taken) == size > 1 and not self._checked_scan:  # once, with the first chunk
-            self._check_scan(taken)
         runner.stopwatch.enter("hooks")
         return taken
 
@@ -409,36 +406,19 @@ class TrainLoop:
         self.batch = None
         runner.interrupts.check()
 
-    def _check_scan(self, batches: Sequence[PyTree]) -> None:
-        """Warn and run single steps from now on if a chunk would be slow on this device."""
-        runner = self.runner
-        self._checked_scan = True
-        if runner.programs.is_slow_in_scan(runner.state, batches, runner.step_hyperparams()):
-            runner.logger.warning(
-                f"steps_per_call={self.steps_per_call} has no effect: the step has convolutions, "
-                "which XLA compiles to "
-                "slow code within a loop on a CPU; iterations run one by one."
-            )
-            self.steps_per_call = 1
-
     # --- Checks and validations ---
 
     def check(self) -> None:
-        """Check at a log line that model and hooks are still as they were traced, and that fetched
-        losses are finite.
+        """Check at a log line that fetched losses are finite.
 
         Raises:
-          RuntimeError: an attribute has changed that the trace has read from a hook, the model or
-            its loss.
           NonFiniteLossError: a loss is not finite. WorkDirLockedError: another run has taken over.
         """
         self.runner.files.check()
-        self.runner.programs.check_reads()
         check_losses(self.runner, at_line=True)
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
-        self.runner.programs.check_reads()
         check_losses(self.runner)  # before a validation that would be wasted
         intervals = self._get_intervals(count + 1)
         due = [

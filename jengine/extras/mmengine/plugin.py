@@ -1,6 +1,9 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "backend_args": {
+        "apply_backend_args": "jengine.extras.mmengine.backend_args",
+    },
     "commands": {
         "convert": "jengine.extras.mmengine.commands",
     },
