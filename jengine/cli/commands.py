@@ -10,7 +10,7 @@ import pathlib
 import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.config.containers import resolve
 from jengine.config.diff import ABSENT, diff_configs
@@ -18,10 +18,6 @@ from jengine.config.dump import dump_config, parse_config
 from jengine.config.load import load_config
 from jengine.config.overrides import apply_overrides
 from jengine.config.storage import read_text
-
-if TYPE_CHECKING:
-    # imported when a command needs one, since it takes a second
-    pass
 
 
 def load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -71,7 +67,7 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
 
 
 @contextlib.contextmanager
-def temporary_runner(cfg: Mapping[str, Any]) -> "Iterator[Runner]":
+def temporary_runner(cfg: Mapping[str, Any]) -> Iterator[Any]:
     """Build a Runner in a temporary directory, so that the command leaves no files behind, and
     logs only warnings.
     """
