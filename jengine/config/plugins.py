@@ -115,11 +115,13 @@ def lazy_names(package: str, provides: Provides) -> tuple[Callable[[str], Any], 
     }
 
     def get_name(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(modules[name]), name)
+        if name in modules:
+            return getattr(importlib.import_module(modules[name]), name)
+        if not name.startswith("_") and name in provided(package):  # of an extra
+            return load_provided(package, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get_name, lambda: sorted({*vars(sys.modules[package]), *modules})
+    return get_name, lambda: sorted({*vars(sys.modules[package]), *modules, *provided(package)})
 
 
 @functools.cache

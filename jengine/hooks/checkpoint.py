@@ -49,7 +49,6 @@ _CHECKPOINT_KEYS = (
     "data",
     "accumulated",
     "exchanged",
-    "optimizer_settings",
     "set_by_hand",
     "fingerprint",
 )
