@@ -4,11 +4,13 @@ building a Runner.
 
 import argparse
 import collections
+import contextlib
 import os
 import pathlib
 import platform
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from jengine.config.containers import resolve
 from jengine.config.diff import ABSENT, diff_configs
@@ -16,10 +18,6 @@ from jengine.config.dump import dump_config, parse_config
 from jengine.config.load import load_config
 from jengine.config.overrides import apply_overrides
 from jengine.config.storage import read_text
-
-if TYPE_CHECKING:
-    # imported when a command needs one, since it takes a second
-    pass
 
 
 def load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -66,6 +64,19 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
         }
         error.__notes__ = [given.get(note, note) for note in getattr(error, "__notes__", ())]
         raise
+
+
+@contextlib.contextmanager
+def temporary_runner(cfg: Mapping[str, Any]) -> Iterator[Any]:
+    """Build a Runner in a temporary directory, so that the command leaves no files behind, and
+    logs only warnings.
+    """
+    from jengine.runner.runner import Runner
+
+    with tempfile.TemporaryDirectory() as work_dir:
+        yield Runner.from_cfg(
+            {**cfg, "work_dir": work_dir, "log_level": "WARNING", "resume": False}
+        )
 
 
 def format_bytes(number: float, digits: int = 2) -> str:

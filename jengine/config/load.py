@@ -1,6 +1,5 @@
 """Config files: Python files with a function `get_config()`, and those that extras read."""
 
-import inspect
 import logging
 import os
 import pathlib
@@ -129,18 +128,6 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
     if not callable(get_config):
         raise ConfigError(f"{str(file)!r} has no function `get_config()`")
     arguments = () if argument is None else (argument,)
-    # Binding first tells a wrong call from a TypeError in the function itself.
-    try:
-        inspect.signature(get_config).bind(*arguments)
-    except TypeError:
-        problem = (
-            "takes no argument"
-            if arguments
-            else f"requires an argument; write {file.name}:argument"
-        )
-        raise ConfigError(
-            f"get_config{inspect.signature(get_config)} of {str(file)!r} {problem}"
-        ) from None
     return get_config(*arguments)
 
 

@@ -60,7 +60,6 @@ class Registry:
         page of a room may have a dict `provides` like that of an extra, with entries whose modules
         are imported when they are used.
       section: the section of the extras that has further entries, see `plugins`.
-      used_in: where a config names the entries, for the error in another registry that lacks one.
       checks_calls: whether calls of an entry check the arguments; else only `build` does.
       parent: a registry that shares its entries with this one, in both directions.
       scope: as in MMEngine, for a registry with a parent; names are found with any scope before
@@ -72,7 +71,6 @@ class Registry:
         name: str,
         locations: str | Sequence[str] = (),
         section: str = "",
-        used_in: str = "",
         checks_calls: bool = True,
         parent: "Registry | None" = None,
         scope: str | None = None,
@@ -88,7 +86,6 @@ class Registry:
             vars(self).update(vars(parent))  # the same lists and dicts
         self.name = name
         self.scope = scope
-        self.used_in = used_in
         self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
         locations = locations or REGISTERED_BY.get(section, ())
         self._locations += [locations] if isinstance(locations, str) else locations
@@ -128,11 +125,6 @@ class Registry:
             raise TypeError(
                 f"`name` must be a string or a list of strings, got {name!r}; write "
                 "@register_module() with parentheses"
-            )
-        if not isinstance(force, bool) or not (module is None or callable(module)):
-            raise TypeError(
-                f"`force` must be a bool and `module` a class or a function, got {force!r} and "
-                f"{module!r}"
             )
 
         def register(entry: T) -> T:
@@ -192,7 +184,7 @@ class Registry:
                 return self._entries[registered]
         if module:
             return self._import(key, name)
-        hint = _find_elsewhere(name) or find_missing(name) or closest(name, self._names())
+        hint = find_missing(name) or closest(name, self._names())
         if (path := find_unregistered(name)) is not None:
             hint = (
                 f", which is not registered: write type={path!r}, or register the class with "
@@ -294,11 +286,6 @@ class Registry:
         self, cfg: Config, extra: Mapping[str, Any]
     ) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return a config's class or function, and the arguments."""
-        if isinstance(cfg, tuple) and len(cfg) == 1:
-            raise TypeError(
-                f"{self._name_with_article} must be a dict, got a tuple of one; remove the comma "
-                "after `dict(...)`"
-            )
         cfg = as_config(cfg)
         if not is_mapping(cfg):
             raise TypeError(
@@ -516,15 +503,6 @@ def find_registered(name: str, import_all: bool = False) -> list[Callable[..., A
 def list_registered_by_users(name: str) -> list[Callable[..., Any]]:
     """Return the entries called `name`, without a scope, that are not part of jengine."""
     return [entry for entry in _OF_USERS.get(name, ()) if entry in find_registered(name)]
-
-
-def _find_elsewhere(name: str) -> str:
-    """Return where a config can name an entry in another registry, for an error message.
-
-    Empty if there is none.
-    """
-    found = [registry for registry in _REGISTRIES if registry.used_in and name in registry]
-    return f", which is a {found[0].name}; add it to {found[0].used_in}" if found else ""
 
 
 def _full_name(entry: Callable[..., Any]) -> str:

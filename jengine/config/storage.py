@@ -569,12 +569,8 @@ def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
     """
     text = os.fspath(path)
     if match := _SCHEME.match(text):
-        scheme = match[1].lower()
-        tool = {"gs": "Cloud Storage FUSE", "s3": "Mountpoint for Amazon S3"}.get(
-            scheme, "a FUSE driver"
-        )
         raise ConfigError(
             f"`{name}` must be a path on a local or mounted file system, got {text!r}; mount the "
-            f"storage of {scheme}:// as a directory ({tool}), or copy to and from it"
+            f"storage of {match[1]}:// as a directory, or copy to and from it"
         )
     return os.path.abspath(text)

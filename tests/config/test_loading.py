@@ -88,10 +88,10 @@ def test_the_text_after_the_colon_is_the_argument(write):
 
 def test_an_argument_must_fit_get_config(write):
     without = write("a.py", "def get_config():\n    return {}")
-    with pytest.raises(ConfigError, match=r"get_config\(\) of .*takes no argument"):
+    with pytest.raises(TypeError, match="takes 0 positional arguments but 1 was given"):
         load_config(f"{without}:large")
     needing = write("b.py", "def get_config(size):\n    return {}")
-    with pytest.raises(ConfigError, match=r"requires an argument; write b\.py:argument"):
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'size'"):
         load_config(needing)
 
 

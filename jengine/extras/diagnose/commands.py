@@ -62,7 +62,7 @@ def add_commands(commands: Commands) -> None:
     rates.add_argument("--png", metavar="FILE", help="also save a PNG file")
     commands.add(
         "groups",
-        "jengine.extras.diagnose.short_runs:groups",
+        "jengine.extras.diagnose.groups:groups",
         "print the table of parameter groups",
         commands.config,
     )

@@ -138,8 +138,3 @@ def test_the_trainer_has_the_names_of_imix(imix_runner):
         runner.train()
         assert hook.read == expected
         assert runner.remark == "set on the run"
-
-
-def test_a_writer_in_custom_hooks_is_named_with_its_place(imix_runner):
-    with pytest.raises(KeyError, match="'JSONLoggerHook', which is a writer; add it to the `loggers` of a PeriodicLog"):
-        imix_runner(4, custom_hooks=[dict(type="JSONLoggerHook")])

@@ -1,30 +1,12 @@
-"""What commands share that look at a run without leaving one, and `jengine groups`."""
+"""Figures of commands, and `jengine groups`."""
 
 import argparse
 import contextlib
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from jengine.cli.commands import load
+from jengine.cli.commands import load, temporary_runner
 from jengine.config.errors import ConfigError, require_extra
-
-if TYPE_CHECKING:
-    # imported when a command needs one, since it takes a second
-    from jengine.runner.runner import Runner
-
-
-@contextlib.contextmanager
-def temporary_runner(cfg: Mapping[str, Any]) -> "Iterator[Runner]":
-    """Build a Runner in a temporary directory, so that the command leaves no files behind, and
-    logs only warnings.
-    """
-    from jengine.runner.runner import Runner
-
-    with tempfile.TemporaryDirectory() as work_dir:
-        yield Runner.from_cfg(
-            {**cfg, "work_dir": work_dir, "log_level": "WARNING", "resume": False}
-        )
 
 
 @contextlib.contextmanager
