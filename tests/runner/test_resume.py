@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from jengine import checkpoint
-from jengine.checkpoint.manifest import claim, seal
+from jengine.checkpoint.manifest import seal
 from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
 from jengine.hooks import Hook
@@ -231,7 +231,7 @@ def test_load_from_loads_only_the_weights(make_runner, tmp_path):
 
 def test_a_new_run_in_the_same_work_dir_moves_the_old_checkpoints(make_runner, tmp_path):
     first = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
-    claim(tmp_path / "run" / "epoch_2.incoming", "a run that was killed during this save")
+    (tmp_path / "run" / "epoch_2.incoming" / "state").mkdir(parents=True)  # of a run that was killed during this save
     make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1), randomness=dict(seed=7)).train()
     assert [path.name for path in (tmp_path / "run").rglob("epoch_*")].count("epoch_1") == 2
     assert not list((tmp_path / "run").rglob("*.incoming"))  # nothing can resume from it

@@ -1,6 +1,10 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "AVERAGES": {
+        "CosineEMA": "jengine.extras.optimizers.averages",
+        "ExpMomentumEMA": "jengine.extras.optimizers.averages",
+    },
     "HOOKS": {
         "ScheduleFreeHook": "jengine.extras.optimizers.schedule_free",
     },
