@@ -335,17 +335,15 @@ def test_key_that_matches_nothing_is_warned_about_and_in_the_table(caplog):
     ]
 
 
-def test_rules_overridden_by_a_custom_key_are_in_the_table():
+def test_the_table_names_the_custom_key_in_the_place_of_rules():
     cfg = {"custom_keys": {"head": {"lr_mult": 0.1}}, "norm_decay_mult": 0.0, "bias_lr_mult": 2.0}
     assert [row[:3] for row in build(TOY, cfg, weight_decay=1.0).group_table()[1]] == [
         ["0", "", "2"],
         ["1", "bias_lr_mult", "2"],
         ["2", "head", "4"],
     ]
-    # no rule is overridden if the key has the same value, or if the rules also apply
     same = {"custom_keys": {"bn": {"decay_mult": 0.0}}, "norm_decay_mult": 0.0}
     assert [row[1] for row in build(TOY, same, weight_decay=1.0).group_table()[1]] == ["", "bn"]
-    forced = build(TOY, {**cfg, "force_default_settings": True}, weight_decay=1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """The groups, hyperparameters, state dict and errors of an optimizer wrapper."""
 
 import json
-import re
 
 import jax
 import jax.numpy as jnp
