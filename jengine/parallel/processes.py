@@ -167,14 +167,7 @@ def get_client() -> Any:
 
     Orbax and flax use it too.
     """
-    try:
-        return importlib.import_module("jax._src.distributed").global_state.client
-    except (ImportError, AttributeError) as error:
-        raise ImportError(
-            "jengine needs `jax._src.distributed.global_state.client` to run several processes, "
-            "but JAX "
-            f"{jax.__version__} does not have it; install another JAX release, or update {__name__}"
-        ) from error
+    return importlib.import_module("jax._src.distributed").global_state.client
 
 
 def _exchange(

@@ -39,6 +39,7 @@ def count_sent(make_runner, train, val, **changes):
     hook = Ahead()
     runner = make_runner(train_dataloader=train, val_dataloader=val, custom_hooks=[hook], **changes)
     runner.strategy.put_batch = hook.count(runner.strategy.put_batch)
+    runner.strategy.takes_host_batches = False  # as on an accelerator
     runner.train()
     return hook.sent_before
 
