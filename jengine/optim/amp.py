@@ -13,8 +13,7 @@ import optax
 from optax import OptState, Params
 
 from jengine.config.annotations import is_mapping
-from jengine.config.errors import closest
-from jengine.config.registry import OPTIM_WRAPPERS
+from jengine.config.registry import OPTIM_WRAPPERS, check_names
 from jengine.model.autocast import at_least_float32, autocast, compute_in, current_dtype
 from jengine.optim.transforms.accumulate import AccumulateState
 from jengine.optim.transforms.fields import get_field, set_fields
@@ -196,11 +195,7 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
         settings = LossScale(init_scale=loss_scale, growth_factor=1.0, backoff_factor=1.0)
     elif is_mapping(loss_scale):
         arguments = dict(loss_scale.items())
-        for key in arguments:
-            if key not in LossScale._fields:
-                raise TypeError(
-                    f"`loss_scale` has no {key!r}{closest(str(key), LossScale._fields)}"
-                )
+        check_names(LossScale, arguments)
         settings = LossScale(**arguments)
     else:
         raise TypeError(f"`loss_scale` must be 'dynamic', a float or a dict, got {loss_scale!r}")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -33,6 +34,8 @@ from jengine.optim.transforms.clip import (
     parse_clip_grad,
 )
 from jengine.optim.transforms.fields import get_field
+
+_get_lr = operator.itemgetter("lr")
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -365,7 +368,7 @@ class OptimWrapper:
         one; None for one more than at the last call.
         """
         self.inner_count = count = (self.inner_count if step is None else step) + 1
-        return self._is_update(count)
+        return not self.accumulates or self._is_update(count)
 
     def should_update(self) -> bool:
         """Return whether the current iteration, the last one counted, updates the parameters."""
@@ -378,6 +381,8 @@ class OptimWrapper:
         return self._is_update(self.inner_count + 1)
 
     def _is_update(self, count: int) -> bool:
+        if not self.accumulates:
+            return True
         step = count - 1
         every = self.counts.at(step)
         # The last window before a change, and that of the run, may be shorter.
@@ -413,7 +418,7 @@ class OptimWrapper:
         base = self.base_param_settings
         return {
             **({} if base is None else {"base_lr": [base["lr"]]}),
-            "lr": [group["lr"] for group in self.param_groups],
+            "lr": list(map(_get_lr, self.param_groups)),
         }
 
     def set_lr(self, lr: float) -> None:

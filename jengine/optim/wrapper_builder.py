@@ -8,7 +8,7 @@ from typing import Any
 from jengine.config.containers import resolve
 from jengine.config.errors import config_path
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
-from jengine.optim.optimizers.optimizer_builder import is_optimizer, reject_trailing_comma
+from jengine.optim.optimizers.optimizer_builder import is_optimizer
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 
@@ -104,19 +104,13 @@ def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
 
 
 def _build_constructor(cfg: Any) -> Any:
-    reject_trailing_comma(cfg, "an optimizer wrapper")
     if is_optimizer(cfg):
         cfg = {"optimizer": cfg}
-    # `optax.adam` instead of `optax.adam(1e-3)` is a frequent slip.
-    if callable(cfg):
-        name = getattr(cfg, "__name__", "NAME")
-        raise TypeError(
-            "an optimizer wrapper must be a dict or an optax gradient transformation, got the "
-            f"function {name}; call "
-            f"it, `{name}(1e-3)`, or write `dict(optimizer=dict(type={name}, learning_rate=1e-3))`"
-        )
     if not hasattr(cfg, "items"):
-        raise TypeError(f"an optimizer wrapper must be a dict, got {type(cfg).__name__}: {cfg!r}")
+        raise TypeError(
+            "an optimizer wrapper must be a dict or an optax gradient transformation, got "
+            f"{type(cfg).__name__}: {cfg!r}"
+        )
     wrapper_cfg = resolve({key: value for key, value in cfg.items() if key != "_delete_"})
     paramwise_cfg = wrapper_cfg.pop("paramwise_cfg", None)
     # A key `optimizer` is the config of one wrapper; else names of optimizers are the keys.

@@ -65,7 +65,7 @@ def test_norm_is_over_all_parameters_and_computed_after_unscaling():
         ({"type": "norm"}, AssertionError, "`clip_grad` must have max_norm .* got neither"),
         ({"type": "foo", "max_norm": 1}, ValueError, "'norm' or 'value', got 'foo'"),
         ({"max_norm": 1, "clip_value": 1}, ValueError, "got both"),
-        ({"max_nrom": 1}, ValueError, "no 'max_nrom'; did you mean 'max_norm'"),
+        ({"max_nrom": 1}, TypeError, "no argument 'max_nrom'; did you mean 'max_norm'"),
         ({"max_norm": -1}, ValueError, "`clip_grad.max_norm` must be a number above 0, got -1"),
         ({"max_norm": 0}, ValueError, "max_norm` must be a number above 0, got 0"),  # it would stop training
         ({"clip_value": 0.0}, ValueError, "clip_value` must be a number above 0, got 0.0"),

@@ -307,7 +307,7 @@ def test_scale_stays_between_minimum_and_maximum():
     [
         ("foo", TypeError, "must be 'dynamic', a float or a dict, got"),
         (128, TypeError, "must be 'dynamic', a float or a dict, got"),
-        ({"init_scael": 1.0}, TypeError, "no 'init_scael'; did you mean 'init_scale'"),
+        ({"init_scael": 1.0}, TypeError, "no argument 'init_scael'; did you mean 'init_scale'"),
         (-1.0, ValueError, "init_scale` must be a number above 0"),
         ({"backoff_factor": 2.0}, ValueError, "backoff_factor"),
         ({"min_scale": 4.0, "max_scale": 2.0}, ValueError, "min_scale"),

@@ -1,7 +1,6 @@
 """The groups, hyperparameters, state dict and errors of an optimizer wrapper."""
 
 import json
-import re
 
 import jax
 import jax.numpy as jnp
@@ -234,12 +233,12 @@ def test_constructor_gets_its_arguments_by_name():
 @pytest.mark.parametrize(
     ("cfg", "error", "message"),
     [
-        ({"optimizer": ({"type": "SGD"},)}, TypeError, "remove the comma"),
+        ({"optimizer": ({"type": "SGD"},)}, TypeError, "an optimizer must be a dict .*, got tuple"),
         ({"type": "OptimWrapper"}, AssertionError, r"must have an 'optimizer', got \['type'\]"),
         ({"optimizer": {"type": "SDG"}}, KeyError, "did you mean 'SGD'"),
         ({"optimizer": {"type": "SGD", "momentun": 0.9}}, TypeError, "no argument 'momentun'; did you mean 'momentum'"),
         ({"optimizer": {"type": "SGD"}, "clip_gard": {}}, TypeError, "did you mean 'clip_grad'"),
-        ([], TypeError, "an optimizer wrapper must be a dict, got list"),
+        ([], TypeError, "an optimizer wrapper must be a dict .*, got list"),
     ],
 )
 def test_invalid_config(cfg, error, message):

@@ -5,13 +5,13 @@ Each takes optax's arguments, with `lr` for `learning_rate` and `betas` for `b1`
 
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optax
 import optax.contrib
 
-from jengine.config.annotations import NonNegative
+from jengine.config.annotations import Decay, NonNegative
 from jengine.config.registry import OPTIMIZERS
 from jengine.optim.optimizers.optax_optimizers import Factory, from_factory
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -32,11 +32,7 @@ def _alias(name: str, factory: Factory, other: str) -> Callable[..., Optimizer]:
     own = [inspect.Parameter("lr", kind, annotation=NonNegative)]
     if decays:
         default = tuple(decay.default for decay in decays)
-        own.append(
-            inspect.Parameter(
-                "betas", kind, default=default, annotation=tuple[(float,) * len(decays)]
-            )
-        )
+        own.append(inspect.Parameter("betas", kind, default=default, annotation=Sequence[Decay]))
     del parameters["learning_rate"]
     others = [parameter.replace(kind=kind) for parameter in parameters.values()]
     vars(build)["__signature__"] = inspect.Signature([*own, *others], return_annotation=Optimizer)

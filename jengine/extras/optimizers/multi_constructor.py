@@ -9,7 +9,7 @@ from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import config_path
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
-from jengine.optim.optimizers.optimizer_builder import is_optimizer, reject_trailing_comma
+from jengine.optim.optimizers.optimizer_builder import is_optimizer
 from jengine.optim.param_groups.modules import ParamsSource, get_params
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
@@ -50,7 +50,6 @@ class MultiOptimWrapperConstructor:
             if name != "type"
         }
         for name, value in cfg.items():
-            reject_trailing_comma(value, "an optimizer wrapper")
             if not is_mapping(value) and not isinstance(value, OptimWrapper):
                 raise TypeError(
                     f"`{name}` must be an optimizer wrapper or the config of one, got {value!r}"

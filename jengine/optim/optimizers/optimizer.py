@@ -145,14 +145,15 @@ def define_optimizer(
         @functools.wraps(row)
         def parts(*args: P.args, **settings: P.kwargs) -> Parts:
             scale = row(*args, **settings)
+            given: Mapping[str, Any] = settings
             if decay is None:
                 return scale
             return chain_with_decay(
                 scale,
-                settings["lr"],
-                settings["weight_decay"],
-                decoupled=decay == "decoupled" or settings.get("decoupled_weight_decay", False),
-                maximize=settings.get("maximize", False),
+                given["lr"],
+                given["weight_decay"],
+                decoupled=decay == "decoupled" or given.get("decoupled_weight_decay", False),
+                maximize=given.get("maximize", False),
             )
 
         @functools.wraps(row)

@@ -33,7 +33,7 @@ def build_optimizer(
         an optax gradient transformation or an `optax.MultiSteps`.
 
     Raises:
-      TypeError: none of these, or a tuple of one config, because of a trailing comma.
+      TypeError: none of these.
       KeyError, ValueError: an invalid config.
     """
     if isinstance(cfg, Optimizer):
@@ -43,7 +43,6 @@ def build_optimizer(
     if is_optimizer(cfg):
         return from_optax(cfg)
     with config_path("optimizer"):
-        reject_trailing_comma(cfg, "an optimizer")
         cfg = as_config(cfg)
         if not is_mapping(cfg):
             raise TypeError(
@@ -66,16 +65,6 @@ def build_optimizer(
 def is_optimizer(value: object) -> bool:
     """Return whether `value` is an `Optimizer` or a transformation of optax, not a config."""
     return isinstance(value, Optimizer | optax.GradientTransformation | optax.MultiSteps)
-
-
-def reject_trailing_comma(cfg: object, what: str) -> None:
-    """Raise a TypeError if `cfg` is a tuple of one element, the result of a trailing comma after
-    `what`.
-    """
-    if isinstance(cfg, tuple) and len(cfg) == 1:
-        raise TypeError(
-            f"{what} must be a dict, got a tuple of one; remove the comma after `dict(...)`"
-        )
 
 
 @OPTIMIZERS.register_module()

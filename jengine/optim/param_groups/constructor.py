@@ -9,11 +9,11 @@ from optax import Params
 
 from jengine.config import paths
 from jengine.config.annotations import is_mapping
-from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.config.errors import ArgumentError, ConfigError, closest
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 from jengine.model.model import Model
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.optimizers.optimizer_builder import build_optimizer, reject_trailing_comma
+from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups.modules import (
     Module,
     Parameter,
@@ -33,7 +33,8 @@ from jengine.optim.wrapper import OptimWrapper
 logger = logging.getLogger("jengine")
 
 DECAY_RULES = ("bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "flat_decay_mult")
-_RULES = (*DECAY_RULES, "bias_lr_mult", "dcn_offset_lr_mult")
+_LR_RULES = ("bias_lr_mult", "dcn_offset_lr_mult")
+_RULES = (*DECAY_RULES, *_LR_RULES)
 _MAX_WARNINGS = 3  # of keys that match no parameter
 _MAX_NAMES = 8
 _MAX_OPTIONS = 8  # lines of options on the terminal, which shows the group table too
@@ -110,8 +111,6 @@ class DefaultOptimWrapperConstructor:
         self.optim_wrapper_cfg = dict(optim_wrapper_cfg)
         # What is left are the arguments of the wrapper itself.
         self.optimizer_cfg = as_config(self.optim_wrapper_cfg.pop("optimizer"))
-        with config_path("optimizer"):
-            reject_trailing_comma(self.optimizer_cfg, "an optimizer")
         self.paramwise_cfg = {} if paramwise_cfg is None else dict(paramwise_cfg)
         settings = self.optimizer_cfg  # as written: defaults are read when parameters are known
         if not is_mapping(settings):
@@ -175,31 +174,17 @@ class DefaultOptimWrapperConstructor:
             decay multiplier without a weight decay.
         """
         self.read_defaults()
+        rules = {key: self.paramwise_cfg.get(key) for key in (*DECAY_RULES, *_LR_RULES)}
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
-        decays = [
-            k
-            for k in DECAY_RULES
-            if k != "flat_decay_mult" and self.paramwise_cfg.get(k) is not None
-        ]
-        decays += [
-            f"custom_keys[{key!r}].decay_mult"
-            for key, rule in custom_keys.items()
-            if "decay_mult" in rule
-        ]
-        if decays and self.base_wd is None:
-            raise ValueError(f"`optimizer.weight_decay` must be set for {decays[0]}, got none")
-        rules = [
-            name
-            for name in ("bias_lr_mult", "dcn_offset_lr_mult")
-            if self.paramwise_cfg.get(name) is not None
-        ]
-        rules += [
-            f"custom_keys[{key!r}].lr_mult"
-            for key, rule in custom_keys.items()
-            if "lr_mult" in rule
-        ]
-        if rules:
-            self.require_base_lr(rules[0])
+        for key, rule in custom_keys.items():
+            rules |= {f"custom_keys[{key!r}].{name}": value for name, value in rule.items()}
+        for name, value in rules.items():
+            if value is not None and name.endswith("lr_mult"):
+                self.require_base_lr(name)
+            # flat_decay_mult=0.0 may be for an optimizer that has none
+            is_decay = name.endswith("decay_mult") and name != "flat_decay_mult"
+            if value is not None and is_decay and self.base_wd is None:
+                raise ValueError(f"`optimizer.weight_decay` must be set for {name}, got none")
         if not self._overrides_rules():
             check_custom_fields(
                 custom_keys, self.optimizer.name, self.optimizer.defaults, self.custom_fields
@@ -352,7 +337,7 @@ class DefaultOptimWrapperConstructor:
         self.matched.update(applying)
         settings: dict[str, Any] = {}
         patterns: list[str] = []
-        for key in ("bias_lr_mult", "dcn_offset_lr_mult"):
+        for key in _LR_RULES:
             if key in applying:
                 settings["lr"] = self.base_lr * self.paramwise_cfg[key]
                 patterns = [key]

@@ -99,6 +99,7 @@ class _Track:
         self.groups = [groups[i] for i in self.indices]
         self.base = np.array([float(bases[i][name]) for i in self.indices])
         self.range = value_range(name)
+        self.written: list[float] = []
 
         def columns(values: Sequence[Any]) -> np.ndarray:
             return np.array([[row[i] for i in self.indices] for row in values], float)

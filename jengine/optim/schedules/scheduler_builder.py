@@ -305,26 +305,20 @@ def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
     """
     from jengine.optim.schedules.from_optax import OptaxFormula
 
-    def active_range(scheduler: ParamScheduler) -> tuple[float, float]:
-        """Return begin and end, in iterations if the epoch length is known."""
-        length = (run.epoch_length or 1) if scheduler.by_epoch else 1
-        return scheduler.begin * length, scheduler.end * length
-
+    length = run.epoch_length
     for index, scheduler in enumerate(chain):
-        for other_index, other in enumerate(
-            chain if isinstance(scheduler.settings, OptaxFormula) else ()
-        ):
+        for other in chain if isinstance(scheduler.settings, OptaxFormula) else ():
             if other is scheduler or other.param_name != scheduler.param_name:
                 continue
-            if run.epoch_length is None and other.by_epoch != scheduler.by_epoch:
+            if length is None and other.by_epoch != scheduler.by_epoch:
                 continue  # the ranges cannot be compared
-            (begin, end) = active_range(scheduler)
-            (other_begin, other_end) = active_range(other)
-            if max(begin, other_begin) < min(end, other_end):
+            units = [(length or 1) if each.by_epoch else 1 for each in (scheduler, other)]
+            begin = max(scheduler.begin * units[0], other.begin * units[1])
+            if begin < min(scheduler.end * units[0], other.end * units[1]):
                 with config_path(index):
                     raise ConfigError(
-                        f"the optax schedule at [{index}] must not overlap with another schedule, "
-                        f"because it sets {scheduler.param_name!r} at each step, got "
-                        f"{type(other).__name__} at [{other_index}] in the same range; give both "
-                        "a `begin` and an `end`, or use one optax.join_schedules"
+                        f"an optax schedule must not overlap with another schedule, because it "
+                        f"sets {scheduler.param_name!r} at each step, got {type(other).__name__} "
+                        "in the same range; give both a `begin` and an `end`, or use one "
+                        "optax.join_schedules"
                     )

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 from optax import Params, Updates
 
-from jengine.config.annotations import Range, check_values, is_mapping
-from jengine.config.errors import ArgumentError, closest, config_path
+from jengine.config.annotations import Range, is_mapping
+from jengine.config.errors import ArgumentError, config_path
+from jengine.config.registry import check_arguments
 
 
 class ClipByNormState(NamedTuple):
@@ -125,14 +126,9 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
             "compiled step cannot raise; use CheckInvalidLossHook instead"
         )
     settings = _SETTINGS[kind]
-    for key in keys:
-        if key not in settings._fields:
-            raise ValueError(
-                f"`clip_grad` of type {kind!r} has no {key!r}{closest(str(key), settings._fields)}"
-            )
     numbers = {settings._fields[0]: None, **keys}
     with config_path("clip_grad"):
-        check_values("", settings, numbers)
+        check_arguments(settings, numbers)
     return settings(**{name: float(value) for name, value in numbers.items()})
 
 
