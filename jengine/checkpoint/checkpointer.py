@@ -2,7 +2,7 @@
 
 import concurrent.futures
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -13,14 +13,12 @@ from jengine.checkpoint.arrays import encode
 from jengine.checkpoint.layout import (
     encode_meta,
     find_manifests,
-    pack_states,
-    write_meta,
     write_pointer,
 )
 from jengine.checkpoint.manifest import STATE, read_manifest, seal, seal_part
 from jengine.checkpoint.orbax import start_write
 from jengine.checkpoint.progress import wait_for_processes
-from jengine.config.storage import is_url, storage_path
+from jengine.config.storage import is_url, storage_path, write_bytes
 from jengine.logging.watchdog import Wait
 
 
@@ -118,8 +116,7 @@ class Checkpointer:
             written.
         """
         target = storage_path("path", path)
-        packed, blobs = pack_states(meta)
-        text = encode_meta(packed)  # a wrong entry fails here, before anything is written
+        files = encode_meta(meta)  # a wrong entry fails here, before anything is written
         self.wait()  # first, so only one copy of the state is in memory
         # the copy, if the state is in host memory
         storable = encode(state, alone=self._alone)
@@ -133,14 +130,36 @@ class Checkpointer:
             )
         except Exception as error:
             raise self._save_error(error) from error
+
+        names = tuple(evict)
+        iteration = meta["meta"]["iter"]
+
+        # The order is what makes a kill at any line harmless: arrays, their hashes from all
+        # processes, metadata, the seal, the rename, and only then the pointer and the removal of
+        # older checkpoints.
+        def finish() -> None:
+            finish_write()
+            incoming = commit.find_incoming(target)
+            if jax.process_count() > 1 and not self._alone:
+                seal_part(incoming, jax.process_index(), checksums=checksums)
+                wait_for_processes("hashes of a save", incoming / STATE)
+            if self._is_primary():
+                for name, content in files.items():
+                    write_bytes(incoming / name, content)
+                self._before_seal()
+                seal(incoming, self._run, latest, iteration, checksums)
+                commit.finish(target)
+                if latest:
+                    write_pointer(self._work_dir, target)
+                self._evict(target.parent, names)
+            if not self._alone:
+                # Also at the end: a process that left earlier could start the next save while the
+                # first one is still renaming this.
+                wait_for_processes("end of a save")
+
         # A future, unlike a thread, keeps an error for `wait`
         thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="jengine-checkpoint")
-        sealing = dict(
-            run=self._run, is_latest=latest, iteration=meta["meta"]["iter"], checksums=checksums
-        )
-        self._pending = thread.submit(
-            self._commit, target, finish_write, (text, blobs), tuple(evict), sealing
-        )
+        self._pending = thread.submit(finish)
         thread.shutdown(wait=False)  # it ends after this save
         return str(target)
 
@@ -183,36 +202,6 @@ class Checkpointer:
     def close(self) -> None:
         """Wait for the last save."""
         self.wait()
-
-    def _commit(
-        self,
-        path: PurePath,
-        finish_write: Callable[[], None],
-        meta: tuple[str, bytes],
-        evict: Sequence[str],
-        sealing: Mapping[str, Any],
-    ) -> None:
-        """Finish writing the arrays, then seal the checkpoint; runs in the background thread."""
-        # The order is what makes a kill at any line harmless: arrays, their hashes from all
-        # processes, metadata, the seal, the rename, and only then the pointer and the removal of
-        # older checkpoints.
-        finish_write()
-        incoming = commit.find_incoming(path)
-        if jax.process_count() > 1 and not self._alone:
-            seal_part(incoming, jax.process_index(), checksums=sealing["checksums"])
-            wait_for_processes("hashes of a save")
-        if self._is_primary():
-            write_meta(incoming, *meta)
-            self._before_seal()
-            seal(incoming, **sealing)
-            commit.finish(path)
-            if sealing["is_latest"]:
-                write_pointer(self._work_dir, path)
-            self._evict(path.parent, evict)
-        if not self._alone:
-            # Also at the end: a process that left earlier could start the next save while the first
-            # one is still renaming this.
-            wait_for_processes("end of a save")
 
     def _is_primary(self) -> bool:
         return self._alone or jax.process_index() == 0

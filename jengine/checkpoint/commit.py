@@ -39,11 +39,9 @@ from jengine.config.storage import (
 
 INCOMING = ".incoming"
 OUTGOING = ".outgoing"
-_OWN = re.compile(
-    "|".join(
-        [rf"{STATE}/.*", *map(re.escape, (META, BLOBS, COMMIT)), r"manifest(\.\d+)?\.json(\.new)?"]
-    )
-)
+# `.new` is the end of a name until `write_bytes` renames it
+_NAMES = "|".join([*map(re.escape, (META, BLOBS, COMMIT)), r"manifest(\.\d+)?\.json"])
+_OWN = re.compile(rf"{STATE}/.*|({_NAMES})(\.new)?")
 
 
 def find_incoming(path: PurePath) -> PurePath:

@@ -114,7 +114,7 @@ class CheckpointDirectories:
         else:
             # from here on `resume=True` finds only this run
             write_current_run(self._work_dir, self._run_id)
-            target = read_pointer(self._work_dir)
+            target, _ = read_pointer(self._work_dir)
             pointed = None if target is None else read_manifest(target)
             # before its checkpoint is moved away
             if pointed is None or pointed.run != self._run_id:

@@ -70,18 +70,7 @@ class CorruptCheckpointError(ValueError):
 ALONE = SingleProcess()
 
 
-def read_pointer(work_dir: PurePath) -> PurePath | None:
-    """Return the path in `last_checkpoint`, whether it exists or not.
-
-    None if the file is missing or no text.
-    """
-    target, problem = _read_pointer(work_dir)
-    if problem is not None:
-        _LOGGER.warning("skipped %s: %s", work_dir / POINTER, problem)
-    return target
-
-
-def _read_pointer(work_dir: PurePath) -> tuple[PurePath | None, str | None]:
+def read_pointer(work_dir: PurePath) -> tuple[PurePath | None, str | None]:
     """Return the path in `last_checkpoint`, None if there is none, and what is wrong with the
     file.
     """
@@ -130,14 +119,6 @@ def write_current_run(work_dir: PurePath, run: str) -> None:
 
 def _checksum(run: str) -> str:
     return hashlib.sha256(run.encode()).hexdigest()[:8]
-
-
-def read_line(path: PurePath) -> str:
-    """Return the line in a small file; "" if the file is missing or no text."""
-    try:
-        return read_bytes(path).decode().strip()
-    except (OSError, ValueError):
-        return ""
 
 
 def _write_text(path: PurePath, text: str) -> None:
@@ -198,7 +179,7 @@ def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
     They are judged by the manifests alone.
     """
     run = read_current_run(root)
-    target, pointer_problem = _read_pointer(root)
+    target, pointer_problem = read_pointer(root)
     pointed = None if target is None else read_manifest(target)
     is_own = pointed is not None and run in (None, pointed.run)
     if target is not None and is_own:
@@ -347,45 +328,31 @@ def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, A
         ) from error
 
 
-def pack_states(meta: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Return `meta` with the states of hooks and data as JSON, and the bytes of large arrays in
-    them.
-    """
-    blobs = bytearray()
-    packed = {
-        key: pack(meta[key], f"checkpoint.{key}", blobs)
-        for key in _STATES
-        if key in meta and key != "hooks"
-    }
-    if "hooks" in meta:  # a hook of the user's may return anything
-        packed["hooks"] = {
-            name: pack(x, f"{name}.state_dict()", blobs) for name, x in meta["hooks"].items()
-        }
-    return {**meta, **packed}, bytes(blobs)
-
-
-def write_meta(directory: PurePath, text: str, blobs: bytes) -> None:
-    """Write what `encode_meta` and `pack_states` returned."""
-    write_bytes(directory / META, text.encode())
-    if blobs:
-        write_bytes(directory / BLOBS, blobs)
-
-
-def encode_meta(meta: Mapping[str, Any]) -> str:
-    """Return `meta` as JSON text with one line per entry.
+def encode_meta(meta: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files with `meta` by name: JSON with one line per entry, and the bytes of large
+    arrays in the states of hooks and data.
 
     Raises:
       TypeError: a value that JSON cannot represent; the message has the dotted path.
 
-    >>> print(encode_meta({"meta": {"iter": 7}, "ids": (1, 2)}))
+    >>> print(encode_meta({"meta": {"iter": 7}, "ids": (1, 2)})["meta.json"].decode())
     {
      "meta": {"iter": 7},
      "ids": [1, 2]
     }
     """
+    blobs = bytearray()
+    packed = dict(meta)
+    if "data" in meta:
+        packed["data"] = pack(meta["data"], "checkpoint.data", blobs)
+    if "hooks" in meta:  # a hook of the user's may return anything
+        packed["hooks"] = {
+            name: pack(x, f"{name}.state_dict()", blobs) for name, x in meta["hooks"].items()
+        }
     # With `indent`, Python would not use its encoder in C.
-    lines = [f" {encode(key)}: {encode(value, f'checkpoint.{key}')}" for key, value in meta.items()]
-    return "{\n" + ",\n".join(lines) + "\n}"
+    lines = [f" {encode(key)}: {encode(x, f'checkpoint.{key}')}" for key, x in packed.items()]
+    text = "{\n" + ",\n".join(lines) + "\n}"
+    return {META: text.encode(), **({BLOBS: bytes(blobs)} if blobs else {})}
 
 
 def _is_checkpoint(entries: Mapping[str, bool]) -> bool:

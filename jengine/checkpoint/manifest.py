@@ -63,7 +63,7 @@ class DamagedFileError(ValueError):
 
 
 def seal(
-    directory: PurePath, *, run: str, is_latest: bool, iteration: int | None, checksums: bool = True
+    directory: PurePath, run: str, is_latest: bool, iteration: int | None, checksums: bool = True
 ) -> None:
     """Sync all files in `directory` to disk, then write the manifest.
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from jengine.checkpoint import commit
 from jengine.checkpoint.arrays import encode
-from jengine.checkpoint.layout import STATE, encode_meta, find_checkpoint, pack_states, write_meta
+from jengine.checkpoint.layout import STATE, encode_meta, find_checkpoint
 from jengine.checkpoint.manifest import read_manifest, seal
 from jengine.checkpoint.orbax import start_write
 from jengine.checkpoint.restore import load
 from jengine.config.errors import UnknownNameError, closest
 from jengine.config.paths import flatten
-from jengine.config.storage import storage_path
+from jengine.config.storage import storage_path, write_bytes
 
 
 def publish(
@@ -59,8 +59,9 @@ def publish(
     incoming = commit.find_incoming(copy)
     # no barriers of a save: only one process publishes
     start_write(incoming / STATE, encode(state, alone=True), alone=True)()
-    meta, blobs = pack_states({key: x for key, x in checkpoint.meta.items() if key in selected})
-    write_meta(incoming, encode_meta(meta), blobs)
+    meta = encode_meta({key: x for key, x in checkpoint.meta.items() if key in selected})
+    for file, content in meta.items():
+        write_bytes(incoming / file, content)
     # no iteration: never resumed from
     seal(incoming, run=manifest.run, is_latest=False, iteration=None)
     commit.finish(copy)

@@ -98,7 +98,7 @@ def _describe_interruption(runner: RunnerInternals) -> str:
 
 def list_files(runner: RunnerInternals) -> str:
     """Return the paths of checkpoints, logs and TensorBoard files, one per line."""
-    last = read_pointer(storage_path("work_dir", runner.work_dir))
+    last, _ = read_pointer(storage_path("work_dir", runner.work_dir))
     newest = "" if last is None else f" (last: {last.name})"
     log_dir = os.path.join(runner.work_dir, runner.timestamp)
     vis_dir = os.path.join(log_dir, "vis_data")

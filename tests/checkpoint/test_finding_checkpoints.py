@@ -216,9 +216,7 @@ def test_a_pointer_to_a_directory_that_is_not_mounted_is_an_error(tmp_path):
     with contextlib.closing(Checkpointer(tmp_path / "run")) as checkpointer:
         checkpointer.save(tmp_path / "disk" / "run" / "epoch_1", make_state(), make_meta(10))
     shutil.rmtree(tmp_path / "disk" / "run")
-    with pytest.raises(
-        CorruptCheckpointError, match="manifest.json is missing"
-    ):
+    with pytest.raises(CorruptCheckpointError, match="manifest.json is missing"):
         find_latest(tmp_path / "run")
 
 

@@ -227,7 +227,8 @@ def forge_shape(directory):
 
 def test_an_interrupted_save_or_removal_does_not_block_the_next_save(two_checkpoints, checkpointer):
     (two_checkpoints / "epoch_3.incoming").mkdir()  # killed before its manifest was written
-    (two_checkpoints / "epoch_3.incoming" / "manifest.json.new").write_text("{")
+    for name in ("manifest.json.new", "meta.json.new", "states.bin.new", "manifest.1.json"):
+        (two_checkpoints / "epoch_3.incoming" / name).write_text("{")
     for name in (
         "epoch_1.outgoing",
         "epoch_0.outgoing",

@@ -12,7 +12,7 @@ there. A copy of the work dir has the same run, but not the same copies on local
 import hashlib
 import logging
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jax
@@ -21,13 +21,12 @@ from jengine.checkpoint.layout import (
     find_latest,
     find_manifests,
     read_current_run,
-    read_line,
     read_meta,
 )
 from jengine.checkpoint.manifest import read_manifest, validate_checkpoint
 from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
-from jengine.config.storage import is_url, storage_path, write_bytes
+from jengine.config.storage import is_url, read_bytes, storage_path, write_bytes
 from jengine.parallel.processes import ProcessGroup
 
 POINTER = "local_copies"
@@ -75,7 +74,7 @@ def find_newer_copy(
         manifest = None if newest is None else read_manifest(storage_path("resume", newest))
         iteration = -1 if manifest is None or manifest.iteration is None else manifest.iteration
         root = storage_path("work_dir", work_dir)
-        known = (read_line(root / POINTER), read_current_run(root) or "", iteration)
+        known = (_read_line(root / POINTER), read_current_run(root) or "", iteration)
     directory, run, iteration = processes.broadcast("the directory of local copies", known)
     if not directory or not run:
         return None
@@ -142,6 +141,13 @@ def replace_unfit_copy(
         f"The local copies have other shards than this run: it continues from {newest}."
     )
     return newest
+
+
+def _read_line(path: PurePath) -> str:
+    try:
+        return read_bytes(path).decode().strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _find_whole(directory: Path, newer_than: int) -> dict[int, str]:

@@ -67,7 +67,7 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     root = storage_path("work_dir", work_dir)
     if not root.is_dir():
         raise FileNotFoundError(f"there is no work dir {root}{suggest_path(root)}")
-    pointer = read_pointer(root)
+    pointer, _ = read_pointer(root)
     directory = root
     manifests = find_manifests(root)
     if not manifests and pointer is not None:
@@ -145,7 +145,7 @@ def remove_checkpoints(
         if name.endswith(INCOMING) and is_locked(root):
             raise ValueError(f"{name} is being saved by the run that is training in {root}")
         removed.append(entry)
-    pointer = read_pointer(root)
+    pointer, _ = read_pointer(root)
     for entry in removed:
         commit.delete(storage_path("path", entry.path))
     if pointer is not None and pointer.name in {entry.name for entry in removed}:
