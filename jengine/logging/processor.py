@@ -3,7 +3,6 @@ backends.
 """
 
 import datetime
-import difflib
 import functools
 import re
 import sys
@@ -13,8 +12,8 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from jengine.config.annotations import Count, Index, checked
-from jengine.config.errors import ArgumentError, config_path
+from jengine.config.annotations import Count, Index
+from jengine.config.errors import ArgumentError, config_path, did_you_mean
 from jengine.config.registry import LOG_PROCESSORS, check_arguments
 from jengine.logging.console import current_logger, escape_name
 from jengine.logging.history import HistoryBuffer
@@ -81,12 +80,11 @@ class LogProcessor:
         and times, not `loss_scale`, which is a setting of the step that used it.
 
     Raises:
-      ArgumentError: two entries of `custom_cfg` have the same result name, an entry has no
-        `data_src`, or has the window 'epoch' with `by_epoch=False`.
-      KeyError: an entry has no known `method_name`, or no `window_size` with `by_epoch=False`.
-      TypeError: a window is not an int, 'epoch' or 'global', or the statistic does not take an
-        argument.
-      ValueError: a window is below 1.
+      ArgumentError: two entries of `custom_cfg` have the same result name, or one has the window
+        'epoch' with `by_epoch=False`.
+      KeyError: an entry has no `data_src`, no known `method_name`, or no `window_size` with
+        `by_epoch=False`.
+      TypeError, ValueError: an argument that the statistic does not take.
 
     Examples:
       >>> entry = dict(data_src="loss", log_name="worst", method_name="max", window_size="global")
@@ -112,8 +110,26 @@ class LogProcessor:
         self.mean_pattern = re.compile(mean_pattern)
         # The same names come at each log line.
         self._matches_mean_pattern = functools.cache(self.mean_pattern.search)
-        self._unknown_sources: set[str] = set()
-        _check_custom_cfg(self.custom_cfg, by_epoch)
+        self._absent: set[str] = set()  # sources that a loop did not have
+        names: set[str] = set()
+        for index, entry in enumerate(self.custom_cfg):
+            with config_path("custom_cfg", index):
+                arguments = {**entry}
+                source = arguments.pop("data_src")
+                name = arguments.pop("log_name", source)
+                statistic = HistoryBuffer().statistic(arguments.pop("method_name"))
+                if name in names:
+                    raise ArgumentError(
+                        f"result names must be unique, got {name!r} twice; set another 'log_name'"
+                    )
+                names.add(name)
+                # without epochs MMEngine requires a window
+                window = entry.get("window_size") if by_epoch else entry["window_size"]
+                if window == "epoch" and not by_epoch:
+                    raise ArgumentError("`window_size` must not be 'epoch' when by_epoch=False")
+                if window in ("epoch", "global"):
+                    del arguments["window_size"]
+                check_arguments(statistic, arguments)
 
     @property
     def windows(self) -> dict[str, int]:
@@ -246,7 +262,12 @@ class LogProcessor:
             if source.partition("/")[0] in left_out:
                 continue
             if source not in histories:  # a scalar of another loop, or of a later iteration
-                self._warn_of_typo(source, histories)
+                hint = "" if source in self._absent else did_you_mean(source, histories)
+                if hint:
+                    current_logger().warning(
+                        f"log_processor.custom_cfg: there is no scalar {source!r} to log{hint}"
+                    )
+                self._absent.add(source)
                 continue
             history = histories[source]
             name = arguments.pop("log_name", source).removeprefix(f"{mode}/")
@@ -263,17 +284,6 @@ class LogProcessor:
                 arguments["window_size"] = history.updates
             scalars[name] = history.statistics(**arguments)
         return scalars
-
-    def _warn_of_typo(self, source: str, histories: Mapping[str, Any]) -> None:
-        """Log once that no scalar has the name `source` but one has a similar name."""
-        if source not in self._unknown_sources and (
-            similar := difflib.get_close_matches(source, histories, n=1)
-        ):
-            self._unknown_sources.add(source)
-            current_logger().warning(
-                f"log_processor.custom_cfg: there is no scalar {source!r} to log; did you mean "
-                f"{similar[0]!r}?"
-            )
 
     def _add_mode_prefix(self, values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
         return (
@@ -338,51 +348,3 @@ def _epoch_length(runner: _Run, mode: Mode) -> int | None:
 def _check_mode(mode: str, legal: Sequence[str]) -> None:
     if mode not in legal:
         raise ArgumentError(f"`mode` must be one of {', '.join(map(repr, legal))}, got {mode!r}")
-
-
-_ENTRY_KEYS = ("data_src", "log_name", "method_name", "window_size")
-
-
-@functools.partial(checked, owner="")
-def _check_entry(
-    data_src: str,
-    window_size: Count | Literal["epoch", "global"] = 1,
-    log_name: str = "",
-    method_name: str = "",
-) -> None:
-    """Check the types in an entry of `custom_cfg`."""
-
-
-def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -> None:
-    names: set[str] = set()
-    for index, entry in enumerate(custom_cfg):
-        with config_path("custom_cfg", index):
-            if "data_src" not in entry:
-                raise ArgumentError(
-                    "an entry must have the key 'data_src', the name of a scalar, got "
-                    f"{sorted(entry)}"
-                )
-            _check_entry(**{key: entry[key] for key in _ENTRY_KEYS if key in entry})
-            name = entry.get("log_name", entry["data_src"])
-            if name in names:
-                raise ArgumentError(
-                    f"result names must be unique, got {name!r} twice; set another 'log_name'"
-                )
-            names.add(name)
-            if not by_epoch and "window_size" not in entry:
-                raise KeyError("an entry must have the key 'window_size' when by_epoch=False")
-            if not by_epoch and entry["window_size"] == "epoch":
-                raise ArgumentError(
-                    "`window_size` must be an int or 'global' when by_epoch=False, got 'epoch'"
-                )
-            if "method_name" not in entry:
-                raise KeyError(
-                    "an entry must have the key 'method_name', such as 'mean', 'max', 'min' or "
-                    "'current'"
-                )
-            statistic = HistoryBuffer().statistic(entry["method_name"])
-            arguments = {key: value for key, value in entry.items() if key not in _ENTRY_KEYS[:3]}
-            check_arguments(
-                statistic,
-                {key: value for key, value in arguments.items() if not isinstance(value, str)},
-            )
