@@ -5,7 +5,7 @@ import pathlib
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from jengine.config.containers import ConfigLike
 from jengine.config.dump import dump_config
-from jengine.config.errors import ConfigError, UnknownNameError, closest, config_path
+from jengine.config.errors import UnknownNameError, closest, config_path
 from jengine.config.registry import VISBACKENDS, VISUALIZERS
 from jengine.logging.backend import BaseVisBackend
 from jengine.logging.convert import Histogram, format_graph, histogram
@@ -65,37 +65,27 @@ class Visualizer:
         self.dataset_meta: Mapping[str, Any] | None = None
         self.vis_backends: dict[str, BaseVisBackend] = {}
         self._lock = threading.RLock()  # log lines are written in a background thread
+        defaults = {}
+        if save_dir is not None:
+            defaults["save_dir"] = str(pathlib.Path(save_dir) / "vis_data")
         if vis_backends is None:
-            vis_backends = [] if save_dir is None else [{"type": "LocalVisBackend"}]
+            vis_backends = [{"type": "LocalVisBackend"}] if defaults else []
         if hasattr(vis_backends, "items") or isinstance(vis_backends, BaseVisBackend):
             vis_backends = [vis_backends]
-        defaults = (
-            {} if save_dir is None else {"save_dir": str(pathlib.Path(save_dir) / "vis_data")}
-        )
-        for index, backend in enumerate(vis_backends):
+        for index, entry in enumerate(vis_backends):
             with config_path("vis_backends", index):
-                custom_name = None
-                if hasattr(backend, "items"):
-                    custom_name = backend.get("name")
-                    backend = {key: value for key, value in backend.items() if key != "name"}
-                if not isinstance(backend, BaseVisBackend):
-                    backend = VISBACKENDS.build(backend, **defaults)
+                options = dict(entry) if hasattr(entry, "items") else {}
+                name = options.pop("name", None)
+                is_built = isinstance(entry, BaseVisBackend)
+                backend = entry if is_built else VISBACKENDS.build(options or entry, **defaults)
                 # The name is also the key of the backend's position in checkpoints, hence unique.
-                key = custom_name or type(backend).__name__
-                if key in self.vis_backends:
+                name = name or type(backend).__name__
+                if name in self.vis_backends:
                     raise RuntimeError(
-                        f"names of visualization backends must be unique, got {key!r} twice; set "
+                        f"names of visualization backends must be unique, got {name!r} twice; set "
                         "another `name`"
                     )
-                self.vis_backends[key] = backend
-
-    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            hint = ""
-            if name.startswith("draw_") or name in ("set_image", "get_image", "show"):
-                hint = "; set visualizer=dict(type='LocalVisualizer') to draw"
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
+                self.vis_backends[name] = backend
 
     @property
     def instance_name(self) -> str:
@@ -211,16 +201,6 @@ class Visualizer:
             f"{type(self).__name__} cannot draw a {type(data_sample).__name__}: use "
             "LocalVisualizer, or a subclass with add_datasample"
         )
-
-    def require_drawing(self, hook: str) -> None:
-        """Raise ConfigError, before training, if `add_datasample` will not work for the hook
-        with the name `hook`.
-        """
-        if type(self).add_datasample is Visualizer.add_datasample:
-            raise ConfigError(
-                f"`visualizer` must define add_datasample for {hook}, which draws samples, got a "
-                f"{type(self).__name__}; set visualizer=dict(type='LocalVisualizer')"
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the write position of each backend, by name, as a JSON-serializable dict."""

@@ -216,7 +216,7 @@ class Runner:
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = build_model(model, precision)
         self.visualizer = components.build_visualizer(visualizer, self.log_dir)
-        self.hook_list = HookList(functools.partial(components.require_drawing, self.visualizer))
+        self.hook_list = HookList()
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(list_directories(self), self.run_id)

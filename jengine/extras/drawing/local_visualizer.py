@@ -17,7 +17,7 @@ from jengine.extras.drawing import draw
 from jengine.extras.drawing.canvas import Canvas
 from jengine.extras.drawing.draw import Color
 from jengine.logging.console import print_log
-from jengine.logging.convert import import_pillow, write_png
+from jengine.logging.convert import write_png
 from jengine.logging.visualizer import Backends, Visualizer
 
 _SIDES = ("gt", "pred")
@@ -83,11 +83,6 @@ class LocalVisualizer(Canvas, Visualizer):
         # without a display
         self._fallback_dir = pathlib.Path(save_dir or ".") / "vis_data" / "vis_image"
         self._warned: set[str] = set()
-
-    def require_drawing(self, hook: str) -> None:
-        """Check that Pillow is installed."""
-        super().require_drawing(hook)
-        import_pillow("drawing")
 
     def add_datasample(
         self,

@@ -1,5 +1,4 @@
 import io
-import sys
 
 import numpy as np
 import pytest
@@ -175,7 +174,10 @@ def test_texts_at_the_edge_are_moved_inside_the_image():
     assert abs((columns.min() + columns.max()) / 2 - 30) <= 1
     for position in [(0, 0), (59, 19), (-5, 40)]:
         rows, columns = text_pixels(draw_texts(image, [position], ["road"], [RED]), image)
-        assert (np.ptp(rows) + 1, np.ptp(columns) + 1) == (height, width)  # nothing of it is outside
+        assert (np.ptp(rows) + 1, np.ptp(columns) + 1) == (
+            height,
+            width,
+        )  # nothing of it is outside
     boxed = draw_boxes(image, np.array([[50, 15, 59, 19]]), [RED], ["road"])
     assert np.ptp(text_pixels(boxed, image)[1]) + 1 >= width
 
@@ -188,7 +190,8 @@ def test_texts_are_reduced_and_then_cut_to_fit_small_images():
     assert fits("road", (12, 20))
     assert not fits("road", (12, 12))
     np.testing.assert_array_equal(
-        draw_texts(tiny, [(5, 6)], ["road and sky"], [RED]), draw_texts(tiny, [(5, 6)], ["road and sea"], [RED])
+        draw_texts(tiny, [(5, 6)], ["road and sky"], [RED]),
+        draw_texts(tiny, [(5, 6)], ["road and sea"], [RED]),
     )
     speck = np.zeros((2, 2, 3), np.uint8)
     assert (draw_texts(speck, [(0, 0)], ["road"], [RED]) == speck).all()
@@ -220,7 +223,8 @@ def test_a_number_is_written_with_four_digits():
     image = np.zeros((4, 4), np.uint8)
     visualizer = LocalVisualizer()
     np.testing.assert_array_equal(
-        visualizer.draw(image, {"pred_label": np.float32(1 / 3)}), visualizer.draw(image, {"pred_label": 0.33331})
+        visualizer.draw(image, {"pred_label": np.float32(1 / 3)}),
+        visualizer.draw(image, {"pred_label": 0.33331}),
     )
 
 
@@ -228,15 +232,6 @@ def test_pictures_of_different_heights_are_placed_next_to_each_other():
     low, high = np.full((1, 2, 3), 5, np.uint8), np.full((3, 1, 3), 7, np.uint8)
     placed = place_side_by_side([low, high])
     assert placed[..., 0].tolist() == [[5, 5, 7], [0, 0, 7], [0, 0, 7]]
-
-
-def test_only_visualizers_that_draw_pass_the_check_before_training(monkeypatch):
-    with pytest.raises(ConfigError, match=r"add_datasample for X, which draws samples, got a Visualizer; set visualiz"):
-        Visualizer().require_drawing("X")
-    LocalVisualizer().require_drawing("X")
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match=r"pip install 'jengine\[draw\]'"):
-        LocalVisualizer().require_drawing("X")
 
 
 @pytest.mark.parametrize(
