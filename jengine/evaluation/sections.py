@@ -5,16 +5,14 @@ evaluation a name, which the results have as prefix: `robust/accuracy/top1`. A s
 the name ''.
 """
 
-import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.config.annotations import Count, is_mapping, parameters_of
 from jengine.config.errors import ConfigError, closest, config_path, did_you_mean
 from jengine.config.registry import EVALUATOR
-from jengine.config.scores import UnknownDirectionError
 from jengine.data.find_source import is_stream
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
@@ -240,33 +238,3 @@ def split_settings(
                 f"{name!r}{closest(name, names)}"
             )
     return rest, settings
-
-
-@contextlib.contextmanager
-def suggest_metrics(evaluators: Mapping[str, Any] | None) -> Iterator[None]:
-    """Name the metrics of the evaluators in an error inside about one that has no direction,
-    unless they have it.
-    """
-    try:
-        yield
-    except UnknownDirectionError as error:
-        named = [
-            (name, getattr(evaluator, "names", ()))
-            for name, evaluator in (evaluators or {}).items()
-        ]
-        known = [
-            f"{name}/{metric}" if name else metric for name, metrics in named for metric in metrics
-        ]
-        if not known or error.metric in known:
-            raise
-        hint = closest(error.metric, known)
-        other = (
-            ""
-            if hint.endswith("?")
-            else ". For one that a hook adds, pass rule='greater' or rule='less'"
-        )
-        clear = ConfigError(
-            f"the metric must be one of val_evaluator, got {error.metric!r}{hint}{other}"
-        )
-        clear.__notes__ = getattr(error, "__notes__", [])
-        raise clear from None

@@ -77,17 +77,23 @@ def format_table(
     return "\n".join(lines if title is None else [title, *lines])
 
 
-def shorten_rows(rows: Sequence[Sequence[str]], limit: int) -> list[Sequence[str]]:
-    """Return at most `limit` rows.
+def shorten_rows(
+    rows: Sequence[Sequence[str]], limit: int, kept: Iterable[int] = ()
+) -> list[Sequence[str]]:
+    """Return at most `limit` rows, besides those with the indices `kept`.
 
-    Of a longer table the first and last ones, around a row that counts the others.
+    Of a longer table the first and last ones, with a row at each gap that counts the others.
     """
     if len(rows) <= limit:
         return list(rows)
-    head = limit // 2
-    tail = (limit - 1) // 2
-    left_out = [f"… {len(rows) - head - tail} more …", *[""] * (len(rows[0]) - 1)]
-    return [*rows[:head], left_out, *rows[len(rows) - tail :]]
+    tail = len(rows) - (limit - 1) // 2
+    shown = sorted({*range(limit // 2), *kept, *range(tail, len(rows))})
+    result: list[Sequence[str]] = []
+    for previous, index in zip([-1, *shown], shown, strict=False):
+        if gap := index - previous - 1:
+            result.append([f"… {gap} more …", *[""] * (len(rows[0]) - 1)])
+        result.append(rows[index])
+    return result
 
 
 def _format_cell(value: Any) -> str:

@@ -21,7 +21,6 @@ from jengine.config.fingerprint import describe_settings
 from jengine.config.plugins import load_provided
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
-from jengine.evaluation.sections import suggest_metrics
 from jengine.hooks.hook import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.priority import Priority
@@ -520,9 +519,8 @@ class Runner:
         self, default_hooks: Mapping[str, Any] | None = None, custom_hooks: Any = None
     ) -> None:
         """Change the default hooks and add custom ones, as the constructor does."""
-        with suggest_metrics(self._sections["val_evaluator"]):
-            self.register_default_hooks(default_hooks)
-            self.register_custom_hooks(custom_hooks)
+        self.register_default_hooks(default_hooks)
+        self.register_custom_hooks(custom_hooks)
 
     def register_default_hooks(self, hooks: Mapping[str, Any] | None = None) -> None:
         """Replace, add or, with None, remove default hooks by name."""

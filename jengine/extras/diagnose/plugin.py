@@ -27,6 +27,7 @@ provides = {
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
+        "suggest_metrics": "jengine.extras.diagnose.metric_names",
     },
     "label_checks": {
         "check_labels": "jengine.extras.diagnose.labels",
