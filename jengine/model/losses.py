@@ -10,7 +10,7 @@ from jengine.config.annotations import Decay
 from jengine.config.registry import MODELS
 from jengine.data.masking import get_mask
 from jengine.model.autocast import at_least_float32
-from jengine.model.labels import explain_axes, require_class_indices
+from jengine.model.labels import require_class_indices
 from jengine.model.logits import ChunkedLogits, map_tokens
 from jengine.model.model import ArrayTree, Batch, Losses
 from jengine.model.selection import Selector, describe_array, select_array
@@ -80,7 +80,7 @@ class CrossEntropy:
             raise ValueError(
                 "`CrossEntropy.label` must be class indices of the shape of the logits "
                 f"{describe_array(logits)} without the last axis, {soft}, got {self.label!r}, "
-                f"{describe_array(labels)}{explain_axes(logits.shape, labels.shape)}"
+                f"{describe_array(labels)}"
             )
         num_classes = logits.shape[-1]
         require_class_indices(labels, num_classes, "CrossEntropy.label", self.ignore_index)

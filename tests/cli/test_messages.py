@@ -135,12 +135,12 @@ MISTAKES = {
     ),
     "images without channels": (
         [f"{mode}_dataloader.dataset.type=mistaken_nets.Images" for mode in ("train", "val")] + ["model.module.type=mistaken_nets.PoolNet"],
-        r"`Accuracy.label` must fit the predictions: .* got f32\[2\] and i32\[4\]; the outputs have no axis of examples, .* x\[..., None\]\?",
+        r"`Accuracy.label` must fit the predictions: .* got f32\[2\] and i32\[4\]\n(  .*\n)*  the outputs have no axis of examples, .* x\[..., None\]\?",
     ),
     "images for a network that keeps their axes": (
         ["train_dataloader.dataset={'type': 'mistaken_nets.Images', 'channels': 3}", "val_dataloader=None", "val_cfg=None", "val_evaluator=None"],
-        r"`CrossEntropy.label` must be class indices of the shape of the logits f32\[4,4,4,2\] .*; the network keeps axes of its "
-        r"inputs: flatten them, x.reshape\(len\(x\), -1\), .*\n  in the config at `model.loss.label`\n",
+        r"`CrossEntropy.label` must be class indices of the shape of the logits f32\[4,4,4,2\] .*\n"
+        r"  in the config at `model.loss.label`\n  the network keeps axes of its inputs: flatten them, x.reshape\(len\(x\), -1\), ",
     ),
     "a misspelled loss": (
         ["model.loss.type=CrossEntrpy"],

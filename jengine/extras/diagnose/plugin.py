@@ -24,6 +24,7 @@ provides = {
     "explainers": {
         "add_place": "jengine.extras.diagnose.locate",
         "describe_failing_layer": "jengine.extras.diagnose.failing_layer",
+        "explain_axes": "jengine.extras.diagnose.labels",
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
