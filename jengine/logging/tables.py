@@ -45,22 +45,13 @@ def format_table(
       +-------+--------+
     """
     cells = [list(row) for row in rows]
-    for index, row in enumerate(cells):
-        if len(row) != len(columns):
-            raise ValueError(
-                f"`rows[{index}]` must have {len(columns)} cells, got {len(row)}: {row!r}"
-            )
     if align is None:
-        filled = [[row[i] for row in cells if row[i] is not None] for i in range(len(columns))]
-        sides: list[Align] = [
-            "right" if column and all(map(is_number, column)) else "left" for column in filled
-        ]
-    elif len(sides := list(align)) != len(columns):
-        raise ValueError(
-            f"`align` must have {len(columns)} entries, one per column, got {len(align)}"
+        filled = (
+            [x for x in column[1:] if x is not None] for column in zip(columns, *cells, strict=True)
         )
+        align = ["right" if found and all(map(is_number, found)) else "left" for found in filled]
     table = Table(box=box.ASCII2)
-    for heading, side in zip(columns, sides, strict=True):
+    for heading, side in zip(columns, align, strict=True):
         table.add_column(Text(heading), justify=side, no_wrap=True)
     for row in cells:
         table.add_row(*(Text(_format_cell(value)) for value in row))
