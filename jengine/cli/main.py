@@ -13,11 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from jengine.cli.parser import build_parser
-from jengine.config.errors import ConfigError, closest, did_you_mean
-
-# `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a
-# misspelled option
-_OVERRIDE = re.compile(r"(?:--(?=\w+[.\[]))?(\w+(?:\.\w+|\[\d+\])*=.*)", re.DOTALL)
+from jengine.config.errors import ConfigError
 
 _DISK_ADVICE = """\
   Free space, then continue from the last checkpoint with --resume; or elsewhere with \
@@ -64,7 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = [arg for arg in rest if arg.startswith("--config.")]
     unknown = [arg for arg in rest if arg not in overrides]
     if unknown:
-        parser.error(f"unknown argument {unknown[0]}{_suggest(unknown, parser, args)}")
+        settings = "; --config.PATH=VALUE sets a value of the config" if "config" in args else ""
+        parser.error(f"unknown argument {unknown[0]}{settings}; --help lists the options")
     if overrides and "config" not in args:
         parser.error(f"{args.command} has no config to override, got {overrides[0]}")
     # A command imports JAX and the engine only when it runs, so that `jengine --help` is fast.
@@ -208,47 +205,3 @@ def _advise_on_disk(error: Exception) -> str:
     return _DISK_ADVICE.format(earlier[-1]) + (
         _KEEP_FEWER % (len(earlier) - 1) if len(earlier) > 1 else ""
     )
-
-
-def _suggest(
-    unknown: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace
-) -> str:
-    """Return a hint: overrides if all unknown arguments look like config paths, else the closest
-    option.
-    """
-    # MMEngine's option
-    matches = [_OVERRIDE.fullmatch(arg) for arg in unknown if arg != "--cfg-options"]
-    if matches and all(matches) and "config" in args:
-        return f"; did you mean {' '.join(f'--config.{match[1]}' for match in matches if match)}?"
-    name, _, value = unknown[0].partition("=")
-    options = _list_options(parser, args)
-    paths = [] if did_you_mean(name, options) else _find_settings(args, name.lstrip("-"))
-    return (
-        f"; did you mean --config.{paths[0]}={value}?"
-        if len(paths) == 1
-        else closest(name, options)
-    )
-
-
-def _find_settings(args: argparse.Namespace, key: str) -> list[str]:
-    """Return the paths in the config that end in `key`."""
-    if "config" not in args:
-        return []
-    with contextlib.suppress(Exception):  # of the config, which is not what the message is about
-        from jengine.config.containers import iter_nodes
-        from jengine.config.load import load_config
-
-        return [
-            path
-            for path, _ in iter_nodes(load_config(args.config))
-            if path.rpartition(".")[2] == key
-        ]
-    return []
-
-
-def _list_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return _list_options(action.choices[getattr(args, action.dest)], args)
-    options = [option for action in parser._actions for option in action.option_strings]
-    return [*options, "--config.PATH=VALUE"] if "config" in args else options

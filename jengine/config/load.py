@@ -1,6 +1,5 @@
 """Config files: Python files with a function `get_config()`, and those that extras read."""
 
-import contextlib
 import difflib
 import inspect
 import itertools
@@ -10,7 +9,7 @@ import pathlib
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -53,9 +52,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     Raises:
       FileNotFoundError: it does not exist; the message names similar ones.
       ConfigError: another kind of file, no `get_config`, a `get_config` that does not return a
-        config or does not take the argument, an invalid override, or a ConfigDict with a dot in a
-        key, which ml_collections does not support. Other errors in the file keep the same type and
-        get a note.
+        config or does not take the argument, or an invalid override. Other errors in the file,
+        such as that of ml_collections for a key with a dot, keep the same type and get a note.
 
     >>> load_config("configs/digits_cnn.py", ["train_cfg.max_epochs=2"]).train_cfg.max_epochs
     2
@@ -65,8 +63,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     # PYTHONPATH.
     with importable(file.parent):
         try:
-            with _explain_dotted_keys():
-                cfg = _run(file, argument)
+            cfg = _run(file, argument)
         except Exception as error:
             error.add_note(f"while loading the config file {str(file)!r}")
             if isinstance(error, ModuleNotFoundError):
@@ -143,24 +140,6 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
             f"get_config{inspect.signature(get_config)} of {str(file)!r} {problem}"
         ) from None
     return get_config(*arguments)
-
-
-@contextlib.contextmanager
-def _explain_dotted_keys() -> Iterator[None]:
-    """Show the alternatives in ml_collections' error for a key with a dot."""
-    try:
-        yield
-    except ValueError as error:
-        match = re.search(
-            r"does not accept dots in field names.*the key (.*) contains one", str(error)
-        )
-        if match is None:
-            raise
-        key = match[1]
-        raise ConfigError(
-            f"a key of a ConfigDict must have no dot, got {key!r}; write custom_keys=[({key!r}, "
-            "dict(...))], a list of pairs, or return a plain dict from get_config()"
-        ) from None
 
 
 def list_shipped() -> dict[pathlib.Path, pathlib.Path]:

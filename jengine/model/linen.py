@@ -15,7 +15,6 @@ from jengine.model.adapters import (
     build_loss,
     build_module,
     call_loss,
-    explain_static_modes,
     select_inputs,
     train_arguments,
 )
@@ -208,14 +207,14 @@ class LinenModel(Model):
         return remat_linen(self._remat)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        with _dense_general_without_mesh(), explain_static_modes(kwargs):
+        with _dense_general_without_mesh():
             return autocast(self.module.apply)(*args, **kwargs)
 
     def _initialize(
         self, rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...], train: bool
     ) -> Mapping[str, Any]:
         modes = train_arguments(type(self.module).__call__, train=train)
-        with _dense_general_without_mesh(), explain_static_modes(modes):
+        with _dense_general_without_mesh():
             variables: Mapping[str, Any] = self.module.init(rngs, *inputs, **modes)
             return variables
 

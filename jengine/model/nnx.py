@@ -21,7 +21,6 @@ from jengine.model.adapters import (
     build_loss,
     build_module,
     call_loss,
-    explain_static_modes,
     select_inputs,
     train_arguments,
 )
@@ -364,8 +363,7 @@ class NnxModel(Model):
             # `nnx.capture` requires the types of all variables that are sown, which are not known
             # here.
             warnings.filterwarnings("ignore", r"\s*Using 'Module.(sow|perturb)", DeprecationWarning)
-            with explain_static_modes(arguments):
-                outputs = module(*inputs, **arguments)
+            outputs = module(*inputs, **arguments)
         return outputs, *_read_variables(module, structure, self._sown.names)
 
 

@@ -9,10 +9,12 @@ import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jengine.extras.diagnose.locate import PLACE, has_place, locate_argument
+from jengine.config.errors import ConfigError, UnknownNameError
+from jengine.extras.diagnose.locate import PLACE, locate_argument
 from jengine.model.model import Model
 from jengine.model.selection import describe_array, describe_tree
 
+_BATCH = "with the first batch of "
 _LIBRARIES = ("flax", "equinox", "haiku")
 _SPACE = {1: "length", 2: "height, width", 3: "depth, height, width"}
 _ENGINE = (*_LIBRARIES, "jax", "jaxlib", "jengine", "optax", "chex", "numpy")
@@ -25,31 +27,48 @@ class _Found(NamedTuple):
     network: Any  # the outermost one
 
 
-def describe_failing_layer(
-    error: BaseException, context: Mapping[str, Any]
-) -> str | list[str] | None:
-    """Return the layer or the function that failed in a first trace, or what its input must be.
+def describe_failing_layer(error: BaseException, context: Mapping[str, Any]) -> list[str]:
+    """Return the layer or the function that failed in a first trace, or what its input must be,
+    and the entries of the first batch.
 
-    Explainer, for errors of the model or the loss. The example of the context, the entries of the
-    batch with dtypes and shapes ('x f32[16,5], y i32[16]'), gives their names.
+    Explainer, for errors of the model or the loss. The examples in the context are the entries of
+    batches with dtypes and shapes ('x f32[16,5], y i32[16]').
     """
-    example = context.get("example")
-    if example is None or has_place(error):
-        return None
+    loader = context.get("loader")
+    examples = context.get("examples", {})
+    entries = context.get("host_entries", {}).get(loader)
+    if entries and isinstance(error, UnknownNameError):
+        listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
+        return [
+            f"{loader} yields entries that stay on the host, because devices cannot store "
+            f"strings, dates and objects: {listed}; give the model numbers, with arrays "
+            "of equal shapes in all samples"
+        ]
+    # The message alone says enough, or the error has passed here with another batch
+    known = (PLACE, _BATCH)
+    is_clear = any(note.startswith(known) for note in getattr(error, "__notes__", ()))
+    if loader not in examples or is_clear or isinstance(error, ConfigError | UnknownNameError):
+        return []
+    shown = [path for path in dict.fromkeys((loader, "train_dataloader")) if path in examples]
+    batches = [f"{_BATCH}{path}: {examples[path]}" for path in shown]
+    return [*_describe_failure(error, context.get("cfg"), examples[loader]), *batches]
+
+
+def _describe_failure(error: BaseException, cfg: Any, example: str) -> list[str]:
     found = _find_layer(error)
     if found is None:
-        return _describe_call(error)
+        return list(filter(None, [_describe_call(error)]))
     adapter = _find_adapter(error)
     setting = f"`{adapter}.module`" if adapter else "the network"
     message = _describe_wrong_input(error, found, setting, example)
     if message is None:
         listed = f": {describe_tree(found.inputs, 'call')}" if found.inputs else ""
-        return f"in the layer {found.name}{listed}"
+        return [f"in the layer {found.name}{listed}"]
     notes = [message]
     if own := _own_frames(error):
         frame, line = own[-1]
         notes.append(f"called in {frame.f_code.co_name} at {frame.f_code.co_filename}:{line}")
-    if path := locate_argument(context.get("cfg"), f"{adapter}.module"):
+    if path := locate_argument(cfg, f"{adapter}.module"):
         notes.append(f"{PLACE}`{path}`")
     return notes
 

@@ -89,7 +89,7 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
         # MultiSteps is a class with the methods of a transformation but is not one for
         # `optax.chain`.
         transformation = transformation.gradient_transformation()
-    tx = _explain_masks(_drop_unknown_arguments(optax.with_extra_args_support(transformation)))
+    tx = _drop_unknown_arguments(optax.with_extra_args_support(transformation))
     injected = _find_injected_hyperparams(tx)
     defaults = {
         "lr" if name == "learning_rate" else name: value for name, value in injected.items()
@@ -159,25 +159,6 @@ def _ranges(
     eps_root: NonNegative,
 ) -> None:
     """Annotate the arguments that mean the same in all optax optimizers, which take any number."""
-
-
-def _explain_masks(
-    tx: optax.GradientTransformationExtraArgs,
-) -> optax.GradientTransformationExtraArgs:
-    """Return a transformation whose `init` says which trees masks and labels must be."""
-
-    def init(params: Params) -> OptState:
-        try:
-            return tx.init(params)
-        except (TypeError, ValueError) as error:
-            error.add_note(
-                "A mask or labels of an optax transformation must be a function of parameters, "
-                "`mask=lambda params: jax.tree.map(lambda p: p.ndim > 1, params)`, or a tree with "
-                "their structure: nested dicts, also for a module of Flax NNX or Equinox."
-            )
-            raise
-
-    return optax.GradientTransformationExtraArgs(init, tx.update)
 
 
 def _drop_unknown_arguments(
