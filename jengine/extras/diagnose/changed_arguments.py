@@ -1,7 +1,7 @@
 """Which arguments changed, for which a program compiles again."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -9,7 +9,6 @@ import jax
 from jengine.config.paths import dotted
 
 PyTree = Any
-Signature = dict[str, Any]
 
 _PLAIN_CONTAINERS = (dict, list, tuple, type(None))  # without static data
 _MAX_LINES = 5
@@ -24,29 +23,22 @@ def list_changed_arguments(error: BaseException, context: Mapping[str, Any]) -> 
     if "changed" not in context:
         return None
     names, first, now = context["changed"]
-    # by path, with shardings; or as leaves and structure
-    is_placed = isinstance(now, Mapping)
-    before, after = (
-        placed_signature(each, names) if is_placed else abstract_signature(each, names)
-        for each in (first, now)
-    )
-    if is_placed:  # the trace has already reported added and removed entries
-        after = {path: after.get(path, sharding) for path, sharding in before.items()}
-    return "\n".join(differences(before, after))
+    if isinstance(now, Mapping):  # placed arrays by path
+        # the trace has already reported added and removed entries
+        before, after = (
+            {
+                ".".join(filter(None, (names[path[0].idx], dotted(path[1:])))): _place(leaf)
+                for path, leaf in placed.items()
+                if path in first and path in now
+            }
+            for placed in (first, now)
+        )
+    else:
+        before, after = (abstract_signature(each, names) for each in (first, now))
+    return "\n".join(_differences(before, after))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Static:
-    """A static value: a field that is not a leaf, or auxiliary container data."""
-
-    value: Any
-
-    def __str__(self) -> str:
-        text = repr(self.value)
-        return f"{text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + '…'} (static)"
-
-
-def abstract_signature(flat: tuple[Sequence[str], Any], names: Sequence[str]) -> Signature:
+def abstract_signature(flat: tuple[Any, Any], names: Any) -> dict[str, str]:
     """Return what a trace depends on: shape, dtype and weak type of each leaf, container types,
     static values.
 
@@ -57,40 +49,22 @@ def abstract_signature(flat: tuple[Sequence[str], Any], names: Sequence[str]) ->
       flat: the leaves' descriptions, and the structure of the tuple of arguments.
       names: argument names.
     """
-    leaves, structure = flat
-    args = jax.tree.unflatten(structure, leaves)
-    return dict(
-        entry for name, arg in zip(names, args, strict=True) for entry in _entries(arg, name)
-    )
+    args = jax.tree.unflatten(flat[1], flat[0])
+    pairs = zip(args, names, strict=True)
+    return {path: text for arg, name in pairs for path, text in _entries(arg, name)}
 
 
-def placed_signature(
-    placed: Mapping[tuple[Any, ...], jax.ShapeDtypeStruct], names: Sequence[str]
-) -> Signature:
-    """Return what a compilation depends on besides the trace: devices and shardings."""
-    return {
-        ".".join(filter(None, (names[path[0].idx], dotted(path[1:])))): _describe_sharding(leaf)
-        for path, leaf in placed.items()
-    }
-
-
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return a line for each changed entry, at most five of them."""
-    changed = [
-        path
+def _differences(first: Mapping[str, str], second: Mapping[str, str]) -> list[str]:
+    pairs = {
+        path: (first.get(path, "absent"), second.get(path, "absent"))
         for path in {**first, **second}
-        if first.get(path, "absent") != second.get(path, "absent")
-    ]
-    lines = [
-        f"  {path}: was {first.get(path, 'absent')}, is {second.get(path, 'absent')}"
-        for path in changed[:_MAX_LINES]
-    ]
-    return lines + (
-        [f"  and {len(changed) - _MAX_LINES} more"] if len(changed) > _MAX_LINES else []
-    )
+    }
+    lines = [f"  {path}: was {old}, is {new}" for path, (old, new) in pairs.items() if old != new]
+    more = len(lines) - _MAX_LINES
+    return lines[:_MAX_LINES] + ([f"  and {more} more"] if more > 0 else [])
 
 
-def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, Any]]:
+def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, str]]:
     # flattens one level at a time, to find containers and their static data
     children, structure = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=lambda node: node is not tree
@@ -101,41 +75,30 @@ def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, Any]]:
         return
     kind, static = node
     yield path, "None" if tree is None else f"a {kind.__name__}"
-    named_children = [(dotted(key), child) for key, child in children]
-    fields = (
-        [field.name for field in dataclasses.fields(tree)] if dataclasses.is_dataclass(tree) else []
-    )
-    child_names = [name for name, _ in named_children]
-    if fields and set(child_names) <= set(fields):
-        yield from (
-            (f"{path}.{name}", _Static(getattr(tree, name)))
-            for name in fields
-            if name not in child_names
-        )
+    named = {dotted(key): child for key, child in children}
+    fields = [x.name for x in dataclasses.fields(tree)] if dataclasses.is_dataclass(tree) else []
+    if fields and named.keys() <= set(fields):
+        for name in fields:
+            if name not in named:
+                yield f"{path}.{name}", _describe_static(getattr(tree, name))
     elif kind not in _PLAIN_CONTAINERS and static is not None and static is not kind:
-        yield f"{path} of {kind.__name__}", _Static(static)
-    for name, child in named_children:
+        yield f"{path} of {kind.__name__}", _describe_static(static)
+    for name, child in named.items():
         yield from _entries(child, f"{path}.{name}")
 
 
-def _describe_sharding(leaf: jax.ShapeDtypeStruct) -> str:
+def _describe_static(value: Any) -> str:
+    text = repr(value)
+    return f"{text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + '…'} (static)"
+
+
+def _place(leaf: jax.ShapeDtypeStruct) -> str:
+    """Return the sharding of an array, the devices and the kind of memory."""
     sharding = leaf.sharding
     if sharding is None:
         return "uncommitted"
+    devices = ", ".join(sorted(map(str, sharding.device_set)))
     memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
-    devices = ", ".join(sorted(str(device) for device in sharding.device_set))
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return f"on {devices}{memory}"
-    # axes with one device and unsharded trailing dimensions have no effect
-    mesh = {axis: size for axis, size in sharding.mesh.shape.items() if size > 1}
-    spec = [_mesh_axes(part, mesh) for part in sharding.spec]
-    while spec and spec[-1] == "-":
-        spec.pop()
-    if not spec:
-        return f"replicated on {devices}{memory}"
-    return f"sharded by {', '.join(spec)} over {mesh} on {devices}{memory}"
-
-
-def _mesh_axes(part: object, mesh: dict[str, int]) -> str:
-    names = part if isinstance(part, tuple) else (part,)
-    return " x ".join(str(name) for name in names if name in mesh) or "-"
+    return f"{sharding.spec} over {dict(sharding.mesh.shape)} on {devices}{memory}"
