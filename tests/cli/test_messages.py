@@ -110,27 +110,24 @@ MISTAKES = {
     "an argument that the Runner passes": (["val_cfg.speed=2"], r"no argument 'speed'; expected one of: epoch_length, evaluations, fp16\n"),
     "an input with too few axes": (
         ["model.module.type=mistaken_nets.ConvNet"],
-        r"^jengine: ValueError: .*broadcast.*\n  `LinenModel.module` must be a network for 'x', f32\[4,5\], got ConvNet, whose layer Conv_0 \(Conv\) takes "
-        r"\[batch, height, width, channels\]; for vectors write another network, such as module=dict\(type='flax.linen.Dense', "
-        r"features=N\) with N outputs; else give samples of the shape \[height, width, channels\] in the dataset\n"
+        r"^jengine: ValueError: .*broadcast.*\n  `LinenModel.module` must be a network for the data, got ConvNet, whose layer Conv_0 \(Conv\) takes "
+        r"\[batch, height, width, channels\], for the entry 'x', f32\[4,5\]\n"
         r"  called in __call__ at .*/mistaken_nets.py:19\n"
         r"  in the config at `model.module`, from the command line: --config.model.module.type=mistaken_nets.ConvNet\n"
         r"  with the first batch of train_dataloader: the batch has x f32\[4,5\], y i32\[4\]\n",
     ),
     "an input of NNX with too few axes": (
         ["model.type=NnxModel", "model.module.type=mistaken_nets.NnxConvNet"],
-        r"`NnxModel.module` must be a network for 'x', f32\[4,5\], got NnxConvNet, whose layer layers.0 \(Conv\) takes \[batch, "
-        r"height, .* module=dict\(type='flax.nnx.Linear', in_features=5, out_features=N\) with N outputs;",
+        r"got NnxConvNet, whose layer layers.0 \(Conv\) takes \[batch, height, width, channels\], for the entry 'x', f32\[4,5\]\n",
     ),
     "layers that do not fit": (
         ["model.type=NnxModel", "model.module.type=mistaken_nets.NnxNet"],
-        r"`NnxModel.module` must have layers that fit together, got NnxNet, whose layer head \(Linear\) has in_features=4, with "
-        r"the input f32\[4,8\]; write in_features=8 for this layer\n  called in __call__ at .*/mistaken_nets.py:33\n",
+        r"got NnxNet, whose layer head \(Linear\) has in_features=4, not 8, for an input, f32\[4,8\]\n  called in __call__ at .*/mistaken_nets.py:33\n",
     ),
     "other inputs in the validation": (
         ["val_dataloader.dataset.type=mistaken_nets.WideRows"],
-        r"`LinenModel.module` must get samples of the same shapes from all dataloaders, got f32\[4,7\] for the layer Dense_1 "
-        r"\(Dense\), .*\(7, 3\).*\(5, 3\)\n(  .*\n)*  with the first batch of val_dataloader: the batch has x f32\[4,7\], .*\n"
+        r"whose layer Dense_1 \(Dense\) was made for samples of other shapes: .*\(7, 3\).*\(5, 3\), for the entry 'x', f32\[4,7\]\n"
+        r"(  .*\n)*  with the first batch of val_dataloader: the batch has x f32\[4,7\], .*\n"
         r"  with the first batch of train_dataloader: the batch has x f32\[4,5\], y i32\[4\]\n",
     ),
     "images without channels": (

@@ -88,46 +88,25 @@ def _describe_wrong_input(
     if array is None or not array.shape or type(layer).__module__.startswith("equinox."):
         return None
     shown = describe_array(array)
-    # of Linen, whose layers are made for the first inputs
-    if type(error).__name__ == "ScopeParamShapeError":
-        reason = str(error).partition(". (http")[0]
-        return (
-            f"{setting} must get samples of the same shapes from all dataloaders, got {shown} for "
-            f"the layer {found.name}, which was made for others: {reason}"
-        )
     kernel = getattr(layer, "kernel_size", ())
     features = getattr(layer, "in_features", None)
     space = _SPACE.get(len(kernel)) if isinstance(kernel, tuple | list) else None
-    size = array.shape[-1]
-    if space and array.ndim < len(kernel) + 1:
-        is_nnx = features is not None
-        other = (
-            f"type='flax.nnx.Linear', in_features={size}"
-            if is_nnx
-            else "type='flax.linen.Dense', features=N"
-        )
+    # of Linen, whose layers are made for the first inputs
+    if type(error).__name__ == "ScopeParamShapeError":
+        expected = f"was made for samples of other shapes: {str(error).partition('. (http')[0]}"
+    elif space and array.ndim < len(kernel) + 1:
         expected = f"takes [batch, {space}, channels]"
-        inside = "give it these axes where it is called"
-        outside = (
-            "for vectors write another network, such as "
-            f"module=dict({other}{', out_features=N' * is_nnx}) with N "
-            f"outputs; else give samples of the shape [{space}, channels] in the dataset"
-        )
-    elif isinstance(features, int) and size != features:
-        expected = f"has in_features={features}"
-        inside = f"write in_features={size} for this layer"
-        outside = (
-            f"{inside}, or give samples whose last axis has the size {features} in the dataset"
-        )
+    elif isinstance(features, int) and array.shape[-1] != features:
+        expected = f"has in_features={features}, not {array.shape[-1]}"
     else:
         return None
-    got = f"got {type(found.network).__name__}, whose layer {found.name} {expected}"
     names = re.findall(rf"(\S+) {re.escape(shown)}(?:,|$)", example)
-    if len(names) != 1:  # another layer returned it
-        return (
-            f"{setting} must have layers that fit together, {got}, with the input {shown}; {inside}"
-        )
-    return f"{setting} must be a network for {names[0]!r}, {shown}, {got}; {outside}"
+    entry = f"the entry {names[0]!r}" if len(names) == 1 else "an input"  # of another layer
+    network = type(found.network).__name__
+    return (
+        f"{setting} must be a network for the data, got {network}, whose layer {found.name} "
+        f"{expected}, for {entry}, {shown}"
+    )
 
 
 def _find_layer(error: BaseException) -> _Found | None:
