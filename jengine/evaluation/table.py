@@ -56,8 +56,8 @@ def format_validations(
     # nobody can be.
     first = 0 if by_epoch else 1
     last = None if best else -1
-    rows = shorten_rows([row[first:last] for row in rows], _MAX_ROWS, best)
-    return format_table(["epoch", "iter", *names, "best"][first:last], rows, title="Validations")
+    shown = shorten_rows([row[first:last] for row in rows], _MAX_ROWS, best)
+    return format_table(["epoch", "iter", *names, "best"][first:last], shown, title="Validations")
 
 
 def _infer_first(names: Sequence[str]) -> dict[str, str]:

@@ -45,13 +45,12 @@ def format_table(
       +-------+--------+
     """
     cells = [list(row) for row in rows]
-    if align is None:
-        filled = (
-            [x for x in column[1:] if x is not None] for column in zip(columns, *cells, strict=True)
-        )
-        align = ["right" if found and all(map(is_number, found)) else "left" for found in filled]
+    filled = [[x for x in each[1:] if x is not None] for each in zip(columns, *cells, strict=True)]
+    sides: Sequence[Align] = align or [
+        "right" if found and all(map(is_number, found)) else "left" for found in filled
+    ]
     table = Table(box=box.ASCII2)
-    for heading, side in zip(columns, align, strict=True):
+    for heading, side in zip(columns, sides, strict=True):
         table.add_column(Text(heading), justify=side, no_wrap=True)
     for row in cells:
         table.add_row(*(Text(_format_cell(value)) for value in row))
