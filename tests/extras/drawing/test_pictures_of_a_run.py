@@ -68,7 +68,7 @@ def test_without_a_display_a_run_writes_files_and_logs_it(make_segmentation_runn
     written = sorted(tmp_path.glob("run/*/vis_data/vis_image/*.png"))
     assert [path.name for path in written] == [f"val_{i}_{runner.iter}.png" for i in range(6)]
     log = next(tmp_path.glob("run/*/*.log")).read_text()
-    assert f"There is no display to show val_0 on: it was written to {written[0]}" in log
+    assert f"There is no display: pictures are written to {written[0].parent}" in log
     assert not list(tmp_path.glob("run/*/vis_data/*.json"))
 
 
