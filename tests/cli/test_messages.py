@@ -104,7 +104,7 @@ def get_config():
 MISTAKES = {
     "an argument of another library": (
         ["optim_wrapper.optimizer.learning_rate=0.1"], r"SGD has no argument 'learning_rate'; did you mean 'lr'\?\n"
-        r"  in the config at `optim_wrapper.optimizer`, from the command line: --config.optim_wrapper.optimizer.learning_rate=0.1\n",
+        r"  in the config at `optim_wrapper.optimizer`\n",
     ),
     "an interval in val_cfg": (["val_cfg.intervl=2"], r"`val_cfg` has no `interval`: write `train_cfg.val_interval`"),
     "an argument that the Runner passes": (["val_cfg.speed=2"], r"no argument 'speed'; expected one of: epoch_length, evaluations, fp16\n"),
@@ -113,7 +113,7 @@ MISTAKES = {
         r"^jengine: ValueError: .*broadcast.*\n  `LinenModel.module` must be a network for the data, got ConvNet, whose layer Conv_0 \(Conv\) takes "
         r"\[batch, height, width, channels\], for the entry 'x', f32\[4,5\]\n"
         r"  called in __call__ at .*/mistaken_nets.py:19\n"
-        r"  in the config at `model.module`, from the command line: --config.model.module.type=mistaken_nets.ConvNet\n"
+        r"  in the config at `model.module`\n"
         r"  with the first batch of train_dataloader: the batch has x f32\[4,5\], y i32\[4\]\n",
     ),
     "an input of NNX with too few axes": (
@@ -141,19 +141,19 @@ MISTAKES = {
     ),
     "a misspelled loss": (
         ["model.loss.type=CrossEntrpy"],
-        r"loss must be a registered name .* got 'CrossEntrpy'; did you mean 'CrossEntropy'\?\n  in the config at `model.loss.type`, from the command line: --config.model.loss.type=",
+        r"loss must be a registered name .* got 'CrossEntrpy'; did you mean 'CrossEntropy'\?\n  in the config at `model.loss.type`",
     ),
     "a misspelled key": (
-        ["optim_wraper.optimizer.lr=1"], r"did you mean 'optim_wrapper'\?.*\n  from the command line: --config.optim_wraper.optimizer.lr=1\n",
+        ["optim_wraper.optimizer.lr=1"], r"did you mean 'optim_wrapper'\?.*\n",
     ),
     "an entry that the batch has not": (
         ["model.loss.label=lable", "model.inputs=x"],
-        r"got 'lable'; .*\n  in the config at `model.loss.label`, from the command line: --config.model.loss.label=lable\n",
+        r"got 'lable'; .*\n  in the config at `model.loss.label`\n",
     ),
     "an input that the batch has not": (
         ["model.inputs=image"],
         r"^jengine: UnknownNameError: `LinenModel.inputs` must be an entry of the batch, got 'image'; the batch has x f32\[4,5\], y i32\[4\]\n"
-        r"  in the config at `model.inputs`, from the command line: --config.model.inputs=image\n$",
+        r"  in the config at `model.inputs`\n$",
     ),
     "too many devices": (
         ["parallel={'type': 'Pjit', 'mesh': {'data': 64}}"],
@@ -161,7 +161,7 @@ MISTAKES = {
     ),
     "a metric with an unknown direction": (
         ["default_hooks.checkpoint={'type': 'CheckpointHook', 'save_best': 'acuracy'}"],
-        r"in the config at `default_hooks.checkpoint.save_best`, from the command line: .*\n"
+        r"in the config at `default_hooks.checkpoint.save_best`\n"
         r"  val_evaluator has no metric 'acuracy'; did you mean 'accuracy/top1'\?\n",
     ),
     "a state that cannot be saved": (
@@ -171,21 +171,21 @@ MISTAKES = {
     ),
     "a full disk": (
         ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 3}]"],
-        r"^jengine: the disk is full: \[Errno 28\] .*\n  Free space, then continue from the last checkpoint with --resume; .*\n.*max_keep_ckpts':2",
+        r"^jengine: OSError: \[Errno 28\] (.*\n)+  the disk is full. Free space, then continue from the last checkpoint with --resume; .*max_keep_ckpts` of 2",
     ),
     "a full disk with one checkpoint": (
-        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 1}]"], r"^jengine: the disk is full: .*\n  Free space.* --resume run/epoch_1 --work-dir DIR\.$",
+        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 1}]"], r"^jengine: OSError: (.*\n)+  the disk is full. .* --resume run/epoch_1 --work-dir DIR\.\n",
     ),
     "a validation with samples of other shapes": (
         ["val_dataloader.dataset.type=mistaken_nets.OddRows"],
         r"got 'x' of \(5,\) in 3 of 4 samples, and of \(6,\) in sample 2 of the batch \(sample 6 of OddRows\); pad or crop it in the "
         r"dataset, or set `collate_fn` in the dataloader\n  returned by __getitem__ at .*/mistaken_nets.py:81\n"
-        r"  in val_dataloader \(DataLoader\(OddRows\)\), batch 2, from the command line: --config.val_dataloader.dataset.type=\S+\n",
+        r"  in val_dataloader \(DataLoader\(OddRows\)\), batch 2\n",
     ),
     "one section of a validation": (
         ["val_evaluator=None"],
         r"the val sections must be complete or absent, got `val_dataloader` and `val_cfg` without `val_evaluator`; either give `val_evaluator`, or "
-        r"set `val_dataloader` and `val_cfg` to None as well\n  from the command line: --config.val_evaluator=None\n",
+        r"set `val_dataloader` and `val_cfg` to None as well\n",
     ),
     "two lengths": (
         ["train_cfg.max_iters=5"], r"must have either max_epochs or max_iters, got max_epochs=1 and max_iters=5; remove one of them; on the command "
@@ -238,7 +238,7 @@ def test_a_resume_with_another_model_names_the_config_and_the_way_to_start_from_
     assert "mismatch    params.Dense_1.kernel  stored float32[5,3], expected float32[5,4]" in shown
     cause = "the model has other settings, model.module.width: 4 in the config, not set in the checkpoint"
     assert f"epoch_1 does not fit: {cause}; to resume, remove model.module.width\n" in shown
-    assert "in the config at `model.module.width`, from the command line: --config.model.module.width=4\n" in shown
+    assert "in the config at `model.module.width`\n" in shown
     start = f"{{'path': '{work_dir}/epoch_1', 'strict': False}}"
     assert f"load_from=dict(path='{work_dir}/epoch_1', strict=False) in place of resume" in shown
     new = ["train", str(config), "--work-dir", str(work_dir.parent / "new"), wider[1], f"--config.load_from={start}"]

@@ -25,6 +25,7 @@ provides = {
         "add_place": "jengine.extras.diagnose.locate",
         "describe_failing_layer": "jengine.extras.diagnose.failing_layer",
         "explain_axes": "jengine.extras.diagnose.labels",
+        "explain_full_disk": "jengine.extras.diagnose.full_disk",
         "explain_masks": "jengine.extras.diagnose.static_modes",
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
         "explain_static_modes": "jengine.extras.diagnose.static_modes",
