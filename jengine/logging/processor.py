@@ -23,6 +23,7 @@ Mode = Literal["train", "val", "test"]
 
 _BYTES_PER_MB = 1024**2
 _MODE = re.compile(r"^(train|val|test)/")
+_TIMES = ("data_time", "time")
 _BUILT_IN = ("mean", "max", "min", "current")  # statistics
 # A state of the optimizer, in spite of its name: a mean of powers of two is none. With several
 # optimizers the name of one follows.
@@ -108,8 +109,9 @@ class LogProcessor:
         self.num_digits = num_digits
         self.log_with_hierarchy = log_with_hierarchy
         self.mean_pattern = re.compile(mean_pattern)
-        # The same names come at each log line.
-        self._matches_mean_pattern = functools.cache(self.mean_pattern.search)
+        self._is_averaged = functools.cache(  # the same names come at each log line
+            lambda name: self.mean_pattern.search(name) and not _LOSS_SCALE.fullmatch(name)
+        )
         self._absent: set[str] = set()  # sources that a loop did not have
         names: set[str] = set()
         for index, entry in enumerate(self.custom_cfg):
@@ -181,13 +183,11 @@ class LogProcessor:
         eta = runner.message_hub.get_info("eta")
         if eta is not None and "time" in scalars and "data_time" in scalars:
             parts.append(f"eta: {datetime.timedelta(seconds=int(eta))}")
-            for name in ("time", "data_time"):
+            for name in reversed(_TIMES):
                 parts.append(others.pop(name, "") or f"{name}: {self._format_value(scalars[name])}")
         if self._reporting_devices:  # the highest peak since the process started
-            peaks = [
-                device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices
-            ]
-            tag["memory"] = max(peaks) // _BYTES_PER_MB
+            peaks = (device.memory_stats() for device in self._reporting_devices)
+            tag["memory"] = max(peak["peak_bytes_in_use"] for peak in peaks) // _BYTES_PER_MB
             parts.append(f"memory: {tag['memory']}")
         parts.append("  ".join(others.values()))
         # of several processes
@@ -211,21 +211,12 @@ class LogProcessor:
         """
         _check_mode(mode, ("val", "test"))
         size = _epoch_length(runner, mode) or batch_idx
-        sources = {entry["data_src"].removeprefix(f"{mode}/") for entry in self.custom_cfg}
-        pass_means = [
-            {"data_src": name, "method_name": "mean", "window_size": "epoch"}
-            for name in ("time", "data_time")
-            if name not in sources
-        ]
-        scalars = self._compute_statistics(runner, 0, mode, [*self.custom_cfg, *pass_means])
-        times = self._add_mode_prefix(
-            {k: v for k, v in scalars.items() if k in ("time", "data_time")}, mode
-        )
-        metrics = self._add_mode_prefix(
-            {k: v for k, v in scalars.items() if k not in ("time", "data_time")}, mode
-        )
-        infos = self._add_mode_prefix(_select_mode(runner.message_hub.runtime_info, mode), mode)
-
+        mean = {"method_name": "mean", "window_size": "epoch"}  # of custom_cfg, the last one holds
+        entries = [*({"data_src": name, **mean} for name in _TIMES), *self.custom_cfg]
+        scalars = self._compute_statistics(runner, 0, mode, entries)
+        times = {name: scalars.pop(name) for name in _TIMES if name in scalars}
+        found = scalars, _select_mode(runner.message_hub.runtime_info, mode), times
+        metrics, infos, times = (self._add_mode_prefix(values, mode) for values in found)
         epoch = f"[{_current_epoch(runner, mode)}]" if self.by_epoch and mode == "val" else ""
         header = f"{'Epoch' if self.by_epoch else 'Iter'}({mode}) {epoch}[{size}/{size}]    "
         items = [*metrics.items(), *infos.items(), *times.items()]
@@ -251,10 +242,7 @@ class LogProcessor:
             }
         scalars = {}
         for name, history in histories.items():
-            may_average = mode == "train" or name in ("time", "data_time")
-            is_averaged = (
-                may_average and self._matches_mean_pattern(name) and not _LOSS_SCALE.fullmatch(name)
-            )
+            is_averaged = (mode == "train" or name in _TIMES) and self._is_averaged(name)
             scalars[name] = history.mean(self.window_size) if is_averaged else history.current()
         for entry in custom_cfg:
             arguments = dict(entry)
