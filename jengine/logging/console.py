@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import jax
 from rich.console import Console
@@ -173,11 +173,12 @@ def write_line(line: str, level: str = "INFO") -> None:
 
     On a TTY, ` - level - ` is colored.
     """
-    if not terminal.is_terminal:
+    file = terminal.file
+    if not _is_tty(file):
         # Without rich, and in one piece: `print` writes the newline separately, after another
         # thread's line
-        terminal.file.write(f"{line}\n")
-        terminal.file.flush()
+        file.write(f"{line}\n")
+        file.flush()
         return
     text = Text(line)
     start = line.find(f" - {level} - ")
@@ -186,6 +187,11 @@ def write_line(line: str, level: str = "INFO") -> None:
     # Otherwise rich breaks lines at the width of the terminal, and a copied path has a newline in
     # it.
     terminal.print(text, soft_wrap=True)
+
+
+@functools.lru_cache(maxsize=1)  # the check costs as much as writing a line
+def _is_tty(file: IO[str]) -> bool:
+    return terminal.is_terminal
 
 
 def escape_control(text: str) -> str:
