@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import sys
+import time
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -226,6 +227,15 @@ class _Formatter(logging.Formatter):
         record.__dict__["place"] = place
         return escape_control(super().format(record))
 
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """Return the time of the record."""
+        return _format_second(int(record.created), datefmt or "")
+
+
+@functools.lru_cache(maxsize=2)  # one for each handler
+def _format_second(second: int, datefmt: str) -> str:
+    return time.strftime(datefmt, time.localtime(second))
+
 
 class _TerminalFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
@@ -233,8 +243,8 @@ class _TerminalFormatter(_Formatter):
         text = record.__dict__.get("on_terminal")
         if not text:
             return super().format(record)
-        time = self.formatTime(record, self.datefmt)
-        return escape_control(f"{time} - {record.name} - {record.levelname} - {text}")
+        start = self.formatTime(record, self.datefmt)
+        return escape_control(f"{start} - {record.name} - {record.levelname} - {text}")
 
 
 class _TerminalHandler(logging.Handler):
