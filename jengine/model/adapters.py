@@ -103,7 +103,7 @@ def to_loss_dict(losses: Any) -> Losses:
 
 
 # Usual names of the argument that selects training or inference, and its value in training.
-_TRAIN_ARGUMENTS = {
+TRAIN_ARGUMENTS = {
     "train": True,
     "training": True,
     "is_train": True,
@@ -125,7 +125,7 @@ def train_arguments(fn: Callable[..., Any], *, train: bool) -> dict[str, bool]:
         return {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
-        p.name: _TRAIN_ARGUMENTS[p.name] is train
+        p.name: TRAIN_ARGUMENTS[p.name] is train
         for p in parameters
-        if p.name in _TRAIN_ARGUMENTS and p.kind in kinds
+        if p.name in TRAIN_ARGUMENTS and p.kind in kinds
     }

@@ -1,4 +1,4 @@
-"""Labels of losses and metrics."""
+"""Labels of losses and metrics: what they must be."""
 
 from typing import Any
 

@@ -10,6 +10,7 @@ from flax import traverse_util
 
 from jengine.config.errors import config_path
 from jengine.config.paths import dotted
+from jengine.config.plugins import load_provided
 from jengine.config.registry import MODELS
 from jengine.model.adapters import (
     build_loss,
@@ -111,8 +112,7 @@ class LinenModel(Model):
 
         variables, self.module_types = record_types(initialize)
         if self._remat:
-            from jengine.model.remat import check_patterns
-
+            check_patterns = load_provided("activation_checkpointing", "check_patterns")
             check_patterns(self._remat, self.module_types)
         # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the
         # array.
@@ -202,9 +202,7 @@ class LinenModel(Model):
     def _checkpoint_modules(self) -> Any:
         if not self._remat:
             return contextlib.nullcontext()
-        from jengine.model.remat import remat_linen
-
-        return remat_linen(self._remat)
+        return load_provided("activation_checkpointing", "remat_linen")(self._remat)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         with _dense_general_without_mesh():

@@ -8,8 +8,7 @@ loss) are not entries of the batch, so they are not found.
 """
 
 import contextlib
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -142,29 +141,3 @@ def check_labels(evaluator: Evaluator, predictions: Predictions, batches: Iterab
     for batch in batches:
         if (message := find_wrong_labels(update, batch)) is not None:
             raise ConfigError(message)
-
-
-def explain_axes(error: BaseException, context: Mapping[str, Any]) -> str | None:
-    """Return the likely reason why the shape of labels does not fit that of outputs.
-
-    Explainer, for errors about the argument `label` of a loss or metric.
-
-    >>> error = ValueError("`Accuracy.label` must fit ..., got f32[2] and i32[16]")
-    >>> print(explain_axes(error, {})[:40])
-    the outputs have no axis of examples, as
-    """
-    shapes = re.findall(r"\b[a-z]+\d+\[([\d,]*)\]", str(error))
-    if not re.match(r"`\w+\.label` must", str(error)) or len(shapes) != 2:
-        return None
-    outputs, labels = (shape.split(",") for shape in shapes)
-    if len(outputs) == len(labels) and outputs[0] != labels[0]:
-        return (
-            "the outputs have no axis of examples, as if the batch were one example: do images "
-            "lack channels, x[..., None]?"
-        )
-    if len(outputs) > len(labels) + 1 and outputs[0] == labels[0]:
-        return (
-            "the network keeps axes of its inputs: flatten them, x.reshape(len(x), -1), in the "
-            "network, or the samples in the dataset"
-        )
-    return None

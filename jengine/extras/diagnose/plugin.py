@@ -14,6 +14,7 @@ provides = {
         "schedule": "jengine.extras.diagnose.commands",
         "lr-find": "jengine.extras.diagnose.commands",
         "model": "jengine.extras.diagnose.commands",
+        "groups": "jengine.extras.diagnose.commands",
         "data": "jengine.extras.diagnose.commands",
         "replay": "jengine.extras.diagnose.commands",
         "profile": "jengine.extras.diagnose.commands",
@@ -24,12 +25,14 @@ provides = {
     "explainers": {
         "add_place": "jengine.extras.diagnose.locate",
         "describe_failing_layer": "jengine.extras.diagnose.failing_layer",
-        "explain_axes": "jengine.extras.diagnose.labels",
+        "explain_assigned_attributes": "jengine.extras.diagnose.frozen_attributes",
         "explain_full_disk": "jengine.extras.diagnose.full_disk",
-        "explain_masks": "jengine.extras.diagnose.static_modes",
+        "explain_label_axes": "jengine.extras.diagnose.label_axes",
+        "explain_masks": "jengine.extras.diagnose.masks",
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
         "explain_static_modes": "jengine.extras.diagnose.static_modes",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
+        "name_model_settings": "jengine.extras.diagnose.model_settings",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
         "suggest_metrics": "jengine.extras.diagnose.metric_names",
     },
@@ -37,6 +40,7 @@ provides = {
         "check_labels": "jengine.extras.diagnose.labels",
     },
     "run_watches": {
+        "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",
     },
     "names": {
