@@ -4,29 +4,17 @@ codes.
 
 import argparse
 import contextlib
-import errno
 import importlib
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from jengine.cli.parser import build_parser
-from jengine.config.errors import ConfigError, closest, did_you_mean
+from jengine.config.errors import ConfigError
 
-# `optim_wrapper.optimizer.lr=0.1`, `max_epochs=2`, `--train_cfg.max_epochs=2`; not `--resumee=x`, a
-# misspelled option
-_OVERRIDE = re.compile(r"(?:--(?=\w+[.\[]))?(\w+(?:\.\w+|\[\d+\])*=.*)", re.DOTALL)
-
-_DISK_ADVICE = """\
-  Free space, then continue from the last checkpoint with --resume; or elsewhere with \
---resume {} --work-dir DIR."""
-_KEEP_FEWER = """
-  To keep fewer checkpoints: \
---config.default_hooks.checkpoint="{'type':'CheckpointHook','max_keep_ckpts':%d}"."""
 _PLACE = "in the config at "
-_LOADER = re.compile(r"in (\w+_dataloader[\w.]*) \(")
 # Errors whose traceback shows only a comparison, a wait for another process, or how samples are
 # stacked
 _WITHOUT_CODE = (
@@ -35,10 +23,6 @@ _WITHOUT_CODE = (
     "ProcessError",
     "StorageError",
     "UnequalSamplesError",
-)
-_FIRST_ADVICE = (
-    "  Free space, or write to another disk with --work-dir DIR, and start again: nothing is "
-    "saved yet."
 )
 
 
@@ -64,7 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     overrides = [arg for arg in rest if arg.startswith("--config.")]
     unknown = [arg for arg in rest if arg not in overrides]
     if unknown:
-        parser.error(f"unknown argument {unknown[0]}{_suggest(unknown, parser, args)}")
+        settings = "; --config.PATH=VALUE sets a value of the config" if "config" in args else ""
+        parser.error(f"unknown argument {unknown[0]}{settings}; --help lists the options")
     if overrides and "config" not in args:
         parser.error(f"{args.command} has no config to override, got {overrides[0]}")
     # A command imports JAX and the engine only when it runs, so that `jengine --help` is fast.
@@ -81,9 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.traceback:
             raise
-        if _is_disk_full(error):
-            print(f"jengine: the disk is full: {error}\n{_advise_on_disk(error)}", file=sys.stderr)
-            return 1
         is_mistake = _is_user_error(error, args.runs_code)
         if not is_mistake and not _says_enough(error):
             from jengine.cli.tracebacks import format_error
@@ -91,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print(format_error(error, log_error(error)), end="", file=sys.stderr)
             return 1
-        _print_error(error, overrides)
+        _print_error(error)
         return 2 if is_mistake else 1
     except KeyboardInterrupt:
         print("jengine: interrupted", file=sys.stderr)
@@ -125,43 +107,13 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
         raise
 
 
-def _print_error(error: Exception, overrides: Sequence[str]) -> None:
+def _print_error(error: Exception) -> None:
     from jengine.cli.tracebacks import JAX_NOTES
 
     print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
-    notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(JAX_NOTES)]
-    by_path = {
-        override.removeprefix("--config.").partition("=")[0]: override for override in overrides
-    }
-    lines = [
-        ", ".join(filter(None, (note, _find_override(error, note, by_path))))
-        for note in notes or [""]
-    ]
-    named = [
-        override for path, override in by_path.items() if any(f"`{path}`" in note for note in notes)
-    ]
-    if named and lines == notes:
-        lines.append(f"from the command line: {' '.join(named)}")
-    for line in filter(None, lines):
-        print(f"  {line}", file=sys.stderr)
-
-
-def _find_override(error: Exception, note: str, by_path: Mapping[str, str]) -> str:
-    """Return which arguments of the command line, by path, set what an error is about, or "".
-
-    It is at the place in the config that a note names, or, without notes, at a key that the message
-    quotes.
-    """
-    quoted = set(re.findall(r"['`.]([\w-]+)['`]", str(error)))
-    found = [path for path in by_path if not quoted.isdisjoint(re.split(r"[.\[\]]+", path))]
-    if note:
-        loader = _LOADER.match(note)
-        place = loader[1] if loader else "\n"  # no path has a line end
-        place = note.removeprefix(_PLACE).strip("`") if note.startswith(_PLACE) else place
-        inside = [path for path in by_path if f"{path}.".startswith((f"{place}.", f"{place}["))]
-        around = [path for path in by_path if f"{place}.".startswith((f"{path}.", f"{path}["))]
-        found = [path for path in inside if path in found] or inside or around
-    return f"from the command line: {' '.join(by_path[path] for path in found)}" if found else ""
+    for note in getattr(error, "__notes__", ()):
+        if not note.startswith(JAX_NOTES):
+            print(f"  {note}", file=sys.stderr)
 
 
 def _is_user_error(error: Exception, runs_code: bool) -> bool:
@@ -178,77 +130,11 @@ def _is_user_error(error: Exception, runs_code: bool) -> bool:
 
 
 def _says_enough(error: Exception) -> bool:
-    """Return whether the message about a run that failed on the device needs no traceback."""
+    """Return whether the message about a run that failed on the device or disk needs no
+    traceback.
+    """
     # A program other than the step is in code: that of a hook
-    memory = re.compile("the device ran out of memory.*, in (?!a program other)")
+    enough = re.compile("the device ran out of memory.*, in (?!a program other)|the disk is full")
     return type(error).__name__ == "NonFiniteLossError" or any(
-        map(memory.match, getattr(error, "__notes__", ()))
+        map(enough.match, getattr(error, "__notes__", ()))
     )
-
-
-def _is_disk_full(error: BaseException | None) -> bool:
-    """Return whether an error, or its cause, is about a full disk or quota.
-
-    TensorStore has a type of its own.
-    """
-    while error is not None:
-        is_own = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if is_own or "No space left on device" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def _advise_on_disk(error: Exception) -> str:
-    earlier = getattr(error, "earlier", None)  # of a checkpoint that could not be saved
-    if earlier == []:
-        return _FIRST_ADVICE
-    earlier = earlier or ["CHECKPOINT"]
-    # The new checkpoint is written before an old one is removed, so only fewer than now make room
-    return _DISK_ADVICE.format(earlier[-1]) + (
-        _KEEP_FEWER % (len(earlier) - 1) if len(earlier) > 1 else ""
-    )
-
-
-def _suggest(
-    unknown: Sequence[str], parser: argparse.ArgumentParser, args: argparse.Namespace
-) -> str:
-    """Return a hint: overrides if all unknown arguments look like config paths, else the closest
-    option.
-    """
-    # MMEngine's option
-    matches = [_OVERRIDE.fullmatch(arg) for arg in unknown if arg != "--cfg-options"]
-    if matches and all(matches) and "config" in args:
-        return f"; did you mean {' '.join(f'--config.{match[1]}' for match in matches if match)}?"
-    name, _, value = unknown[0].partition("=")
-    options = _list_options(parser, args)
-    paths = [] if did_you_mean(name, options) else _find_settings(args, name.lstrip("-"))
-    return (
-        f"; did you mean --config.{paths[0]}={value}?"
-        if len(paths) == 1
-        else closest(name, options)
-    )
-
-
-def _find_settings(args: argparse.Namespace, key: str) -> list[str]:
-    """Return the paths in the config that end in `key`."""
-    if "config" not in args:
-        return []
-    with contextlib.suppress(Exception):  # of the config, which is not what the message is about
-        from jengine.config.containers import iter_nodes
-        from jengine.config.load import load_config
-
-        return [
-            path
-            for path, _ in iter_nodes(load_config(args.config))
-            if path.rpartition(".")[2] == key
-        ]
-    return []
-
-
-def _list_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            return _list_options(action.choices[getattr(args, action.dest)], args)
-    options = [option for action in parser._actions for option in action.option_strings]
-    return [*options, "--config.PATH=VALUE"] if "config" in args else options

@@ -5,7 +5,9 @@ section "explainers". Those of all extras are asked, in the order of their names
 what is at hand where the error passes; each entry may be missing:
 
     cfg       the config
-    example   the entries of the first batch with dtypes and shapes, if the error may be about them
+    loader    the path of the dataloader whose batch the error may be about
+    examples  the entries of first batches with dtypes and shapes, by dataloader
+    host_entries  the kinds of the entries that stay on the host, by dataloader and path
     run       the Runner that ends because of the error
     evaluation  the `Evaluation` of the run that failed; None between two of them
     program   the name, the compiled function and the arguments of the program that failed

@@ -48,9 +48,8 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     Raises:
       FileNotFoundError: it does not exist; the message names similar ones.
       ConfigError: another kind of file, no `get_config`, a `get_config` that does not return a
-        config or does not take the argument, an invalid override, or a ConfigDict with a dot in a
-        key, which ml_collections does not support. Other errors in the file keep the same type and
-        get a note.
+        config or does not take the argument, or an invalid override. Other errors in the file,
+        such as that of ml_collections for a key with a dot, keep the same type and get a note.
 
     >>> load_config("configs/digits_cnn.py", ["train_cfg.max_epochs=2"]).train_cfg.max_epochs
     2

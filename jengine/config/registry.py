@@ -4,7 +4,6 @@ A registry imports the package with the built-in entries at the first look-up. T
 jengine` fast, and a config can use any registered name without importing a module.
 """
 
-import difflib
 import functools
 import importlib
 import logging
@@ -24,7 +23,7 @@ from jengine.config.annotations import (
     parameters_of,
     takes_functions,
 )
-from jengine.config.errors import UnknownNameError, closest, config_path, list_unknown
+from jengine.config.errors import UnknownNameError, closest, config_path, did_you_mean, list_unknown
 from jengine.config.modules import (
     find_directory,
     find_unregistered,
@@ -271,12 +270,8 @@ class Registry:
             return import_attribute(path)
         except UnknownNameError as error:
             # 'mmengine.Hok' for 'Hook'
-            similar = difflib.get_close_matches(name, self._names(), n=1, cutoff=0.75)
-            hint = (
-                f"; did you mean {similar[0]!r}?"
-                if similar and "did you mean" not in str(error)
-                else ""
-            )
+            is_hinted = "did you mean" in str(error)
+            hint = "" if is_hinted else did_you_mean(name, self._names(), cutoff=0.75)
             raise UnknownNameError(
                 f"{self.name} must be a registered name or an import path, got {path!r}: "
                 f"{error}{hint}"

@@ -53,9 +53,7 @@ class Accuracy(PairMetric):
         super().__init__(label, prediction, prefix)
         self.topk = (topk,) if isinstance(topk, int) else tuple(topk)
         if not self.topk or len(set(self.topk)) < len(self.topk):
-            raise ConfigError(
-                f"`Accuracy.topk` must be one or more distinct integers, got {topk!r}"
-            )
+            raise ConfigError(f"`Accuracy.topk` must be distinct integers, got {topk!r}")
         self.ignore_index = ignore_index
 
     @property
@@ -67,12 +65,8 @@ class Accuracy(PairMetric):
         """Return the initial counts: `correct` int32[len(topk)], `count` int32[] and `invalid`
         (labels) int32[].
         """
-        correct = jnp.zeros(len(self.topk), jnp.int32)
-        return {
-            "correct": correct,
-            "count": jnp.zeros((), jnp.int32),
-            "invalid": jnp.zeros((), jnp.int32),
-        }
+        shapes = {"correct": (len(self.topk),), "count": (), "invalid": ()}
+        return {name: jnp.zeros(shape, jnp.int32) for name, shape in shapes.items()}
 
     def update(
         self, state: dict[str, jax.Array], predictions: Predictions, batch: Batch
@@ -81,18 +75,15 @@ class Accuracy(PairMetric):
 
         KeyError for a missing entry, ValueError for other shapes or dtypes.
         """
-        predictions, labels = self.select(predictions, batch)
-        predictions = jnp.asarray(predictions)
+        predictions, labels = map(jnp.asarray, pair := self.select(predictions, batch))
+        num_classes = predictions.shape[1] if predictions.ndim == 2 else 2**31 - 1
         if predictions.ndim == 2:
-            require_class_indices(labels, predictions.shape[1], "Accuracy.label", self.ignore_index)
-        labels = jnp.asarray(labels)
+            require_class_indices(pair[1], num_classes, "Accuracy.label", self.ignore_index)
         rank = self._rank(predictions, labels)
-        # -1 does not fit in a uint8
-        mask = element_mask(batch, labels.astype(jnp.int32), self.ignore_index)
+        labels = labels.astype(jnp.int32)  # -1 does not fit in a uint8
+        mask = element_mask(batch, labels, self.ignore_index)
         is_correct = (rank[:, None] < jnp.asarray(self.topk)) & mask[:, None]
-        is_invalid = mask & (labels < 0)
-        if predictions.ndim == 2:
-            is_invalid |= mask & (labels >= predictions.shape[1])
+        is_invalid = mask & ((labels < 0) | (labels >= num_classes))
         return {
             "correct": state["correct"] + is_correct.sum(axis=0, dtype=jnp.int32),
             "count": state["count"] + mask.sum(dtype=jnp.int32),
@@ -114,31 +105,23 @@ class Accuracy(PairMetric):
         C if the label or a logit is invalid.
         """
         has_classes = predictions.ndim == 1 and jnp.issubdtype(predictions.dtype, jnp.integer)
-        if (
-            labels.ndim != 1
-            or predictions.shape[:1] != labels.shape
-            or not (has_classes or predictions.ndim == 2)
+        fits = labels.ndim == 1 and predictions.shape[:1] == labels.shape
+        if not (fits and jnp.issubdtype(labels.dtype, jnp.integer)) or not has_classes | (
+            predictions.ndim == 2
         ):
             raise ValueError(
                 "`Accuracy.label` must fit the predictions: logits float[B, C] or class indices "
                 f"int[B], and labels int[B], got {describe_array(predictions)} and "
                 f"{describe_array(labels)}"
             )
-        if not jnp.issubdtype(labels.dtype, jnp.integer):
-            raise ValueError(f"Accuracy: labels must be class indices int[B], got {labels.dtype}")
-        max_k = max(self.topk)
-        if has_classes:
-            if max_k > 1:
-                raise ValueError(
-                    f"Accuracy: predictions for top-{max_k} must be logits float[B, C], got int[B]"
-                )
-            return (predictions != labels).astype(jnp.int32)  # rank 0 is the top one
-        num_classes = predictions.shape[1]
-        if max_k > num_classes:
+        num_classes = 1 if has_classes else predictions.shape[1]
+        if max(self.topk) > num_classes:
             raise ValueError(
-                f"Accuracy: `topk` must be at most {num_classes}, the number of classes, got "
-                f"{self.topk}"
+                f"`Accuracy.topk` must be at most {num_classes} for {describe_array(predictions)}, "
+                f"got {self.topk}"
             )
+        if has_classes:
+            return (predictions != labels).astype(jnp.int32)  # rank 0 is the top one
         classes = jnp.arange(num_classes)
         # a mask instead of an index, which would clip invalid labels
         is_label = classes == labels[:, None]

@@ -1,7 +1,7 @@
 """Evaluator: several metrics in one state on the device, which is fetched once."""
 
 import collections
-import contextlib
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -68,11 +68,10 @@ class Evaluator:
 
         () if a metric does not know them before the evaluation.
         """
-        # `all` below: a list without the names of one metric would look complete.
         metrics = [metric for metric in self.metrics if metric.has_results]
-        if not all(metric.names for metric in metrics):
-            return ()
-        return tuple(metric.add_prefix(name) for metric in metrics for name in metric.names)
+        # a list without the names of one metric would look complete
+        are_known = all(metric.names for metric in metrics)
+        return tuple(m.add_prefix(name) for m in metrics for name in m.names if are_known)
 
     @property
     def host_metrics(self) -> list[HostMetric]:
@@ -194,9 +193,7 @@ class Evaluator:
         # A host metric has an empty state, and its examples are gathered from all processes here.
         for metric, metric_state in zip(self.metrics, metric_states, strict=True):
             values = metric.collect(gather) if metric in on_host else metric.compute(metric_state)
-            results += [
-                (metric.add_prefix(name), _to_float(value)) for name, value in values.items()
-            ]
+            results += [(metric.add_prefix(key), _to_float(x)) for key, x in values.items()]
         _check_unique([name for name, _ in results])
         return dict(results)
 
@@ -222,18 +219,15 @@ class Evaluator:
           {'accuracy/top1': 0.6666666666666666}
         """
         data = data_samples if data is None else data
-        counts = [
-            len(tree) if isinstance(tree, list) else count_examples(tree)
-            for tree in (data_samples, data)
-        ]
-        if counts[0] != counts[1]:
+        sizes = [len(x) if isinstance(x, list) else count_examples(x) for x in (data_samples, data)]
+        if sizes[0] != sizes[1]:
             raise ValueError(
-                f"there must be as many labels as predictions, got {counts[1]} and {counts[0]}"
+                f"there must be as many labels as predictions, got {sizes[1]} and {sizes[0]}"
             )
         # The last chunk may be shorter; compiling twice is simpler than padding here.
         state = self.init()
         update = jax.jit(self.update)
-        for start in range(0, counts[0], chunk_size):
+        for start in range(0, sizes[0], chunk_size):
             rows = slice(start, start + chunk_size)
             predictions = _take(data_samples, rows)
             batch = _take(data, rows)
@@ -283,10 +277,11 @@ def build_evaluator(cfg: Any) -> Evaluator:
 
 def _build_metrics(metrics: Any) -> list[BaseMetric]:
     """Build one metric or a list of metrics; errors contain the index in the list."""
-    is_list = isinstance(metrics, Sequence) and not isinstance(metrics, str)
+    if not isinstance(metrics, Sequence) or isinstance(metrics, str):
+        return [_build_metric(as_config(metrics))]
     built = []
-    for index, entry in enumerate(metrics if is_list else [metrics]):
-        with config_path(index) if is_list else contextlib.nullcontext():
+    for index, entry in enumerate(metrics):
+        with config_path(index):
             built.append(_build_metric(as_config(entry)))
     return built
 
@@ -298,10 +293,9 @@ def _build_metric(metric: Any) -> BaseMetric:
     if hasattr(metric, "items") and not isinstance(metric, type):
         metric = _adapt(METRICS.build(metric))
     if not isinstance(metric, BaseMetric):
-        kind = type(metric).__name__
         raise TypeError(
             "a metric must be a BaseMetric, a metric of flax.nnx, clu or metrax, or a dict with a "
-            f"'type', got {kind}: {metric!r}; metrics of other libraries need an extra"
+            f"'type', got {type(metric).__name__}: {metric!r}"
         )
     return metric
 
@@ -341,8 +335,7 @@ def _check_unique(names: Sequence[str]) -> None:
 
 def _to_float(value: Any) -> Any:
     """Return a number as a Python float, and any other value unchanged."""
-    # `float` fails for what has no axes and is no number either, such as None.
-    with contextlib.suppress(TypeError):
-        if not isinstance(value, bool | str) and np.ndim(value) == 0:
-            return float(value)
-    return value
+    is_number = isinstance(value, numbers.Real | np.generic | np.ndarray | jax.Array)
+    if not is_number or isinstance(value, bool | str) or np.ndim(value):
+        return value
+    return float(value)

@@ -50,15 +50,10 @@ class MeanLoss(BaseMetric):
     ) -> None:
         super().__init__(prefix)
         self.loss: Callable[[Any, Any], Any] = MODELS.build_function(loss)
-        if "loss" in parts:
+        if parts and ("loss" in parts or not any("loss" in part for part in parts)):
             raise ValueError(
-                "MeanLoss: `parts` must not contain 'loss', the name of the total, got "
-                f"{list(parts)}"
-            )
-        if parts and not any("loss" in part for part in parts):
-            raise ValueError(
-                "MeanLoss: `parts` must have a name that contains 'loss', as the total is the sum "
-                f"of these, got {list(parts)}"
+                "`MeanLoss.parts` must have names with 'loss', which the total `loss` adds up, and "
+                f"not the total itself, got {list(parts)}"
             )
         self.parts = tuple(parts)
 

@@ -1,8 +1,8 @@
 """Metrics as three functions over a state on the device, or as a collection of examples on the
 host.
 
-`example_mask`, `element_mask` and `drop_padding` exclude padded examples. `Counts`, `Sum` and
-`Mean` are states whose results do not depend on the batch size.
+`example_mask`, `element_mask` and `drop_padding` exclude padded examples. `Sum` and `Mean` are
+states whose results do not depend on the batch size.
 """
 
 import operator
@@ -258,19 +258,6 @@ def element_mask(batch: Batch, labels: jax.Array, ignore_index: int | None = Non
     return mask if ignore_index is None else mask & (labels != ignore_index)
 
 
-def predict_class(scores: jax.Array) -> jax.Array:
-    """Return the class with the highest score, int32[...] from float[..., C].
-
-    Where a score is NaN it is C, which is no class: NaN would count as the highest score.
-
-    >>> predict_class(jnp.array([[0.1, 0.9], [jnp.nan, 0.5]])).tolist()
-    [1, 2]
-    """
-    return jnp.where(
-        jnp.isnan(scores).any(axis=-1), scores.shape[-1], scores.argmax(axis=-1)
-    ).astype(jnp.int32)
-
-
 def drop_padding(tree: ArrayTree, mask: np.ndarray) -> Any:
     """Return `tree` with only the examples where `mask`, bool[B], is True.
 
@@ -286,32 +273,6 @@ def take_examples(tree: ArrayTree, rows: np.ndarray | slice, count: int) -> Any:
     """
     # Predictions may contain values that are not by example, such as a temperature.
     return jax.tree.map(lambda leaf: leaf[rows] if np.shape(leaf)[:1] == (count,) else leaf, tree)
-
-
-class Counts(NamedTuple):
-    """Exact counts up to 2**64: a run over large images passes the 2**31 of an int32."""
-
-    low: jax.Array  # uint32[...], low words
-    high: jax.Array  # uint32[...], high words
-
-    @classmethod
-    def zero(cls, *shape: int) -> "Counts":
-        """Return zero counts."""
-        return cls(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
-
-    def add(self, index: tuple[jax.Array, ...], is_counted: jax.Array) -> "Counts":
-        """Return the counts with one more at `index`, int[N] for each axis, where `is_counted`,
-        bool[N]. Pure.
-        """
-        # A batch has fewer than 2**32 examples, so its own counts cannot wrap.
-        added = jnp.zeros_like(self.low).at[index].add(is_counted.astype(jnp.uint32), mode="drop")
-        low = self.low + added
-        # a carry: the low word has wrapped around
-        return Counts(low, self.high + (low < added).astype(jnp.uint32))
-
-    def value(self) -> np.ndarray:
-        """Return the counts as float64[...], on the host."""
-        return np.asarray(self.low, np.float64) + np.asarray(self.high, np.float64) * 2.0**32
 
 
 class Sum(NamedTuple):

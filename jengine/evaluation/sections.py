@@ -5,16 +5,14 @@ evaluation a name, which the results have as prefix: `robust/accuracy/top1`. A s
 the name ''.
 """
 
-import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.config.annotations import Count, is_mapping, parameters_of
-from jengine.config.errors import ConfigError, closest, config_path, did_you_mean
+from jengine.config.errors import ConfigError, config_path, did_you_mean
 from jengine.config.registry import EVALUATOR
-from jengine.config.scores import UnknownDirectionError
 from jengine.data.find_source import is_stream
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
@@ -24,7 +22,6 @@ _LOADER_ARGUMENTS = frozenset({"type", "global_batch_size", *parameters_of(DataL
 _NAME = re.compile(r"[\w-]+")  # it becomes a part of file names and tags
 # settings for all, in the same dicts
 _RESERVED = ("evaluations", "fp16", "epoch_length", "interval", "metrics")
-_ALMOST = 0.8  # similarity at which a name is a misspelled argument
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,36 +55,18 @@ def split_dataloaders(argument: str, section: Any) -> dict[str, Any]:
     ['']
 
     Raises:
-      ConfigError: a mixture of both, or a name that cannot be a part of file names and tags.
+      ConfigError: a name that cannot be a part of file names and tags.
     """
     if isinstance(section, list | tuple):
-        loaders = {
-            str(i): loader
-            for i, loader in enumerate(section)
-            if _is_loader(loader) and not _is_batch(loader)
-        }
-        if loaders and len(loaders) < len(section):
-            raise ConfigError(
-                f"`{argument}` must be a list of dataloaders or a list of batches, got a mixture"
-            )
-        return loaders or {"": section}
-    if not is_mapping(section):
+        if section and all(_is_loader(entry) and not _is_batch(entry) for entry in section):
+            return {str(index): loader for index, loader in enumerate(section)}
         return {"": section}
-    arguments = [str(key) for key in section if key in _LOADER_ARGUMENTS]
-    names = [str(key) for key in section if key not in _LOADER_ARGUMENTS]
-    named = [name for name in names if _is_loader(section[name])]
-    if arguments and named:
-        raise ConfigError(
-            f"`{argument}` must be one dataloader or a dict of dataloaders by name, got a "
-            f"mixture: the argument {arguments[0]!r} beside the dataloader {named[0]!r}"
-        )
-    # `datset` beside `batch_size` must be reported as an argument, not taken for the name of an
-    # evaluation.
-    is_misspelled = any(did_you_mean(name, _LOADER_ARGUMENTS, _ALMOST) for name in names)
-    if arguments or not (
-        named or (names and not is_misspelled and all(_has_batches(section[n]) for n in names))
-    ):
+    if not is_mapping(section) or not section or not _LOADER_ARGUMENTS.isdisjoint(section):
         return {"": section}
+    has_loaders = any(map(_is_loader, section.values()))
+    if not has_loaders and not all(map(_has_batches, section.values())):
+        return {"": section}
+    names = list(map(str, section))
     for name in names:
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise ConfigError(
@@ -225,48 +204,9 @@ def split_settings(
 
     >>> split_settings("val_cfg", dict(fp16=True, robust=dict(interval=5)), ["clean", "robust"])
     ({'fp16': True}, {'robust': {'interval': 5}})
-
-    Raises:
-      ConfigError: settings for an evaluation that does not exist.
     """
     if list(names) == [""] or not is_mapping(cfg):
         return cfg, {}
     settings = {str(name): value for name, value in cfg.items() if name in names}
     rest = {name: value for name, value in cfg.items() if name not in names}
-    for name, value in rest.items():
-        if is_mapping(value):
-            raise ConfigError(
-                f"`{argument}` must have settings for the evaluations, got "
-                f"{name!r}{closest(name, names)}"
-            )
     return rest, settings
-
-
-@contextlib.contextmanager
-def suggest_metrics(evaluators: Mapping[str, Any] | None) -> Iterator[None]:
-    """Name the metrics of the evaluators in an error inside about one that has no direction,
-    unless they have it.
-    """
-    try:
-        yield
-    except UnknownDirectionError as error:
-        named = [
-            (name, getattr(evaluator, "names", ()))
-            for name, evaluator in (evaluators or {}).items()
-        ]
-        known = [
-            f"{name}/{metric}" if name else metric for name, metrics in named for metric in metrics
-        ]
-        if not known or error.metric in known:
-            raise
-        hint = closest(error.metric, known)
-        other = (
-            ""
-            if hint.endswith("?")
-            else ". For one that a hook adds, pass rule='greater' or rule='less'"
-        )
-        clear = ConfigError(
-            f"the metric must be one of val_evaluator, got {error.metric!r}{hint}{other}"
-        )
-        clear.__notes__ = getattr(error, "__notes__", [])
-        raise clear from None

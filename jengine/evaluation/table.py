@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jengine.config.scores import infer_rule, keep_best
-from jengine.logging.tables import format_table
+from jengine.logging.tables import format_table, shorten_rows
 
 Validation = tuple[int, int, Mapping[str, Any]]  # epoch, iteration and metrics
 
-_MAX_ROWS = 20
+_MAX_ROWS = 21
 
 
 def format_validations(
@@ -56,8 +56,8 @@ def format_validations(
     # nobody can be.
     first = 0 if by_epoch else 1
     last = None if best else -1
-    rows = _cut_middle([row[first:last] for row in rows], best)
-    return format_table(["epoch", "iter", *names, "best"][first:last], rows, title="Validations")
+    shown = shorten_rows([row[first:last] for row in rows], _MAX_ROWS, best)
+    return format_table(["epoch", "iter", *names, "best"][first:last], shown, title="Validations")
 
 
 def _infer_first(names: Sequence[str]) -> dict[str, str]:
@@ -65,22 +65,6 @@ def _infer_first(names: Sequence[str]) -> dict[str, str]:
         with contextlib.suppress(ValueError):
             return {name: infer_rule(name)}
     return {}
-
-
-def _cut_middle(rows: Sequence[list[str]], kept: Iterable[int]) -> list[list[str]]:
-    """Return the first and last rows and those in `kept`, with the number of rows left out at
-    each gap.
-    """
-    half = _MAX_ROWS // 2
-    if len(rows) <= _MAX_ROWS:
-        return list(rows)
-    shown = sorted({*range(half), *kept, *range(len(rows) - half, len(rows))})
-    result = []
-    for previous, index in zip([-1, *shown], shown, strict=False):
-        if gap := index - previous - 1:
-            result.append([f"… {gap} more …", *[""] * (len(rows[0]) - 1)])
-        result.append(rows[index])
-    return result
 
 
 def _format_number(value: object) -> str:

@@ -1,6 +1,5 @@
 """Checkpoint policy: when to save, under which name, and which checkpoints to keep."""
 
-import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -227,8 +226,7 @@ class CheckpointHook(Hook):
             if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()
         ]
         for key in self.published_keys:
-            is_close = difflib.get_close_matches(key, _CHECKPOINT_KEYS, n=1, cutoff=0.75)
-            if key not in _CHECKPOINT_KEYS and (is_close or not users):
+            if key not in _CHECKPOINT_KEYS and not users:
                 hint = closest(key, _CHECKPOINT_KEYS)
                 raise ConfigError(
                     f"`{type(self).__name__}.published_keys` must be keys of a checkpoint, got "

@@ -57,8 +57,6 @@ class Hook:
       runs_ahead: whether `before_train_iter` and `after_train_iter` use neither the state nor
         metrics.
       is_single: whether a run has at most one hook of the class, subclasses included.
-      draws_samples: whether the hook calls `runner.visualizer.add_datasample`, which is then
-        checked before training.
 
     Examples:
       >>> class StopAtLoss(Hook):
@@ -72,7 +70,6 @@ class Hook:
     update_on_skipped_steps: ClassVar[bool] = False
     runs_ahead: ClassVar[bool] = False
     is_single: ClassVar[bool] = False
-    draws_samples: bool = False
 
     stages: ClassVar[tuple[str, ...]] = (
         "before_run",

@@ -46,14 +46,9 @@ _ALMOST = 0.9
 
 
 class HookList:
-    """Sort hooks by priority; hooks with equal priority run in registration order.
+    """Sort hooks by priority; hooks with equal priority run in registration order."""
 
-    Args:
-      check: called with each hook before it is added; raises for one that the run cannot have.
-    """
-
-    def __init__(self, check: Callable[[Hook], None] | None = None) -> None:
-        self._check = check
+    def __init__(self) -> None:
         self._named: dict[str, Hook | None] = {}  # None for a hook that was removed
         self._hooks: list[tuple[int, Hook]] = []
         self._stages: dict[str, _Stage] = {}
@@ -91,8 +86,6 @@ class HookList:
             raise TypeError(f"a hook must be an instance of Hook or a config dict, got {hook!r}")
         value = get_priority(hook.priority if priority is None else priority)
         _check_stages(hook)  # before it replaces another
-        if self._check is not None:
-            self._check(hook)
         if name is not None:
             self.remove(name)  # first, or a hook with `is_single` could not replace another
         self._check_single(hook)

@@ -31,11 +31,9 @@ from jengine.logging.tables import shorten_rows as shorten_rows
 from jengine.logging.visualizer import Visualizer as Visualizer
 
 if TYPE_CHECKING:
-    from jengine.logging.run_backend import RunVisBackend as RunVisBackend
     from jengine.logging.tensorboard import TensorboardVisBackend as TensorboardVisBackend
 
 provides = {  # imported on use, as what extras provide
     "VISBACKENDS": {"TensorboardVisBackend": "jengine.logging.tensorboard"},
-    "names": {"RunVisBackend": "jengine.logging.run_backend"},
 }
 __getattr__, __dir__ = _lazy_names(__name__, provides)

@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 import sys
+import time
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -29,7 +30,6 @@ _LOGGED = "_jengine_log_file"  # attribute of a logged error
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_DATE_FORMAT = "%Y/%m/%d %H:%M:%S"
 _FILE_HANDLERS: dict[str, type[logging.FileHandler]] = {
     "FileHandler": logging.FileHandler,
     "RotatingFileHandler": logging.handlers.RotatingFileHandler,
@@ -68,23 +68,23 @@ def build_logger(
       level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR',
         'CRITICAL' or a number.
     """
-    level_number = parse_level(level)
     logger = logging.getLogger(name)
     for handler in list(logger.handlers):
         # Only own handlers: those of the user stay.
         if isinstance(handler, _TerminalHandler | _RunFileHandler):
             logger.removeHandler(handler)
             handler.close()
-    handlers: list[logging.Handler] = [_TerminalHandler(level_number)]
+    on_terminal = _TerminalHandler(level.upper() if isinstance(level, str) else level)
+    on_terminal.setFormatter(_TerminalFormatter("%m/%d %H:%M:%S"))
+    handlers: list[logging.Handler] = [on_terminal]
     if log_file is not None:
-        handlers.append(_RunFileHandler(log_file, file_handler_cfg))
+        handlers.append(_RunFileHandler(log_file, file_handler_cfg or {}))
     for handler in handlers:
-        formatter = _ShortFormatter if isinstance(handler, _TerminalHandler) else _Formatter
-        handler.setFormatter(formatter(datefmt=_DATE_FORMAT))
         handler.addFilter(_RecordFilter())
         logger.addHandler(handler)
     # The file gets every level; the terminal's handler has a level of its own.
-    logger.setLevel(level_number if log_file is None else min(level_number, logging.DEBUG))
+    lowest = on_terminal.level if log_file is None else min(on_terminal.level, logging.DEBUG)
+    logger.setLevel(lowest)
     logger.propagate = False
     if not wait:
         open_log_file(logger)
@@ -103,11 +103,10 @@ def set_file_handler(logger: logging.Logger, cfg: Mapping[str, Any]) -> None:
         arguments: `dict(type='RotatingFileHandler', maxBytes=10**7, backupCount=5)`.
 
     Raises:
-      ConfigError: an unknown type, or arguments that it does not accept.
+      ConfigError: an unknown type. TypeError: arguments that it does not accept.
     """
-    for handler in logger.handlers:
-        if isinstance(handler, _RunFileHandler):
-            handler.set_file(cfg)
+    for handler in _file_handlers(logger):
+        handler.set_file(cfg)
 
 
 def log_error(error: BaseException) -> str | None:
@@ -116,8 +115,7 @@ def log_error(error: BaseException) -> str | None:
     Return the file path, None without a file.
     """
     logger = current_logger()
-    handlers = [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
-    files = [handler.path for handler in handlers if handler.waiting is None]
+    files = [handler.path for handler in _file_handlers(logger) if handler.is_open]
     # The error is marked with the file: it passes the Runner and then the command line, and both
     # log it.
     if files and getattr(error, _LOGGED, None) != files[0]:
@@ -131,9 +129,17 @@ def open_log_file(logger: logging.Logger) -> None:
 
     Also after the directory was deleted.
     """
-    for handler in logger.handlers:
-        if isinstance(handler, _RunFileHandler):
-            handler.open()
+    for handler in _file_handlers(logger):
+        handler.open()
+
+
+def _file_handlers(logger: logging.Logger) -> list["_RunFileHandler"]:
+    return [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
+
+
+def terminal_handlers(logger: logging.Logger) -> list[logging.Handler]:
+    """Return the handlers that write to the terminal, to add a filter to them."""
+    return [handler for handler in logger.handlers if isinstance(handler, _TerminalHandler)]
 
 
 def current_logger() -> logging.Logger:
@@ -153,20 +159,14 @@ def print_log(
     """
     if logger is None:
         write_line(str(msg))
-        return
-    if isinstance(logger, str):
-        if logger == "silent":
-            return
-        if logger != "current" and logger not in _loggers:
-            hint = closest(logger, ["current", "silent", *_loggers])
-            raise ValueError(f"no logger called {logger!r} was built{hint}")
-        logger = current_logger() if logger == "current" else _loggers[logger]
-    if not isinstance(logger, logging.Logger):
-        kind = type(logger).__name__
-        raise TypeError(
-            f"`logger` must be a logger, its name, 'silent', 'current' or None, got {kind}"
-        )
-    logger.log(level, msg)
+    elif isinstance(logger, logging.Logger):
+        logger.log(level, msg)
+    elif logger == "current":
+        current_logger().log(level, msg)
+    elif logger != "silent":
+        if logger not in _loggers:
+            raise ValueError(f"no logger called {logger!r} was built")
+        _loggers[logger].log(level, msg)
 
 
 def write_line(line: str, level: str = "INFO") -> None:
@@ -175,9 +175,9 @@ def write_line(line: str, level: str = "INFO") -> None:
     On a TTY, ` - level - ` is colored.
     """
     file = terminal.file
-    # Without rich: a file or a pipe needs none of its layout.
     if not _is_tty(file):
-        # in one piece: `print` writes the newline separately, after another thread's line
+        # Without rich, and in one piece: `print` writes the newline separately, after another
+        # thread's line
         file.write(f"{line}\n")
         file.flush()
         return
@@ -190,12 +190,8 @@ def write_line(line: str, level: str = "INFO") -> None:
     terminal.print(text, soft_wrap=True)
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)  # the check costs as much as writing a line
 def _is_tty(file: IO[str]) -> bool:
-    """Return whether `file`, that of `terminal`, is a TTY.
-
-    Cached, as the check costs as much as writing a line.
-    """
     return terminal.is_terminal
 
 
@@ -219,47 +215,36 @@ def escape_name(name: str) -> str:
 
 
 class _Formatter(logging.Formatter):
-    """Formatter that escapes control characters; each record is formatted once for all handlers."""
+    """Formatter that escapes control characters, and says for errors where they were logged."""
 
-    _second = -1
-    _time = ""
-
-    def usesTime(self) -> bool:
-        """Return True: each line has the time."""
-        return True
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of the record, for errors with the place in the code."""
-        is_error = record.levelno >= logging.ERROR
-        place = f"{record.pathname} - {record.funcName} - {record.lineno} - " if is_error else ""
-        return f"{record.asctime} - {record.name} - {record.levelname} - {place}{record.message}"
+    def __init__(self, datefmt: str) -> None:
+        super().__init__("%(asctime)s - %(name)s - %(levelname)s - %(place)s%(message)s", datefmt)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of the record, with the year."""
-        line = record.__dict__.get("jengine_line")
-        if line is None:
-            line = record.__dict__["jengine_line"] = escape_control(super().format(record))
-        return str(line)
+        """Return the text of the record."""
+        is_error = record.levelno >= logging.ERROR
+        place = f"{record.pathname} - {record.funcName} - {record.lineno} - " if is_error else ""
+        record.__dict__["place"] = place
+        return escape_control(super().format(record))
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """Return the time of the record, computed once per second."""
-        second = int(record.created)
-        if second != self._second:
-            self._time = super().formatTime(record, datefmt)
-            self._second = second
-        return self._time
+        """Return the time of the record."""
+        return _format_second(int(record.created), datefmt or "")
 
 
-class _ShortFormatter(_Formatter):
-    """Formatter for the terminal, without the year."""
+@functools.lru_cache(maxsize=2)  # one for each handler
+def _format_second(second: int, datefmt: str) -> str:
+    return time.strftime(datefmt, time.localtime(second))
 
+
+class _TerminalFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of the record, or its shorter `on_terminal`."""
         text = record.__dict__.get("on_terminal")
         if not text:
-            return super().format(record).partition("/")[2]
-        time = self.formatTime(record, self.datefmt).partition("/")[2]
-        return escape_control(f"{time} - {record.name} - {record.levelname} - {text}")
+            return super().format(record)
+        start = self.formatTime(record, self.datefmt)
+        return escape_control(f"{start} - {record.name} - {record.levelname} - {text}")
 
 
 class _TerminalHandler(logging.Handler):
@@ -273,53 +258,36 @@ class _TerminalHandler(logging.Handler):
             self.handleError(record)
 
 
-def terminal_handlers(logger: logging.Logger) -> list[logging.Handler]:
-    """Return the handlers that write to the terminal, to add a filter to them."""
-    return [handler for handler in logger.handlers if isinstance(handler, _TerminalHandler)]
-
-
-class _RunFileHandler(logging.Handler):
+class _RunFileHandler(logging.handlers.MemoryHandler):
     """Log file of a run, which does not exist before `open_log_file`: the run may be refused."""
 
-    def __init__(self, log_file: str, cfg: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
+    target: logging.FileHandler | None
+
+    def __init__(self, log_file: str, cfg: Mapping[str, Any]) -> None:
+        super().__init__(capacity=0)
         self.path = os.path.abspath(log_file)
-        self.waiting: list[logging.LogRecord] | None = []  # None once they are in the file
-        self._file: logging.FileHandler
-        self.set_file(cfg or {})
+        self.is_open = False
+        self.set_file(cfg)
 
     def set_file(self, cfg: Mapping[str, Any]) -> None:
         """Use the handler in `cfg` from the next record on."""
-        options = {"type": "FileHandler", **cfg}
-        kind = options.pop("type")
+        options = dict(cfg)
+        kind = options.pop("type", "FileHandler")
         if kind not in _FILE_HANDLERS:
             raise ConfigError(
-                f"`file_handler_cfg.type` must be one of {', '.join(_FILE_HANDLERS)}, got {kind!r}"
+                f"`file_handler_cfg.type` must be a file handler of Python's logging, got {kind!r}"
                 f"{closest(str(kind), _FILE_HANDLERS)}"
             )
-        try:
-            # delay: the file is created by the first record, after the run has been accepted.
-            file = _FILE_HANDLERS[kind](self.path, encoding="utf-8", delay=True, **options)
-        except TypeError as error:
-            raise ConfigError(
-                f"`file_handler_cfg` must have the arguments of logging's {kind}: {error}"
-            ) from error
-        if hasattr(self, "_file"):
-            self._file.close()
-        self._file = file
-        self._file.setFormatter(self.formatter)
+        # delay: the file is created by the first record, after the run has been accepted.
+        file = _FILE_HANDLERS[kind](self.path, encoding="utf-8", delay=True, **options)
+        file.setFormatter(_Formatter("%Y/%m/%d %H:%M:%S"))
+        self._close_file()
+        self.setTarget(file)
 
-    def setFormatter(self, fmt: logging.Formatter | None) -> None:
-        """Set the formatter, also for the file."""
-        super().setFormatter(fmt)
-        self._file.setFormatter(fmt)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or keep it until the file is opened."""
-        if self.waiting is None:
-            self._file.emit(record)
-        else:
-            self.waiting.append(record)
+    def flush(self) -> None:
+        """Write the records, unless they wait for the file."""
+        if self.is_open:
+            super().flush()
 
     def open(self) -> None:
         """Create the file, also again after it was deleted, and write the records that wait for
@@ -329,16 +297,18 @@ class _RunFileHandler(logging.Handler):
         path.parent.mkdir(parents=True, exist_ok=True)
         if _process_index() == 0:
             path.touch()
-        self._file.close()  # the next record opens it again
-        waiting = self.waiting or []
-        self.waiting = None
-        for record in waiting:
-            self.emit(record)
+        self._close_file()  # the next record opens it again
+        self.is_open = True
+        self.flush()
 
     def close(self) -> None:
         """Close the file and the handler."""
-        self._file.close()
+        self._close_file()
         super().close()
+
+    def _close_file(self) -> None:
+        if self.target is not None:
+            self.target.close()
 
 
 class _RecordFilter(logging.Filter):
@@ -380,16 +350,3 @@ def in_notebook() -> bool:
     """
     ipython = sys.modules.get("IPython")  # a kernel has imported it
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
-
-
-def parse_level(level: int | str) -> int:
-    """Return the number of a log level, given by number or by name in any case.
-
-    ValueError for another name.
-    """
-    if isinstance(level, int):
-        return level
-    names = logging.getLevelNamesMapping()
-    if str(level).upper() not in names:
-        raise ValueError(f"no log level is called {level!r}{closest(str(level), names)}")
-    return names[str(level).upper()]

@@ -39,8 +39,7 @@ class FilesVisBackend(BaseVisBackend):
         scalar_save_file: str | None = None,
     ) -> None:
         super().__init__(save_dir)
-        if scalar_save_file is None:
-            scalar_save_file = f"scalars{self.suffix}"
+        scalar_save_file = scalar_save_file or f"scalars{self.suffix}"
         if not scalar_save_file.endswith(self.suffix):
             raise ValueError(
                 f"`scalar_save_file` must be a {self.suffix} file, got {scalar_save_file!r}"
@@ -158,30 +157,20 @@ class LocalVisBackend(FilesVisBackend):
           TypeError: a value is not JSON-serializable. ValueError: an illegal `file_path`.
         """
         line = _json_line({**scalar_dict, "step": scalar_dict.get("step", step)})
-        files = (
-            [self._scalar_file]
-            if file_path is None
-            else [self._scalar_file, self._checked_file_path(file_path)]
-        )
-        for file in files:
-            self.append(file, line)
+        if file_path is not None:
+            if not file_path.endswith(".json") or file_path == self._scalar_file:
+                raise ValueError(
+                    f"`file_path` must be a .json file other than {self._scalar_file}, got "
+                    f"{file_path!r}"
+                )
+            self.append(file_path, line)
+        self.append(self._scalar_file, line)
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
         """Append a line with the counts and the bin edges to `histograms.json`."""
         self.append(
             self._histogram_file, _json_line({"name": name, "step": step, **histogram._asdict()})
         )
-
-    def _checked_file_path(self, name: str) -> str:
-        """Return `name` if it is a legal `file_path`."""
-        is_open = name in self._open_files and name != self._scalar_file
-        if not is_open and (
-            not name.endswith(".json") or self.save_dir / name == self.save_dir / self._scalar_file
-        ):
-            raise ValueError(
-                f"`file_path` must be a .json file other than {self._scalar_file}, got {name!r}"
-            )
-        return name
 
 
 def _json_line(values: Mapping[str, Any]) -> str:

@@ -9,13 +9,14 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
+from jengine.config.annotations import Count
 from jengine.config.errors import UnknownNameError, closest
 
 Statistic = TypeVar("Statistic", bound=Callable[..., Any])
 
 _NUM_SAVED_VALUES = 256  # per history in a checkpoint, unless a window is longer
 
-Window = int | Literal["epoch"] | None
+Window = Count | Literal["epoch"] | None
 
 
 @dataclasses.dataclass

@@ -3,7 +3,6 @@ backends.
 """
 
 import datetime
-import difflib
 import functools
 import re
 import sys
@@ -13,8 +12,8 @@ from typing import Any, Literal, Protocol
 import jax
 import numpy as np
 
-from jengine.config.annotations import Count, Index, checked
-from jengine.config.errors import ArgumentError, config_path
+from jengine.config.annotations import Count, Index
+from jengine.config.errors import ArgumentError, config_path, did_you_mean
 from jengine.config.registry import LOG_PROCESSORS, check_arguments
 from jengine.logging.console import current_logger, escape_name
 from jengine.logging.history import HistoryBuffer
@@ -24,6 +23,7 @@ Mode = Literal["train", "val", "test"]
 
 _BYTES_PER_MB = 1024**2
 _MODE = re.compile(r"^(train|val|test)/")
+_TIMES = ("data_time", "time")
 _BUILT_IN = ("mean", "max", "min", "current")  # statistics
 # A state of the optimizer, in spite of its name: a mean of powers of two is none. With several
 # optimizers the name of one follows.
@@ -81,12 +81,11 @@ class LogProcessor:
         and times, not `loss_scale`, which is a setting of the step that used it.
 
     Raises:
-      ArgumentError: two entries of `custom_cfg` have the same result name, an entry has no
-        `data_src`, or has the window 'epoch' with `by_epoch=False`.
-      KeyError: an entry has no known `method_name`, or no `window_size` with `by_epoch=False`.
-      TypeError: a window is not an int, 'epoch' or 'global', or the statistic does not take an
-        argument.
-      ValueError: a window is below 1.
+      ArgumentError: two entries of `custom_cfg` have the same result name, or one has the window
+        'epoch' with `by_epoch=False`.
+      KeyError: an entry has no `data_src`, no known `method_name`, or no `window_size` with
+        `by_epoch=False`.
+      TypeError, ValueError: an argument that the statistic does not take.
 
     Examples:
       >>> entry = dict(data_src="loss", log_name="worst", method_name="max", window_size="global")
@@ -110,10 +109,29 @@ class LogProcessor:
         self.num_digits = num_digits
         self.log_with_hierarchy = log_with_hierarchy
         self.mean_pattern = re.compile(mean_pattern)
-        # The same names come at each log line.
-        self._matches_mean_pattern = functools.cache(self.mean_pattern.search)
-        self._unknown_sources: set[str] = set()
-        _check_custom_cfg(self.custom_cfg, by_epoch)
+        self._is_averaged = functools.cache(  # the same names come at each log line
+            lambda name: self.mean_pattern.search(name) and not _LOSS_SCALE.fullmatch(name)
+        )
+        self._absent: set[str] = set()  # sources that a loop did not have
+        names: set[str] = set()
+        for index, entry in enumerate(self.custom_cfg):
+            with config_path("custom_cfg", index):
+                arguments = {**entry}
+                source = arguments.pop("data_src")
+                name = arguments.pop("log_name", source)
+                statistic = HistoryBuffer().statistic(arguments.pop("method_name"))
+                if name in names:
+                    raise ArgumentError(
+                        f"result names must be unique, got {name!r} twice; set another 'log_name'"
+                    )
+                names.add(name)
+                # without epochs MMEngine requires a window
+                window = entry.get("window_size") if by_epoch else entry["window_size"]
+                if window == "epoch" and not by_epoch:
+                    raise ArgumentError("`window_size` must not be 'epoch' when by_epoch=False")
+                if window in ("epoch", "global"):
+                    del arguments["window_size"]
+                check_arguments(statistic, arguments)
 
     @property
     def windows(self) -> dict[str, int]:
@@ -165,13 +183,11 @@ class LogProcessor:
         eta = runner.message_hub.get_info("eta")
         if eta is not None and "time" in scalars and "data_time" in scalars:
             parts.append(f"eta: {datetime.timedelta(seconds=int(eta))}")
-            for name in ("time", "data_time"):
+            for name in reversed(_TIMES):
                 parts.append(others.pop(name, "") or f"{name}: {self._format_value(scalars[name])}")
         if self._reporting_devices:  # the highest peak since the process started
-            peaks = [
-                device.memory_stats()["peak_bytes_in_use"] for device in self._reporting_devices
-            ]
-            tag["memory"] = max(peaks) // _BYTES_PER_MB
+            peaks = (device.memory_stats() for device in self._reporting_devices)
+            tag["memory"] = max(peak["peak_bytes_in_use"] for peak in peaks) // _BYTES_PER_MB
             parts.append(f"memory: {tag['memory']}")
         parts.append("  ".join(others.values()))
         # of several processes
@@ -195,21 +211,12 @@ class LogProcessor:
         """
         _check_mode(mode, ("val", "test"))
         size = _epoch_length(runner, mode) or batch_idx
-        sources = {entry["data_src"].removeprefix(f"{mode}/") for entry in self.custom_cfg}
-        pass_means = [
-            {"data_src": name, "method_name": "mean", "window_size": "epoch"}
-            for name in ("time", "data_time")
-            if name not in sources
-        ]
-        scalars = self._compute_statistics(runner, 0, mode, [*self.custom_cfg, *pass_means])
-        times = self._add_mode_prefix(
-            {k: v for k, v in scalars.items() if k in ("time", "data_time")}, mode
-        )
-        metrics = self._add_mode_prefix(
-            {k: v for k, v in scalars.items() if k not in ("time", "data_time")}, mode
-        )
-        infos = self._add_mode_prefix(_select_mode(runner.message_hub.runtime_info, mode), mode)
-
+        mean = {"method_name": "mean", "window_size": "epoch"}  # of custom_cfg, the last one holds
+        entries = [*({"data_src": name, **mean} for name in _TIMES), *self.custom_cfg]
+        scalars = self._compute_statistics(runner, 0, mode, entries)
+        times = {name: scalars.pop(name) for name in _TIMES if name in scalars}
+        found = scalars, _select_mode(runner.message_hub.runtime_info, mode), times
+        metrics, infos, times = (self._add_mode_prefix(values, mode) for values in found)
         epoch = f"[{_current_epoch(runner, mode)}]" if self.by_epoch and mode == "val" else ""
         header = f"{'Epoch' if self.by_epoch else 'Iter'}({mode}) {epoch}[{size}/{size}]    "
         items = [*metrics.items(), *infos.items(), *times.items()]
@@ -235,10 +242,7 @@ class LogProcessor:
             }
         scalars = {}
         for name, history in histories.items():
-            may_average = mode == "train" or name in ("time", "data_time")
-            is_averaged = (
-                may_average and self._matches_mean_pattern(name) and not _LOSS_SCALE.fullmatch(name)
-            )
+            is_averaged = (mode == "train" or name in _TIMES) and self._is_averaged(name)
             scalars[name] = history.mean(self.window_size) if is_averaged else history.current()
         for entry in custom_cfg:
             arguments = dict(entry)
@@ -246,7 +250,12 @@ class LogProcessor:
             if source.partition("/")[0] in left_out:
                 continue
             if source not in histories:  # a scalar of another loop, or of a later iteration
-                self._warn_of_typo(source, histories)
+                hint = "" if source in self._absent else did_you_mean(source, histories)
+                if hint:
+                    current_logger().warning(
+                        f"log_processor.custom_cfg: there is no scalar {source!r} to log{hint}"
+                    )
+                self._absent.add(source)
                 continue
             history = histories[source]
             name = arguments.pop("log_name", source).removeprefix(f"{mode}/")
@@ -263,17 +272,6 @@ class LogProcessor:
                 arguments["window_size"] = history.updates
             scalars[name] = history.statistics(**arguments)
         return scalars
-
-    def _warn_of_typo(self, source: str, histories: Mapping[str, Any]) -> None:
-        """Log once that no scalar has the name `source` but one has a similar name."""
-        if source not in self._unknown_sources and (
-            similar := difflib.get_close_matches(source, histories, n=1)
-        ):
-            self._unknown_sources.add(source)
-            current_logger().warning(
-                f"log_processor.custom_cfg: there is no scalar {source!r} to log; did you mean "
-                f"{similar[0]!r}?"
-            )
 
     def _add_mode_prefix(self, values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
         return (
@@ -338,51 +336,3 @@ def _epoch_length(runner: _Run, mode: Mode) -> int | None:
 def _check_mode(mode: str, legal: Sequence[str]) -> None:
     if mode not in legal:
         raise ArgumentError(f"`mode` must be one of {', '.join(map(repr, legal))}, got {mode!r}")
-
-
-_ENTRY_KEYS = ("data_src", "log_name", "method_name", "window_size")
-
-
-@functools.partial(checked, owner="")
-def _check_entry(
-    data_src: str,
-    window_size: Count | Literal["epoch", "global"] = 1,
-    log_name: str = "",
-    method_name: str = "",
-) -> None:
-    """Check the types in an entry of `custom_cfg`."""
-
-
-def _check_custom_cfg(custom_cfg: Sequence[Mapping[str, Any]], by_epoch: bool) -> None:
-    names: set[str] = set()
-    for index, entry in enumerate(custom_cfg):
-        with config_path("custom_cfg", index):
-            if "data_src" not in entry:
-                raise ArgumentError(
-                    "an entry must have the key 'data_src', the name of a scalar, got "
-                    f"{sorted(entry)}"
-                )
-            _check_entry(**{key: entry[key] for key in _ENTRY_KEYS if key in entry})
-            name = entry.get("log_name", entry["data_src"])
-            if name in names:
-                raise ArgumentError(
-                    f"result names must be unique, got {name!r} twice; set another 'log_name'"
-                )
-            names.add(name)
-            if not by_epoch and "window_size" not in entry:
-                raise KeyError("an entry must have the key 'window_size' when by_epoch=False")
-            if not by_epoch and entry["window_size"] == "epoch":
-                raise ArgumentError(
-                    "`window_size` must be an int or 'global' when by_epoch=False, got 'epoch'"
-                )
-            if "method_name" not in entry:
-                raise KeyError(
-                    "an entry must have the key 'method_name', such as 'mean', 'max', 'min' or "
-                    "'current'"
-                )
-            statistic = HistoryBuffer().statistic(entry["method_name"])
-            arguments = {key: value for key, value in entry.items() if key not in _ENTRY_KEYS[:3]}
-            check_arguments(
-                statistic,
-                {key: value for key, value in arguments.items() if not isinstance(value, str)},
-            )

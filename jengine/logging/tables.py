@@ -45,20 +45,10 @@ def format_table(
       +-------+--------+
     """
     cells = [list(row) for row in rows]
-    for index, row in enumerate(cells):
-        if len(row) != len(columns):
-            raise ValueError(
-                f"`rows[{index}]` must have {len(columns)} cells, got {len(row)}: {row!r}"
-            )
-    if align is None:
-        filled = [[row[i] for row in cells if row[i] is not None] for i in range(len(columns))]
-        sides: list[Align] = [
-            "right" if column and all(map(is_number, column)) else "left" for column in filled
-        ]
-    elif len(sides := list(align)) != len(columns):
-        raise ValueError(
-            f"`align` must have {len(columns)} entries, one per column, got {len(align)}"
-        )
+    filled = [[x for x in each[1:] if x is not None] for each in zip(columns, *cells, strict=True)]
+    sides: Sequence[Align] = align or [
+        "right" if found and all(map(is_number, found)) else "left" for found in filled
+    ]
     table = Table(box=box.ASCII2)
     for heading, side in zip(columns, sides, strict=True):
         table.add_column(Text(heading), justify=side, no_wrap=True)
@@ -77,17 +67,23 @@ def format_table(
     return "\n".join(lines if title is None else [title, *lines])
 
 
-def shorten_rows(rows: Sequence[Sequence[str]], limit: int) -> list[Sequence[str]]:
-    """Return at most `limit` rows.
+def shorten_rows(
+    rows: Sequence[Sequence[str]], limit: int, kept: Iterable[int] = ()
+) -> list[Sequence[str]]:
+    """Return at most `limit` rows, besides those with the indices `kept`.
 
-    Of a longer table the first and last ones, around a row that counts the others.
+    Of a longer table the first and last ones, with a row at each gap that counts the others.
     """
     if len(rows) <= limit:
         return list(rows)
-    head = limit // 2
-    tail = (limit - 1) // 2
-    left_out = [f"… {len(rows) - head - tail} more …", *[""] * (len(rows[0]) - 1)]
-    return [*rows[:head], left_out, *rows[len(rows) - tail :]]
+    tail = len(rows) - (limit - 1) // 2
+    shown = sorted({*range(limit // 2), *kept, *range(tail, len(rows))})
+    result: list[Sequence[str]] = []
+    for previous, index in zip([-1, *shown], shown, strict=False):
+        if gap := index - previous - 1:
+            result.append([f"… {gap} more …", *[""] * (len(rows[0]) - 1)])
+        result.append(rows[index])
+    return result
 
 
 def _format_cell(value: Any) -> str:

@@ -8,31 +8,48 @@ from typing import Any
 
 import numpy as np
 
+from jengine.config.errors import require_extra
 from jengine.config.registry import VISBACKENDS
+from jengine.logging.backend import BaseVisBackend
 from jengine.logging.convert import Histogram, encode_png
-from jengine.logging.run_backend import RunVisBackend, to_number
+from jengine.logging.history import to_float
 
 _FLUSH_SECONDS = 10  # a killed run loses at most this much
 
 
 @VISBACKENDS.register_module()
-class TensorboardVisBackend(RunVisBackend):
+class TensorboardVisBackend(BaseVisBackend):
     """Scalars, images and the config in a TensorBoard event file below `save_dir`.
 
     Values that are not numbers are skipped, with one warning per name.
     """
 
     extra = "tensorboard"
-    package = "tensorboard.summary.writer.event_file_writer"
 
     def __init__(self, save_dir: str | os.PathLike[str]) -> None:
         super().__init__(save_dir)
+        self._writer: Any = None
         self._warned: set[str] = set()
 
-    def _open_run(self) -> Any:
-        return self._import_package().EventFileWriter(str(self.save_dir), flush_secs=_FLUSH_SECONDS)
+    @property
+    def experiment(self) -> Any:
+        """The event file's writer, opened by the first use; an error if tensorboard is missing."""
+        if self._writer is None:
+            with require_extra(self.extra, "TensorboardVisBackend requires tensorboard"):
+                from tensorboard.summary.writer.event_file_writer import EventFileWriter
+            self._writer = EventFileWriter(str(self.save_dir), flush_secs=_FLUSH_SECONDS)
+        return self._writer
 
-    def _write_text(self, name: str, text: str) -> None:
+    def add_config(self, config: str) -> None:
+        """Write the config as text."""
+        self._add_text("config", config)
+
+    def add_graph(self, graph: str) -> None:
+        """Write the model description as text."""
+        self._add_text("graph", graph)
+
+    def _add_text(self, name: str, text: str) -> None:
+        writer = self.experiment
         from tensorboard.plugins.text import metadata
         from tensorboard.util import tensor_util
 
@@ -40,21 +57,13 @@ class TensorboardVisBackend(RunVisBackend):
         markdown = "\n".join(f"    {line}" for line in text.splitlines())
         tensor = tensor_util.make_tensor_proto([markdown.encode()])
         plugin = metadata.create_summary_metadata(display_name=name, description="")
-        self.experiment.add_event(_make_event(0, tag=name, tensor=tensor, metadata=plugin))
-
-    def _end_run(self) -> None:
-        self.experiment.close()
+        writer.add_event(_make_event(0, tag=name, tensor=tensor, metadata=plugin))
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write `image`, uint8[H, W, C], as PNG; errors as in `encode_png`."""
-        height, width, channels = np.shape(image) if np.ndim(image) == 3 else (0, 0, 0)
-        # For a wrong shape these are zeros, and `encode_png` raises the error.
-        encoded = {
-            "height": height,
-            "width": width,
-            "colorspace": channels,
-            "encoded_image_string": encode_png(image),
-        }
+        png = encode_png(image)  # which checks the shape
+        height, width, channels = np.shape(image)
+        encoded = dict(height=height, width=width, colorspace=channels, encoded_image_string=png)
         self.experiment.add_event(_make_event(step, tag=name, image=encoded))
 
     def add_histogram(self, name: str, histogram: Histogram, step: int = 0) -> None:
@@ -75,16 +84,18 @@ class TensorboardVisBackend(RunVisBackend):
         for name, value in scalar_dict.items():
             if name == "step":
                 continue
-            if (number := to_number(value)) is not None:
+            try:
+                number = to_float(value)
+            except (TypeError, ValueError):
+                if name not in self._warned:  # this is called at each log line
+                    self._warned.add(name)
+                    kind = type(value).__name__
+                    warnings.warn(
+                        f"{name!r} is not written to TensorBoard: it must be a number, got {kind}",
+                        stacklevel=2,
+                    )
+            else:
                 self.experiment.add_event(_make_event(step, tag=name, simple_value=number))
-            # Once for each name: this is called at each log line.
-            elif name not in self._warned:
-                self._warned.add(name)
-                kind = type(value).__name__
-                warnings.warn(
-                    f"{name!r} is not written to TensorBoard: it must be a number, got {kind}",
-                    stacklevel=2,
-                )
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
         """Write a restart event: TensorBoard then drops later steps of earlier event files."""
@@ -93,6 +104,12 @@ class TensorboardVisBackend(RunVisBackend):
 
         restart = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         writer.add_event(event_pb2.Event(wall_time=time.time(), step=step + 1, session_log=restart))
+
+    def close(self) -> None:
+        """Close the event file; the next write opens another."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
 
 def _make_event(step: int, **value: Any) -> Any:

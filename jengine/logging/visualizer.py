@@ -3,9 +3,8 @@
 import os
 import pathlib
 import threading
-import weakref
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from jengine.config.containers import ConfigLike
 from jengine.config.dump import dump_config
-from jengine.config.errors import ConfigError, UnknownNameError, closest, config_path
+from jengine.config.errors import UnknownNameError, closest, config_path
 from jengine.config.registry import VISBACKENDS, VISUALIZERS
 from jengine.logging.backend import BaseVisBackend
 from jengine.logging.convert import Histogram, format_graph, histogram
@@ -47,11 +46,7 @@ class Visualizer:
       >>> visualizer.close()
     """
 
-    # Weak: visualizers live as long as their runs, except those of `get_instance`
-    _instances: ClassVar["weakref.WeakValueDictionary[str, Visualizer]"] = (
-        weakref.WeakValueDictionary()
-    )
-    _kept: ClassVar[dict[str, "Visualizer"]] = {}
+    _instances: ClassVar[dict[str, "Visualizer"]] = {}  # the newest of each name, in order
 
     def __init__(
         self,
@@ -60,42 +55,32 @@ class Visualizer:
         name: str = "visualizer",
     ) -> None:
         self.name = name
-        Visualizer._instances.pop(name, None)  # the newest is the last
+        Visualizer._instances.pop(name, None)
         Visualizer._instances[name] = self
         self.dataset_meta: Mapping[str, Any] | None = None
         self.vis_backends: dict[str, BaseVisBackend] = {}
-        self._lock = threading.RLock()  # log lines are written in a background thread
+        self._lock = threading.RLock()
+        defaults = {}
+        if save_dir is not None:
+            defaults["save_dir"] = str(pathlib.Path(save_dir) / "vis_data")
         if vis_backends is None:
-            vis_backends = [] if save_dir is None else [{"type": "LocalVisBackend"}]
+            vis_backends = [{"type": "LocalVisBackend"}] if defaults else []
         if hasattr(vis_backends, "items") or isinstance(vis_backends, BaseVisBackend):
             vis_backends = [vis_backends]
-        defaults = (
-            {} if save_dir is None else {"save_dir": str(pathlib.Path(save_dir) / "vis_data")}
-        )
-        for index, backend in enumerate(vis_backends):
+        for index, entry in enumerate(vis_backends):
             with config_path("vis_backends", index):
-                custom_name = None
-                if hasattr(backend, "items"):
-                    custom_name = backend.get("name")
-                    backend = {key: value for key, value in backend.items() if key != "name"}
-                if not isinstance(backend, BaseVisBackend):
-                    backend = VISBACKENDS.build(backend, **defaults)
+                options = dict(entry) if hasattr(entry, "items") else {}
+                name = options.pop("name", None)
+                is_built = isinstance(entry, BaseVisBackend)
+                backend = entry if is_built else VISBACKENDS.build(options or entry, **defaults)
                 # The name is also the key of the backend's position in checkpoints, hence unique.
-                key = custom_name or type(backend).__name__
-                if key in self.vis_backends:
+                name = name or type(backend).__name__
+                if name in self.vis_backends:
                     raise RuntimeError(
-                        f"names of visualization backends must be unique, got {key!r} twice; set "
+                        f"names of visualization backends must be unique, got {name!r} twice; set "
                         "another `name`"
                     )
-                self.vis_backends[key] = backend
-
-    if not TYPE_CHECKING:  # a type checker would take any name for an attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            hint = ""
-            if name.startswith("draw_") or name in ("set_image", "get_image", "show"):
-                hint = "; set visualizer=dict(type='LocalVisualizer') to draw"
-            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
+                self.vis_backends[name] = backend
 
     @property
     def instance_name(self) -> str:
@@ -107,16 +92,13 @@ class Visualizer:
         """Return the newest visualizer called `name`, created with the arguments if there is
         none.
         """
-        found = Visualizer._instances.get(name)
-        if found is None:
-            found = Visualizer._kept[name] = cls(name=name, **arguments)
-        return found
+        return Visualizer._instances.get(name) or cls(name=name, **arguments)
 
     @classmethod
     def get_current_instance(cls) -> "Visualizer":
         """Return the visualizer created last; one without backends if none exists."""
-        found = list(Visualizer._instances.values())  # in the order of creation
-        return found[-1] if found else cls.get_instance("visualizer")
+        newest = next(reversed(Visualizer._instances.values()), None)
+        return newest or cls.get_instance("visualizer")
 
     def get_backend(self, name: str) -> BaseVisBackend:
         """Return the backend called `name`; KeyError, with a suggestion, if there is none."""
@@ -128,26 +110,21 @@ class Visualizer:
 
     def add_config(self, config: ConfigLike | str) -> None:
         """Write the config: a ConfigDict, a dict, or the text of a config file."""
-        with self._lock:
-            for backend in self._active_backends():
-                backend.add_config(config if isinstance(config, str) else dump_config(config))
+        text = config if isinstance(config, str) else dump_config(config)
+        self._write(lambda backend: backend.add_config(text))
 
     def add_graph(self, model: Any, data_batch: Any = None) -> None:
         """Write a description of `model`; arguments as in `format_graph`."""
-        with self._lock:
-            backends = self._active_backends()
-            text = format_graph(model, data_batch) if backends else ""  # tracing takes a while
-            for backend in backends:
-                backend.add_graph(text)
+        if self._active_backends():  # tracing takes a while
+            text = format_graph(model, data_batch)
+            self._write(lambda backend: backend.add_graph(text))
 
     def add_image(self, name: str, image: np.ndarray, step: int = 0) -> None:
         """Write an image, uint8[H, W, C] with C of 1, 3 (RGB) or 4 (RGBA).
 
         The steps of a name form a series.
         """
-        with self._lock:
-            for backend in self._active_backends():
-                backend.add_image(name, image, step)
+        self._write(lambda backend: backend.add_image(name, image, step))
 
     def add_histogram(
         self, name: str, values: ArrayLike | Histogram, step: int = 0, bins: int = 64
@@ -155,18 +132,13 @@ class Visualizer:
         """Write a `Histogram`, or that of array elements (see `histogram`), for which a device
         array blocks.
         """
-        with self._lock:
-            if backends := self._active_backends():
-                # Once for all backends, and only if there is one: the array may be on the device.
-                binned = values if isinstance(values, Histogram) else histogram(values, bins)
-                for backend in backends:
-                    backend.add_histogram(name, binned, step)
+        if self._active_backends():
+            binned = values if isinstance(values, Histogram) else histogram(values, bins)
+            self._write(lambda backend: backend.add_histogram(name, binned, step))
 
     def add_scalar(self, name: str, value: ArrayLike, step: int = 0) -> None:
         """Write one host number; a device array blocks until it is computed."""
-        with self._lock:
-            for backend in self._active_backends():
-                backend.add_scalar(name, value, step)
+        self._write(lambda backend: backend.add_scalar(name, value, step))
 
     def add_scalars(
         self, scalar_dict: Mapping[str, Any], step: int = 0, file_path: str | None = None
@@ -181,9 +153,9 @@ class Visualizer:
           file_path: a file, relative to `save_dir`, that file backends append the numbers to as
             well.
         """
-        with self._lock:
-            for backend in self._active_backends():
-                backend.add_scalars(backend.name_scalars(scalar_dict), step, file_path)
+        self._write(
+            lambda backend: backend.add_scalars(backend.name_scalars(scalar_dict), step, file_path)
+        )
 
     def add_datasample(
         self,
@@ -212,24 +184,11 @@ class Visualizer:
             "LocalVisualizer, or a subclass with add_datasample"
         )
 
-    def require_drawing(self, hook: str) -> None:
-        """Raise ConfigError, before training, if `add_datasample` will not work for the hook
-        with the name `hook`.
-        """
-        if type(self).add_datasample is Visualizer.add_datasample:
-            raise ConfigError(
-                f"`visualizer` must define add_datasample for {hook}, which draws samples, got a "
-                f"{type(self).__name__}; set visualizer=dict(type='LocalVisualizer')"
-            )
-
     def state_dict(self) -> dict[str, Any]:
         """Return the write position of each backend, by name, as a JSON-serializable dict."""
         with self._lock:
-            return {
-                name: state
-                for name, backend in self.vis_backends.items()
-                if (state := backend.state_dict())
-            }
+            states = {name: backend.state_dict() for name, backend in self.vis_backends.items()}
+        return {name: state for name, state in states.items() if state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
         """Discard what was written after a checkpoint.
@@ -237,10 +196,8 @@ class Visualizer:
         Arguments as in `BaseVisBackend.load_state_dict`.
         """
         with self._lock:
-            backends = self._active_backends()
-            for name, backend in self.vis_backends.items():
-                if backend in backends:
-                    backend.load_state_dict(state_dict.get(name, {}), step)
+            for name, backend in self._active_backends().items():
+                backend.load_state_dict(state_dict.get(name, {}), step)
 
     def close(self) -> None:
         """Close all backends. Can be called twice; the next write opens them again."""
@@ -248,7 +205,12 @@ class Visualizer:
             for backend in self.vis_backends.values():
                 backend.close()
 
-    def _active_backends(self) -> list[BaseVisBackend]:
+    def _active_backends(self) -> Mapping[str, BaseVisBackend]:
         """Return the backends that this process writes to."""
         # Asked at each write: the index is unknown before `jax.distributed.initialize`.
-        return list(self.vis_backends.values()) if jax.process_index() == 0 else []
+        return self.vis_backends if jax.process_index() == 0 else {}
+
+    def _write(self, write: Callable[[BaseVisBackend], None]) -> None:
+        with self._lock:  # log lines are written in a background thread
+            for backend in self._active_backends().values():
+                write(backend)

@@ -21,7 +21,6 @@ from jengine.config.registry import (
     as_config,
 )
 from jengine.evaluation.sections import split_settings
-from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
 from jengine.logging.async_writer import AsyncWriter
 from jengine.logging.console import build_logger
@@ -114,16 +113,6 @@ def _require(built: Any, method: str, argument: str) -> Any:
             f"`{argument}` must be a dict with a type, or have a method {method!r}, got {built!r}"
         )
     return built
-
-
-def require_drawing(visualizer: Visualizer, hook: Hook) -> None:
-    """Raise ConfigError, TypeError or ImportError if a hook passes samples to a visualizer that
-    cannot draw them.
-    """
-    if hook.draws_samples:
-        _require(visualizer, "add_datasample", "visualizer")
-        if isinstance(visualizer, Visualizer):  # a custom class may lack the check
-            visualizer.require_drawing(type(hook).__name__)
 
 
 def has_own_step(runner: RunnerInternals) -> bool:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jengine.config.description import hash_text
-from jengine.config.errors import ConfigError, UnknownNameError, config_path
+from jengine.config.errors import ConfigError, config_path
 from jengine.config.explain import explain
 from jengine.data.batch_check import Batch, BatchCheck
 from jengine.data.build import build_dataloader
@@ -33,7 +33,6 @@ from jengine.runner.runner_protocol import TrainLoopInternals
 PyTree = Any
 logger = logging.getLogger("jengine")
 _SLOW = 30.0  # seconds
-_CLEAR = ("in the config at ", "with the first batch of ")  # notes that say enough
 
 
 class DataLoaders:
@@ -207,28 +206,11 @@ class DataLoaders:
 
     @contextlib.contextmanager
     def note_example(self, path: str, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Add the place in the config to an error inside, and the entries of the first batch
-        until `ends()` is true.
-        """
+        """Explain an error inside, with the entries of the first batch until `ends()` is true."""
         try:
             yield
         except Exception as error:
-            example = None if ends() else self._examples.get(path)
-            notes = getattr(error, "__notes__", ())
-            # The message alone says enough, or the error has passed here with another batch
-            is_clear = isinstance(error, ConfigError | UnknownNameError) or any(
-                note.startswith(_CLEAR) for note in notes
-            )
-            example = None if is_clear else example
-            explain(error, cfg=self._cfg, example=example)
-            for shown in dict.fromkeys((path, "train_dataloader")) if example else ():
-                if shown in self._examples:
-                    error.add_note(f"with the first batch of {shown}: {self._examples[shown]}")
-            if (entries := self._host_entries.get(path)) and isinstance(error, UnknownNameError):
-                listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
-                error.add_note(
-                    f"{path} yields entries that stay on the host, because devices cannot store "
-                    f"strings, dates and objects: {listed}; give the model numbers, with arrays "
-                    "of equal shapes in all samples"
-                )
+            examples = {} if ends() else self._examples
+            hosts = self._host_entries
+            explain(error, cfg=self._cfg, loader=path, examples=examples, host_entries=hosts)
             raise

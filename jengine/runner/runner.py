@@ -20,7 +20,6 @@ from jengine.config.fingerprint import describe_run
 from jengine.config.plugins import load_provided
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
-from jengine.evaluation.sections import suggest_metrics
 from jengine.hooks.hook import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.priority import Priority
@@ -209,7 +208,7 @@ class Runner:
         self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
         self.model = build_model(model, precision)
         self.visualizer = components.build_visualizer(visualizer, self.log_dir)
-        self.hook_list = HookList(functools.partial(components.require_drawing, self.visualizer))
+        self.hook_list = HookList()
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
         self._directories = CheckpointDirectories(list_directories(self), self.run_id)
@@ -507,9 +506,8 @@ class Runner:
         self, default_hooks: Mapping[str, Any] | None = None, custom_hooks: Any = None
     ) -> None:
         """Change the default hooks and add custom ones, as the constructor does."""
-        with suggest_metrics(self._sections["val_evaluator"]):
-            self.register_default_hooks(default_hooks)
-            self.register_custom_hooks(custom_hooks)
+        self.register_default_hooks(default_hooks)
+        self.register_custom_hooks(custom_hooks)
 
     def register_default_hooks(self, hooks: Mapping[str, Any] | None = None) -> None:
         """Replace, add or, with None, remove default hooks by name."""

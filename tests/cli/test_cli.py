@@ -230,31 +230,12 @@ def test_an_error_in_a_hook_ends_with_its_stage_and_iteration_and_the_log_file_h
     assert "ZeroDivisionError: in the hook" in log
 
 
-@pytest.mark.parametrize(
-    ("arguments", "suggestion"),
-    [
-        (["train_cfg.max_epochs=2"], "--config.train_cfg.max_epochs=2"),
-        (["--optim_wrapper.optimizer.lr=0.1"], "--config.optim_wrapper.optimizer.lr=0.1"),
-        (
-            ["--cfg-options", "custom_hooks[0].interval=5", "seed=3"],
-            "--config.custom_hooks[0].interval=5 --config.seed=3",
-        ),
-        (["--resumee=x"], "'--resume'"),
-        (["--resumee", "seed=3"], "'--resume'"),
-    ],
-)
-def test_an_override_without_its_prefix_is_suggested_with_it(config, capsys, arguments, suggestion):
+@pytest.mark.parametrize("argument", ["train_cfg.max_epochs=2", "--optim_wrapper.optimizer.lr=0.1", "--cfg-options", "--resumee=x"])
+def test_an_unknown_argument_is_refused_with_the_form_of_overrides(config, capsys, argument):
     with pytest.raises(SystemExit) as exit_:
-        main(["train", config, *arguments])
+        main(["train", config, argument, "seed=3"])
     assert exit_.value.code == 2
-    assert f"unknown argument {arguments[0]}; did you mean {suggestion}?" in capsys.readouterr().err
-
-
-def test_the_closest_option_is_suggested(config, capsys):
-    with pytest.raises(SystemExit) as exit_:
-        main(["train", config, "--workdir", "x"])
-    assert exit_.value.code == 2
-    assert "did you mean '--work-dir'" in capsys.readouterr().err
+    assert f"unknown argument {argument}; --config.PATH=VALUE sets" in capsys.readouterr().err
 
 
 def test_help_imports_no_heavy_libraries():

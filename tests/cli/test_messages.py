@@ -104,33 +104,30 @@ def get_config():
 MISTAKES = {
     "an argument of another library": (
         ["optim_wrapper.optimizer.learning_rate=0.1"], r"SGD has no argument 'learning_rate'; did you mean 'lr'\?\n"
-        r"  in the config at `optim_wrapper.optimizer`, from the command line: --config.optim_wrapper.optimizer.learning_rate=0.1\n",
+        r"  in the config at `optim_wrapper.optimizer`\n",
     ),
     "an interval in val_cfg": (["val_cfg.intervl=2"], r"`val_cfg` has no `interval`: write `train_cfg.val_interval`"),
     "an argument that the Runner passes": (["val_cfg.speed=2"], r"no argument 'speed'; expected one of: epoch_length, evaluations, fp16\n"),
     "an input with too few axes": (
         ["model.module.type=mistaken_nets.ConvNet"],
-        r"^jengine: ValueError: .*broadcast.*\n  `LinenModel.module` must be a network for 'x', f32\[4,5\], got ConvNet, whose layer Conv_0 \(Conv\) takes "
-        r"\[batch, height, width, channels\]; for vectors write another network, such as module=dict\(type='flax.linen.Dense', "
-        r"features=N\) with N outputs; else give samples of the shape \[height, width, channels\] in the dataset\n"
+        r"^jengine: ValueError: .*broadcast.*\n  `LinenModel.module` must be a network for the data, got ConvNet, whose layer Conv_0 \(Conv\) takes "
+        r"\[batch, height, width, channels\], for the entry 'x', f32\[4,5\]\n"
         r"  called in __call__ at .*/mistaken_nets.py:19\n"
-        r"  in the config at `model.module`, from the command line: --config.model.module.type=mistaken_nets.ConvNet\n"
+        r"  in the config at `model.module`\n"
         r"  with the first batch of train_dataloader: the batch has x f32\[4,5\], y i32\[4\]\n",
     ),
     "an input of NNX with too few axes": (
         ["model.type=NnxModel", "model.module.type=mistaken_nets.NnxConvNet"],
-        r"`NnxModel.module` must be a network for 'x', f32\[4,5\], got NnxConvNet, whose layer layers.0 \(Conv\) takes \[batch, "
-        r"height, .* module=dict\(type='flax.nnx.Linear', in_features=5, out_features=N\) with N outputs;",
+        r"got NnxConvNet, whose layer layers.0 \(Conv\) takes \[batch, height, width, channels\], for the entry 'x', f32\[4,5\]\n",
     ),
     "layers that do not fit": (
         ["model.type=NnxModel", "model.module.type=mistaken_nets.NnxNet"],
-        r"`NnxModel.module` must have layers that fit together, got NnxNet, whose layer head \(Linear\) has in_features=4, with "
-        r"the input f32\[4,8\]; write in_features=8 for this layer\n  called in __call__ at .*/mistaken_nets.py:33\n",
+        r"got NnxNet, whose layer head \(Linear\) has in_features=4, not 8, for an input, f32\[4,8\]\n  called in __call__ at .*/mistaken_nets.py:33\n",
     ),
     "other inputs in the validation": (
         ["val_dataloader.dataset.type=mistaken_nets.WideRows"],
-        r"`LinenModel.module` must get samples of the same shapes from all dataloaders, got f32\[4,7\] for the layer Dense_1 "
-        r"\(Dense\), .*\(7, 3\).*\(5, 3\)\n(  .*\n)*  with the first batch of val_dataloader: the batch has x f32\[4,7\], .*\n"
+        r"whose layer Dense_1 \(Dense\) was made for samples of other shapes: .*\(7, 3\).*\(5, 3\), for the entry 'x', f32\[4,7\]\n"
+        r"(  .*\n)*  with the first batch of val_dataloader: the batch has x f32\[4,7\], .*\n"
         r"  with the first batch of train_dataloader: the batch has x f32\[4,5\], y i32\[4\]\n",
     ),
     "images without channels": (
@@ -144,19 +141,19 @@ MISTAKES = {
     ),
     "a misspelled loss": (
         ["model.loss.type=CrossEntrpy"],
-        r"loss must be a registered name .* got 'CrossEntrpy'; did you mean 'CrossEntropy'\?\n  in the config at `model.loss.type`, from the command line: --config.model.loss.type=",
+        r"loss must be a registered name .* got 'CrossEntrpy'; did you mean 'CrossEntropy'\?\n  in the config at `model.loss.type`",
     ),
     "a misspelled key": (
-        ["optim_wraper.optimizer.lr=1"], r"did you mean 'optim_wrapper'\?.*\n  from the command line: --config.optim_wraper.optimizer.lr=1\n",
+        ["optim_wraper.optimizer.lr=1"], r"did you mean 'optim_wrapper'\?.*\n",
     ),
     "an entry that the batch has not": (
         ["model.loss.label=lable", "model.inputs=x"],
-        r"got 'lable'; .*\n  in the config at `model.loss.label`, from the command line: --config.model.loss.label=lable\n",
+        r"got 'lable'; .*\n  in the config at `model.loss.label`\n",
     ),
     "an input that the batch has not": (
         ["model.inputs=image"],
         r"^jengine: UnknownNameError: `LinenModel.inputs` must be an entry of the batch, got 'image'; the batch has x f32\[4,5\], y i32\[4\]\n"
-        r"  in the config at `model.inputs`, from the command line: --config.model.inputs=image\n$",
+        r"  in the config at `model.inputs`\n$",
     ),
     "too many devices": (
         ["parallel={'type': 'Pjit', 'mesh': {'data': 64}}"],
@@ -164,8 +161,8 @@ MISTAKES = {
     ),
     "a metric with an unknown direction": (
         ["default_hooks.checkpoint={'type': 'CheckpointHook', 'save_best': 'acuracy'}"],
-        r"must be one of val_evaluator, got 'acuracy'; did you mean 'accuracy/top1'\?\n"
-        r"  in the config at `default_hooks.checkpoint.save_best`, from the command line: ",
+        r"in the config at `default_hooks.checkpoint.save_best`\n"
+        r"  val_evaluator has no metric 'acuracy'; did you mean 'accuracy/top1'\?\n",
     ),
     "a state that cannot be saved": (
         ["custom_hooks=[{'type': 'mistaken_nets.StateHook'}]"],
@@ -174,21 +171,21 @@ MISTAKES = {
     ),
     "a full disk": (
         ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 3}]"],
-        r"^jengine: the disk is full: \[Errno 28\] .*\n  Free space, then continue from the last checkpoint with --resume; .*\n.*max_keep_ckpts':2",
+        r"^jengine: OSError: \[Errno 28\] (.*\n)+  the disk is full. Free space, then continue from the last checkpoint with --resume; .*max_keep_ckpts` of 2",
     ),
     "a full disk with one checkpoint": (
-        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 1}]"], r"^jengine: the disk is full: .*\n  Free space.* --resume run/epoch_1 --work-dir DIR\.$",
+        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 1}]"], r"^jengine: OSError: (.*\n)+  the disk is full. .* --resume run/epoch_1 --work-dir DIR\.\n",
     ),
     "a validation with samples of other shapes": (
         ["val_dataloader.dataset.type=mistaken_nets.OddRows"],
         r"got 'x' of \(5,\) in sample 0 of the batch and of \(6,\) in sample 2; pad or crop it in the "
         r"dataset, or set `collate_fn` in the dataloader\n  sample 2 of the batch is sample 6 of OddRows\n"
-        r"  in val_dataloader \(DataLoader\(OddRows\)\), batch 2, from the command line: --config.val_dataloader.dataset.type=\S+\n",
+        r"  in val_dataloader \(DataLoader\(OddRows\)\), batch 2\n",
     ),
     "one section of a validation": (
         ["val_evaluator=None"],
         r"the val sections must be complete or absent, got `val_dataloader` and `val_cfg` without `val_evaluator`; either give `val_evaluator`, or "
-        r"set `val_dataloader` and `val_cfg` to None as well\n  from the command line: --config.val_evaluator=None\n",
+        r"set `val_dataloader` and `val_cfg` to None as well\n",
     ),
     "two lengths": (
         ["train_cfg.max_iters=5"], r"must have either max_epochs or max_iters, got max_epochs=1 and max_iters=5; remove one of them; on the command "
@@ -241,7 +238,7 @@ def test_a_resume_with_another_model_names_the_config_and_the_way_to_start_from_
     assert "mismatched  params.Dense_1.kernel  stored float32[5,3], expected float32[5,4]" in shown
     cause = "the model has other settings, model.module.width: 4 in the config, not set in the checkpoint"
     assert f"  {cause}; to resume, remove model.module.width\n" in shown
-    assert "in the config at `model.module.width`, from the command line: --config.model.module.width=4\n" in shown
+    assert "in the config at `model.module.width`\n" in shown
     start = f"{{'path': '{work_dir}/epoch_1', 'strict': False}}"
     assert f"load_from=dict(path='{work_dir}/epoch_1', strict=False) in place of resume" in shown
     new = ["train", str(config), "--work-dir", str(work_dir.parent / "new"), wider[1], f"--config.load_from={start}"]
@@ -254,7 +251,7 @@ def test_misspelled_commands_and_work_dirs_are_compared_with_those_that_exist(co
     assert capsys.readouterr().err.endswith("argument COMMAND: invalid choice: 'trian'; did you mean 'train'?\n")
     with pytest.raises(SystemExit):
         main(["train", str(config), "--max_epochs=2"])
-    assert capsys.readouterr().err.endswith("--max_epochs=2; did you mean --config.train_cfg.max_epochs=2?\n")
+    assert "--max_epochs=2; --config.PATH=VALUE sets" in capsys.readouterr().err
     assert main(["table", f"{config.parent}/bse"]) == 2
     assert capsys.readouterr().err.endswith(f"bse, which does not exist; did you mean '{config.parent}/base'?\n")
     assert main(["ckpt", "ls", f"{config.parent}/bse"]) == 2

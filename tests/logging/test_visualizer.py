@@ -73,7 +73,10 @@ def test_the_default_backend_writes_files_below_vis_data(tmp_path):
     visualizer = VISUALIZERS.build({"type": "Visualizer", "save_dir": str(tmp_path)})
     assert not (tmp_path / "vis_data").exists()  # nothing is created before the first value
     visualizer.add_scalars({"loss": 1.0}, step=1)
-    assert json.loads((tmp_path / "vis_data" / "scalars.json").read_text()) == {"loss": 1.0, "step": 1}
+    assert json.loads((tmp_path / "vis_data" / "scalars.json").read_text()) == {
+        "loss": 1.0,
+        "step": 1,
+    }
 
 
 def test_without_save_dir_there_is_no_default_backend():
@@ -97,7 +100,8 @@ def test_backends_are_built_from_configs_and_may_set_their_directory(tmp_path):
 
 def test_duplicate_backend_names_are_rejected(tmp_path):
     with pytest.raises(
-        RuntimeError, match="names of visualization backends must be unique, got 'LocalVisBackend' twice"
+        RuntimeError,
+        match="names of visualization backends must be unique, got 'LocalVisBackend' twice",
     ) as caught:
         Visualizer([{"type": "LocalVisBackend"}, {"type": "LocalVisBackend"}], save_dir=tmp_path)
     assert caught.value.__notes__ == ["in the config at `vis_backends[1]`"]
@@ -152,7 +156,15 @@ def test_graph_is_the_jaxpr_of_the_prediction_or_the_repr_of_the_model():
 def test_subclasses_draw_samples(tmp_path):
     class Boxes(Visualizer):
         def add_datasample(
-            self, name, image, data_sample=None, draw_gt=True, draw_pred=True, show=False, wait_time=0, step=0
+            self,
+            name,
+            image,
+            data_sample=None,
+            draw_gt=True,
+            draw_pred=True,
+            show=False,
+            wait_time=0,
+            step=0,
         ):
             self.add_image(name, image + 1, step)
 
@@ -161,17 +173,6 @@ def test_subclasses_draw_samples(tmp_path):
         Visualizer(save_dir=tmp_path).add_datasample("x", image, {})
     Boxes(save_dir=tmp_path).add_datasample("x", image, {}, step=2)
     assert (tmp_path / "vis_data" / "vis_image" / "x_2.png").is_file()
-
-
-@pytest.mark.parametrize("name", ["set_image", "draw_bboxes", "draw_featmap", "get_image", "show"])
-def test_a_visualizer_that_only_writes_says_which_one_draws(name):
-    with pytest.raises(
-        AttributeError,
-        match=f"Visualizer has no attribute '{name}'; set visualizer=dict\\(type='LocalVisualizer'\\) to draw",
-    ):
-        getattr(Visualizer(), name)
-    with pytest.raises(AttributeError, match=r"^Visualizer has no attribute 'drawn'$"):
-        Visualizer().drawn  # noqa: B018
 
 
 def test_close_closes_every_backend_and_can_be_repeated(tmp_path):

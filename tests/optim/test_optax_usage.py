@@ -16,6 +16,7 @@ from flax import nnx
 from flax.training import train_state
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from jengine.config.explain import explain
 from jengine.model import FunctionalModel
 from jengine.optim import (
     SGD,
@@ -621,8 +622,10 @@ def test_a_mask_that_is_no_tree_of_dicts_is_refused_with_the_trees_that_fit():
     mask = jax.tree.map(lambda p: p.ndim > 1, state)
     wrapper = OptimWrapper(optax.adamw(0.1, mask=mask))
     params = {"kernel": jnp.ones((2, 1)), "bias": jnp.zeros(1)}
-    with pytest.raises(ValueError, match="different types"):
+    with pytest.raises(ValueError, match="different types") as caught:
         wrapper.init(params)
+    explain(caught.value)
+    assert "must be a function of parameters, `mask=lambda params: " in caught.value.__notes__[0]
     by_function = OptimWrapper(optax.adamw(0.1, weight_decay=0.5, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)))
     grads = jax.tree.map(jnp.zeros_like, params)
     updates, _ = by_function.update(grads, by_function.init(params), params)

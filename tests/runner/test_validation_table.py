@@ -48,14 +48,14 @@ def test_without_a_metric_to_compare_no_row_is_marked():
     ]
 
 
-@pytest.mark.parametrize(("count", "rows"), [(20, 20), (21, 21), (30, 21)])
-def test_a_table_of_more_than_twenty_rows_is_cut_in_the_middle(count, rows):
+@pytest.mark.parametrize(("count", "rows"), [(20, 20), (21, 21), (22, 21), (30, 21)])
+def test_a_table_of_more_than_twenty_one_rows_is_cut_in_the_middle(count, rows):
     table = cells(format_validations(make_validations([float(i) for i in range(count)]), by_epoch=False))[1:]
     assert len(table) == rows
     iterations = [row[0] for row in table]
     assert iterations[:10] == [str(10 * i) for i in range(1, 11)]
     assert iterations[-10:] == [str(10 * i) for i in range(count - 9, count + 1)]
-    assert [text for text in iterations if "more" in text] == ([f"… {count - 20} more …"] if count > 20 else [])
+    assert [text for text in iterations if "more" in text] == ([f"… {count - 20} more …"] if count > 21 else [])
 
 
 def test_the_best_row_of_the_middle_is_shown():

@@ -105,7 +105,7 @@ def mesh():
         (lambda x: jax.device_put(x, take_devices(2)[1]), r"batch\.x: was on cpu:0, is on cpu:1"),
         (
             lambda x: jax.device_put(x, NamedSharding(mesh(), PartitionSpec("data"))),
-            r"batch\.x: was on cpu:0, is sharded by data over {'data': 4} on cpu:0, cpu:1",
+            r"batch\.x: was on cpu:0, is P\('data',\) over {'data': 4} on cpu:0, cpu:1",
         ),
     ],
     ids=["device", "sharding"],

@@ -104,16 +104,4 @@ def _describe_sharding(value: Any) -> str:
     devices = ", ".join(sorted(str(device) for device in sharding.device_set))
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return f"on {devices}{memory}"
-    # axes with one device and unsharded trailing dimensions have no effect
-    mesh = {axis: size for axis, size in sharding.mesh.shape.items() if size > 1}
-    spec = [_mesh_axes(part, mesh) for part in sharding.spec]
-    while spec and spec[-1] == "-":
-        spec.pop()
-    if not spec:
-        return f"replicated on {devices}{memory}"
-    return f"sharded by {', '.join(spec)} over {mesh} on {devices}{memory}"
-
-
-def _mesh_axes(part: object, mesh: dict[str, int]) -> str:
-    names = part if isinstance(part, tuple) else (part,)
-    return " x ".join(str(name) for name in names if name in mesh) or "-"
+    return f"{sharding.spec} over {dict(sharding.mesh.shape)} on {devices}{memory}"

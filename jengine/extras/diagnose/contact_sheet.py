@@ -2,9 +2,7 @@
 
 import math
 import os
-import types
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -13,8 +11,6 @@ from jengine.logging.convert import import_pillow
 _SIDE = 128  # of an image on the sheet, at most, in pixels
 _MARGIN = 4
 _LINE = 14
-_WHITE = (255, 255, 255)
-_BLACK = (0, 0, 0)
 
 
 def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Sequence[str]) -> None:
@@ -22,24 +18,27 @@ def write_contact_sheet(path: str, images: Sequence[np.ndarray], captions: Seque
 
     "" is no caption.
     """
-    pillow = import_pillow("--sheet")
+    import_pillow("--sheet")
+    from PIL import Image, ImageDraw, ImageOps
+
     columns = math.ceil(math.sqrt(len(images)))
-    cell = _SIDE + _MARGIN, _SIDE + _MARGIN + (_LINE if any(captions) else 0)
-    rows = math.ceil(len(images) / columns)
-    sheet = pillow.Image.new("RGB", (columns * cell[0] + _MARGIN, rows * cell[1] + _MARGIN), _WHITE)
-    draw = pillow.ImageDraw.Draw(sheet)
+    width = _SIDE + _MARGIN
+    height = width + (_LINE if any(captions) else 0)
+    size = columns * width + _MARGIN, math.ceil(len(images) / columns) * height + _MARGIN
+    sheet = Image.new("RGB", size, "white")
+    draw = ImageDraw.Draw(sheet)
     for i, (pixels, caption) in enumerate(zip(to_uint8(images), captions, strict=True)):
-        left, top = (
-            _MARGIN + index * size
-            for index, size in zip((i % columns, i // columns), cell, strict=True)
-        )
-        image = _fit(pillow, pixels)
-        sheet.paste(image, (left, top), image if image.mode == "RGBA" else None)
+        place = _MARGIN + i % columns * width, _MARGIN + i // columns * height
+        image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+        is_small = max(image.size) <= _SIDE
+        method = Image.Resampling.NEAREST if is_small else Image.Resampling.BILINEAR
+        image = ImageOps.contain(image, (_SIDE, _SIDE), method)
+        sheet.paste(image, place, image if image.mode == "RGBA" else None)
         # By measured width: the letters of the font differ, and a caption must not run into the
         # next image.
         while draw.textlength(caption) > _SIDE:
             caption = caption[:-1]
-        draw.text((left, top + _SIDE), caption, fill=_BLACK)
+        draw.text((place[0], place[1] + _SIDE), caption, fill="black")
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     sheet.save(path, format="PNG")
 
@@ -54,28 +53,11 @@ def to_uint8(images: Sequence[np.ndarray]) -> list[np.ndarray]:
     """
     if images[0].dtype == np.uint8:
         return list(images)
-    floats = [image.astype(np.float32) for image in images]
-    finite = [image[np.isfinite(image)] for image in floats]
     # One range for all images: a dark image among bright ones should look dark.
-    low = min((float(values.min()) for values in finite if values.size), default=0.0)
-    high = max((float(values.max()) for values in finite if values.size), default=1.0)
+    values = np.concatenate([image.astype(np.float32).ravel() for image in images])
+    values = values[np.isfinite(values)]
+    low, high = (values.min(), values.max()) if values.size else (0.0, 1.0)
     scale = 255 / ((high - low) or 1.0)
-    return [
-        np.where(
-            np.isfinite(image), np.round((np.nan_to_num(image) - low) * scale).clip(0, 255), 0
-        ).astype(np.uint8)
-        for image in floats
-    ]
-
-
-def _fit(pillow: types.ModuleType, pixels: np.ndarray) -> Any:
-    """Return an image with at most `_SIDE` pixels a side.
-
-    Small ones are enlarged by a whole number.
-    """
-    image = pillow.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    side = max(image.size)
-    factor = float(_SIDE // side) if side <= _SIDE else _SIDE / side
-    method = pillow.Image.Resampling.NEAREST if factor >= 1 else pillow.Image.Resampling.BILINEAR
-    width, height = (max(1, round(length * factor)) for length in image.size)
-    return image.resize((width, height), method)
+    scaled = [(image.astype(np.float32) - low) * scale for image in images]
+    finite = [np.nan_to_num(image, nan=0.0, posinf=0.0, neginf=0.0) for image in scaled]
+    return [image.round().clip(0, 255).astype(np.uint8) for image in finite]

@@ -96,13 +96,10 @@ class DrawnBatches:
 
         def is_like_image(leaf: np.ndarray) -> bool:
             is_number = leaf.dtype == np.uint8 or jax.dtypes.issubdtype(leaf.dtype, np.floating)
-            return (
-                is_number and leaf.ndim == 4 and leaf.shape[-1] in (1, 3, 4) and 0 not in leaf.shape
-            )
+            return is_number and leaf.ndim == 4 and leaf.shape[-1] in (1, 3, 4) and leaf.size > 0
 
-        return next(
-            (path for path, leaves in self.entries.items() if all(map(is_like_image, leaves))), None
-        )
+        found = (path for path in self.entries if all(map(is_like_image, self.entries[path])))
+        return next(found, None)
 
     def list_captions(self, metainfo: Mapping[str, Any] | None) -> list[str]:
         """Return for each real example the label, named by `classes` in `metainfo`, or else a
@@ -110,18 +107,12 @@ class DrawnBatches:
         """
         labels = self.find_labels()
         if labels is not None:
-            classes = list((metainfo or {}).get("classes") or ())
-            indices = [int(label) for label in self.iterate(labels)]
-            return [
-                str(classes[index]) if index < len(classes) else str(index) for index in indices
-            ]
-        texts = (
-            path
-            for path, leaves in self.entries.items()
-            if leaves[0].dtype.kind == "U" and leaves[0].ndim == 1
-        )
-        path = next(texts, None)
-        return [] if path is None else [os.path.basename(str(text)) for text in self.iterate(path)]
+            names = dict(enumerate((metainfo or {}).get("classes") or ()))
+            return [str(names.get(int(label), label)) for label in self.iterate(labels)]
+        for path, leaves in self.entries.items():
+            if leaves[0].dtype.kind == "U" and leaves[0].ndim == 1:
+                return [os.path.basename(str(text)) for text in self.iterate(path)]
+        return []
 
 
 def draw_batches(
@@ -190,16 +181,15 @@ def describe_entry(leaves: Sequence[np.ndarray]) -> tuple[str, str, str, str]:
     ('float32', '[4, 6-8]', '0 to 1, mean 0.4286', 'device')
     """
     dtypes = sorted({_TEXT.get(leaf.dtype.kind, str(leaf.dtype)) for leaf in leaves})
-    shapes = _merge_shapes([leaf.shape for leaf in leaves])
-    if not is_array(leaves[0]):
-        place = "host"
-    else:
-        dtype = leaves[0].dtype
+    place = "host"
+    if is_array(leaves[0]):
         # What JAX makes of it: float64 becomes float32 unless x64 is enabled, which users often do
         # not know.
-        on_device = jax.dtypes.canonicalize_dtype(dtype)
-        place = "device" if on_device == dtype else f"device, as {on_device}"
-    return ", ".join(dtypes), shapes, _describe_values(leaves), place
+        on_device = jax.dtypes.canonicalize_dtype(leaves[0].dtype)
+        place = "device" if on_device == leaves[0].dtype else f"device, as {on_device}"
+    values = np.concatenate([leaf.ravel() for leaf in leaves])
+    shapes = _merge_shapes([leaf.shape for leaf in leaves])
+    return ", ".join(dtypes), shapes, _describe_values(values), place
 
 
 def _merge_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
@@ -212,38 +202,27 @@ def _merge_shapes(shapes: Sequence[tuple[int, ...]]) -> str:
     return f"[{', '.join(str(low) if low == high else f'{low}-{high}' for low, high in axes)}]"
 
 
-def _describe_values(leaves: Sequence[np.ndarray]) -> str:
+def _describe_values(values: np.ndarray) -> str:
     """Return the range for numbers, the share for booleans, or some other values."""
-    leaves = [leaf for leaf in leaves if leaf.size]
-    if not leaves:
+    kind = values.dtype.kind
+    if not values.size:
         return "empty"
-    if not is_array(leaves[0]):
-        values = leaves[0].ravel()[:_NUM_VALUES]
-        texts = [
-            str(value) if value.dtype.kind in "Mm" else repr(value.item())
-            for value in map(np.asarray, values)
-        ]
-        more = ", ..." if sum(leaf.size for leaf in leaves) > len(texts) else ""
-        return (
-            ", ".join(text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..." for text in texts)
-            + more
-        )
-    kind = leaves[0].dtype.kind
-    size = sum(leaf.size for leaf in leaves)
+    if not is_array(values):
+        shown = values[:_NUM_VALUES]
+        texts = list(map(str, shown) if kind in "Mm" else map(repr, shown.tolist()))
+        texts = [text if len(text) <= _WIDTH else f"{text[: _WIDTH - 3]}..." for text in texts]
+        return ", ".join(texts + ["..."] * (len(values) > len(texts)))
     if kind == "b":
-        return f"{sum(int(leaf.sum()) for leaf in leaves) / size:.4g} of them True"
+        return f"{values.mean():.4g} of them True"
     if kind in "iu":
-        ends = [min(int(leaf.min()) for leaf in leaves), max(int(leaf.max()) for leaf in leaves)]
-        return f"{ends[0]} to {ends[1]}"
+        return f"{values.min()} to {values.max()}"
     if kind == "c":
-        return f"magnitude {_describe_values([np.abs(leaf) for leaf in leaves])}"
-    finite = [values for leaf in leaves if (values := leaf[np.isfinite(leaf)]).size]
-    if not finite:
+        return f"magnitude {_describe_values(np.abs(values))}"
+    finite = values[np.isfinite(values)]
+    if not finite.size:
         return "not finite"
-    count = sum(values.size for values in finite)
-    low = min(float(values.min()) for values in finite)
-    high = max(float(values.max()) for values in finite)
     # In float64: a float16 sum overflows, a float32 one of many pixels loses digits.
-    mean = sum(float(values.sum(dtype=np.float64)) for values in finite) / count
-    text = f"{low:.4g} to {high:.4g}, mean {mean:.4g}"
-    return text if count == size else f"{text}; {size - count:,} not finite"
+    mean = float(finite.sum(dtype=np.float64)) / finite.size
+    text = f"{float(finite.min()):.4g} to {float(finite.max()):.4g}, mean {mean:.4g}"
+    rest = values.size - finite.size
+    return f"{text}; {rest:,} not finite" if rest else text

@@ -9,10 +9,12 @@ import types
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jengine.extras.diagnose.locate import PLACE, has_place, locate_argument
+from jengine.config.errors import ConfigError, UnknownNameError
+from jengine.extras.diagnose.locate import PLACE, locate_argument
 from jengine.model.model import Model
 from jengine.model.selection import describe_array, describe_tree
 
+_BATCH = "with the first batch of "
 _LIBRARIES = ("flax", "equinox", "haiku")
 _SPACE = {1: "length", 2: "height, width", 3: "depth, height, width"}
 _ENGINE = (*_LIBRARIES, "jax", "jaxlib", "jengine", "optax", "chex", "numpy")
@@ -25,31 +27,48 @@ class _Found(NamedTuple):
     network: Any  # the outermost one
 
 
-def describe_failing_layer(
-    error: BaseException, context: Mapping[str, Any]
-) -> str | list[str] | None:
-    """Return the layer or the function that failed in a first trace, or what its input must be.
+def describe_failing_layer(error: BaseException, context: Mapping[str, Any]) -> list[str]:
+    """Return the layer or the function that failed in a first trace, or what its input must be,
+    and the entries of the first batch.
 
-    Explainer, for errors of the model or the loss. The example of the context, the entries of the
-    batch with dtypes and shapes ('x f32[16,5], y i32[16]'), gives their names.
+    Explainer, for errors of the model or the loss. The examples in the context are the entries of
+    batches with dtypes and shapes ('x f32[16,5], y i32[16]').
     """
-    example = context.get("example")
-    if example is None or has_place(error):
-        return None
+    loader = context.get("loader")
+    examples = context.get("examples", {})
+    entries = context.get("host_entries", {}).get(loader)
+    if entries and isinstance(error, UnknownNameError):
+        listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
+        return [
+            f"{loader} yields entries that stay on the host, because devices cannot store "
+            f"strings, dates and objects: {listed}; give the model numbers, with arrays "
+            "of equal shapes in all samples"
+        ]
+    # The message alone says enough, or the error has passed here with another batch
+    known = (PLACE, _BATCH)
+    is_clear = any(note.startswith(known) for note in getattr(error, "__notes__", ()))
+    if loader not in examples or is_clear or isinstance(error, ConfigError | UnknownNameError):
+        return []
+    shown = [path for path in dict.fromkeys((loader, "train_dataloader")) if path in examples]
+    batches = [f"{_BATCH}{path}: {examples[path]}" for path in shown]
+    return [*_describe_failure(error, context.get("cfg"), examples[loader]), *batches]
+
+
+def _describe_failure(error: BaseException, cfg: Any, example: str) -> list[str]:
     found = _find_layer(error)
     if found is None:
-        return _describe_call(error)
+        return list(filter(None, [_describe_call(error)]))
     adapter = _find_adapter(error)
     setting = f"`{adapter}.module`" if adapter else "the network"
     message = _describe_wrong_input(error, found, setting, example)
     if message is None:
         listed = f": {describe_tree(found.inputs, 'call')}" if found.inputs else ""
-        return f"in the layer {found.name}{listed}"
+        return [f"in the layer {found.name}{listed}"]
     notes = [message]
     if own := _own_frames(error):
         frame, line = own[-1]
         notes.append(f"called in {frame.f_code.co_name} at {frame.f_code.co_filename}:{line}")
-    if path := locate_argument(context.get("cfg"), f"{adapter}.module"):
+    if path := locate_argument(cfg, f"{adapter}.module"):
         notes.append(f"{PLACE}`{path}`")
     return notes
 
@@ -69,46 +88,25 @@ def _describe_wrong_input(
     if array is None or not array.shape or type(layer).__module__.startswith("equinox."):
         return None
     shown = describe_array(array)
-    # of Linen, whose layers are made for the first inputs
-    if type(error).__name__ == "ScopeParamShapeError":
-        reason = str(error).partition(". (http")[0]
-        return (
-            f"{setting} must get samples of the same shapes from all dataloaders, got {shown} for "
-            f"the layer {found.name}, which was made for others: {reason}"
-        )
     kernel = getattr(layer, "kernel_size", ())
     features = getattr(layer, "in_features", None)
     space = _SPACE.get(len(kernel)) if isinstance(kernel, tuple | list) else None
-    size = array.shape[-1]
-    if space and array.ndim < len(kernel) + 1:
-        is_nnx = features is not None
-        other = (
-            f"type='flax.nnx.Linear', in_features={size}"
-            if is_nnx
-            else "type='flax.linen.Dense', features=N"
-        )
+    # of Linen, whose layers are made for the first inputs
+    if type(error).__name__ == "ScopeParamShapeError":
+        expected = f"was made for samples of other shapes: {str(error).partition('. (http')[0]}"
+    elif space and array.ndim < len(kernel) + 1:
         expected = f"takes [batch, {space}, channels]"
-        inside = "give it these axes where it is called"
-        outside = (
-            "for vectors write another network, such as "
-            f"module=dict({other}{', out_features=N' * is_nnx}) with N "
-            f"outputs; else give samples of the shape [{space}, channels] in the dataset"
-        )
-    elif isinstance(features, int) and size != features:
-        expected = f"has in_features={features}"
-        inside = f"write in_features={size} for this layer"
-        outside = (
-            f"{inside}, or give samples whose last axis has the size {features} in the dataset"
-        )
+    elif isinstance(features, int) and array.shape[-1] != features:
+        expected = f"has in_features={features}, not {array.shape[-1]}"
     else:
         return None
-    got = f"got {type(found.network).__name__}, whose layer {found.name} {expected}"
     names = re.findall(rf"(\S+) {re.escape(shown)}(?:,|$)", example)
-    if len(names) != 1:  # another layer returned it
-        return (
-            f"{setting} must have layers that fit together, {got}, with the input {shown}; {inside}"
-        )
-    return f"{setting} must be a network for {names[0]!r}, {shown}, {got}; {outside}"
+    entry = f"the entry {names[0]!r}" if len(names) == 1 else "an input"  # of another layer
+    network = type(found.network).__name__
+    return (
+        f"{setting} must be a network for the data, got {network}, whose layer {found.name} "
+        f"{expected}, for {entry}, {shown}"
+    )
 
 
 def _find_layer(error: BaseException) -> _Found | None:

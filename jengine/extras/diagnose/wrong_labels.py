@@ -11,8 +11,6 @@ import jax
 
 from jengine.checkpoint.checkpointer import CheckpointSaveError
 from jengine.checkpoint.layout import find_manifests
-from jengine.config.annotations import parameters_of
-from jengine.config.registry import MODELS
 from jengine.config.storage import storage_path
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
@@ -88,24 +86,7 @@ def describe_labels(labels: str, cfg: Any) -> str:
     count = re.search(r"the outputs have (\d+) classes", labels)
     sizes = locate_sizes(cfg, [int(count[1])]) if count else {}
     setting = " or ".join(f"`{path}`, now {size}" for path, size in sizes.items())
-    if not setting and (module := describe_module(cfg)) is not None:
-        setting = f"an argument of {module} in `model.module`, or in its code"
     return labels.replace(f" {OUTPUT_SETTINGS}", f" by {setting}") if setting else labels
-
-
-def describe_module(cfg: Any) -> str | None:
-    """Return the class and the arguments of the network in the config of a run, or None.
-
-    >>> describe_module(dict(model=dict(module=dict(type="flax.linen.Dropout", rate=0.5))))
-    'Dropout(rate, broadcast_dims, deterministic, rng_collection)'
-    """
-    with contextlib.suppress(Exception):  # a model that is an object, or a function
-        entry = cfg["model"]["module"]["type"]
-        entry = MODELS.get(entry) if isinstance(entry, str) else entry
-        # which Flax sets
-        names = [name for name in parameters_of(entry) if name not in ("parent", "name", "rngs")]
-        return f"{entry.__name__}({', '.join(names)})"
-    return None
 
 
 def _search(run: Any, iteration: int) -> str | None:

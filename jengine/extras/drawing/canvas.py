@@ -70,9 +70,8 @@ class Canvas:
         """
         from jengine.extras.drawing.display import show_image
 
-        if not show_image(
-            self.get_image() if drawn_img is None else drawn_img, win_name, wait_time
-        ):
+        image = self.get_image() if drawn_img is None else drawn_img
+        if not show_image(image, win_name, wait_time):
             print_log(f"There is no display to show {win_name} on.", logger="current")
 
     def draw_points(
@@ -107,28 +106,20 @@ class Canvas:
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
         points = _check("positions", positions, 2)
-        count = len(texts)
-        if len(points) != count:
-            raise ValueError(
-                f"`positions` must have one entry per text, {count}, got {len(points)}"
-            )
         self._warn_outside("positions", points)
         axes = self._require_image()
-        size = max(math.sqrt(math.prod(self._size)) // 90, 10)
+        settings = {
+            "size": font_sizes or max(math.sqrt(math.prod(self._size)) // 90, 10),
+            "color": _to_colors(colors),
+            "bbox": bboxes,
+            "verticalalignment": vertical_alignments,
+            "horizontalalignment": horizontal_alignments,
+            "family": font_families,
+            "fontproperties": font_properties,
+        }
         for i, (text, (x, y)) in enumerate(zip(texts, points.tolist(), strict=True)):
-            axes.text(
-                x,
-                y,
-                text,
-                size=_pick("font_sizes", font_sizes, i, count) or size,
-                color=_pick("colors", _to_colors(colors), i, count),
-                bbox=_pick("bboxes", bboxes, i, count),
-                verticalalignment=_pick("vertical_alignments", vertical_alignments, i, count),
-                horizontalalignment=_pick("horizontal_alignments", horizontal_alignments, i, count),
-                family=_pick("font_families", font_families, i, count),
-                fontproperties=_pick("font_properties", font_properties, i, count),
-                clip_on=True,
-            )
+            own = {name: _pick(name, values, i, len(texts)) for name, values in settings.items()}
+            axes.text(x, y, text, clip_on=True, **own)
         return self
 
     def draw_lines(

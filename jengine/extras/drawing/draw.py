@@ -129,15 +129,6 @@ def draw_texts(
     return np.asarray(canvas).copy()
 
 
-def fits(text: str, size: tuple[int, int]) -> bool:
-    """Return whether a whole text can be drawn inside an image of `size`, height and width.
-
-    Others are cut.
-    """
-    canvas, pen = _open_canvas(np.zeros((*size, 3), np.uint8))
-    return _fit(pen, text, canvas.size)[0] == text
-
-
 def add_captions(image: np.ndarray, texts: Sequence[str]) -> np.ndarray:
     """Write lines of text in a black strip above an image, uint8[H, W, 3], which is widened for
     them.

@@ -17,7 +17,7 @@ from jengine.extras.drawing import draw
 from jengine.extras.drawing.canvas import Canvas
 from jengine.extras.drawing.draw import Color
 from jengine.logging.console import print_log
-from jengine.logging.convert import import_pillow, write_png
+from jengine.logging.convert import write_png
 from jengine.logging.visualizer import Backends, Visualizer
 
 _SIDES = ("gt", "pred")
@@ -34,7 +34,7 @@ class LocalVisualizer(Canvas, Visualizer):
     which is written above the image; `gt_sem_seg` and `pred_sem_seg`, int[H, W]; and `gt_instances`
     and `pred_instances`, dicts with at least one of `boxes` float[N, 4] (left, top, right, bottom
     in pixels), `labels` int[N], `scores` float[N] and `masks` bool[N, H, W]. Class names that do
-    not fit into the picture are cut, with a line in the log.
+    not fit into the picture are cut; `zoom` makes room for them.
 
     Args:
       vis_backends, save_dir, name: as in Visualizer.
@@ -82,12 +82,6 @@ class LocalVisualizer(Canvas, Visualizer):
         self._palette = palette
         # without a display
         self._fallback_dir = pathlib.Path(save_dir or ".") / "vis_data" / "vis_image"
-        self._warned: set[str] = set()
-
-    def require_drawing(self, hook: str) -> None:
-        """Check that Pillow is installed."""
-        super().require_drawing(hook)
-        import_pillow("drawing")
 
     def add_datasample(
         self,
@@ -110,8 +104,7 @@ class LocalVisualizer(Canvas, Visualizer):
         Args:
           image: [H, W, C], see `draw.to_rgb`.
           data_sample: a dict of NumPy arrays as described for the class.
-          show: open a window instead of writing; without a display, write a file and log the path
-            once.
+          show: open a window instead of writing; without a display, write a file.
           out_file: a PNG file to write instead of writing to the backends.
           with_labels: whether to draw class names.
         """
@@ -123,13 +116,9 @@ class LocalVisualizer(Canvas, Visualizer):
             image, data_sample or {}, draw_gt=draw_gt, draw_pred=draw_pred, with_labels=with_labels
         )
         if show and not show_image(picture, name, wait_time):
-            path = self._fallback_dir / f"{name}_{step}.png"
-            write_png(path, picture)
-            text = (
-                f"There is no display to show {name} on: it was written to {path}, as later ones "
-                "will be."
-            )
-            self._warn_once("display", text)
+            write_png(self._fallback_dir / f"{name}_{step}.png", picture)
+            text = f"There is no display: pictures are written to {self._fallback_dir}."
+            print_log(text, logger="current", level=logging.WARNING)  # of equal ones, the first
         if out_file is not None:
             write_png(pathlib.Path(out_file), picture)
         elif not show:
@@ -157,10 +146,8 @@ class LocalVisualizer(Canvas, Visualizer):
         pictures = []
         captions = []
         for side, is_drawn in zip(_SIDES, (draw_gt, draw_pred), strict=True):
-            entries = (
-                {kind: data_sample.get(f"{side}_{kind}") for kind in self.kinds} if is_drawn else {}
-            )
-            entries = {kind: entry for kind, entry in entries.items() if entry is not None}
+            found = {kind: data_sample.get(f"{side}_{kind}") for kind in self.kinds if is_drawn}
+            entries = {kind: entry for kind, entry in found.items() if entry is not None}
             label = entries.pop("label", None)
             if label is not None and with_labels:
                 value = np.asarray(label).item()  # a real number or a class
@@ -198,7 +185,6 @@ class LocalVisualizer(Canvas, Visualizer):
         colored = [label for label in classes if label < len(palette)]
         positions = [_central_pixel(labels == label) for label in colored]
         texts = [names[label] for label in colored]
-        self._check_texts(texts, picture)
         return draw.draw_texts(picture, positions, texts, [palette[label] for label in colored])
 
     def _draw_instances(
@@ -224,7 +210,6 @@ class LocalVisualizer(Canvas, Visualizer):
                     f"{text}: {100 * float(s):.1f}"
                     for text, s in zip(texts, instances["scores"], strict=True)
                 ]
-            self._check_texts(texts, picture)
             picture = draw.draw_boxes(
                 picture, np.asarray(instances["boxes"]) * self.zoom, colors, texts
             )
@@ -250,22 +235,6 @@ class LocalVisualizer(Canvas, Visualizer):
         class_names = dict(enumerate(classes or ()))
         names = {label: str(class_names.get(label, label)) for label in labels}
         return names, [(int(c[0]), int(c[1]), int(c[2])) for c in palette]
-
-    def _check_texts(self, texts: Sequence[str], picture: np.ndarray) -> None:
-        """Log a warning if a class name does not fit into the picture."""
-        height, width = picture.shape[:2]
-        if cut := [text for text in dict.fromkeys(texts) if not draw.fits(text, (height, width))]:
-            text = (
-                f"Class names are cut in pictures of {width} x {height} pixels: {', '.join(cut)}."
-            )
-            self._warn_once(
-                "texts", f"{text} Set a `zoom` above {self.zoom} in the visualizer to read them."
-            )
-
-    def _warn_once(self, topic: str, text: str) -> None:
-        if topic not in self._warned:
-            self._warned.add(topic)
-            print_log(text, logger="current", level=logging.WARNING)
 
 
 def _central_pixel(mask: np.ndarray) -> tuple[float, float]:

@@ -49,7 +49,6 @@ class NaiveVisualizationHook(Hook):
 
     extra = "draw"
     priority = "LOWEST"
-    draws_samples = True
 
     interval: Count = 1
     draw_gt: bool = True

@@ -12,19 +12,38 @@ from jengine.config.annotations import Count
 from jengine.config.errors import ConfigError
 from jengine.config.registry import METRICS
 from jengine.data.host_entries import Batch
-from jengine.evaluation.metric import (
-    Counts,
-    PairMetric,
-    Predictions,
-    Sum,
-    element_mask,
-    predict_class,
-)
+from jengine.evaluation.metric import PairMetric, Predictions, Sum, element_mask
 from jengine.model.autocast import at_least_float32
 from jengine.model.labels import require_class_indices
 from jengine.model.selection import Selector, describe_array
 
 Average = Literal["micro", "macro", "weighted", "binary", "none"]
+
+
+class Counts(NamedTuple):
+    """Exact counts up to 2**64: a run over large images passes the 2**31 of an int32."""
+
+    low: jax.Array  # uint32[...], low words
+    high: jax.Array  # uint32[...], high words
+
+    @classmethod
+    def zero(cls, *shape: int) -> "Counts":
+        """Return zero counts."""
+        return cls(jnp.zeros(shape, jnp.uint32), jnp.zeros(shape, jnp.uint32))
+
+    def add(self, index: tuple[jax.Array, ...], is_counted: jax.Array) -> "Counts":
+        """Return the counts with one more at `index`, int[N] for each axis, where `is_counted`,
+        bool[N]. Pure.
+        """
+        # A batch has fewer than 2**32 examples, so its own counts cannot wrap.
+        added = jnp.zeros_like(self.low).at[index].add(is_counted.astype(jnp.uint32), mode="drop")
+        low = self.low + added
+        # a carry: the low word has wrapped around
+        return Counts(low, self.high + (low < added).astype(jnp.uint32))
+
+    def value(self) -> np.ndarray:
+        """Return the counts as float64[...], on the host."""
+        return np.asarray(self.low, np.float64) + np.asarray(self.high, np.float64) * 2.0**32
 
 
 class Confusion(NamedTuple):
@@ -390,3 +409,16 @@ def divide(numerator: ArrayLike, denominator: ArrayLike, otherwise: float) -> np
     """Divide on the host, with a value for a zero denominator."""
     parts, totals = np.broadcast_arrays(numerator, denominator)
     return np.divide(parts, totals, out=np.full(parts.shape, otherwise), where=totals > 0)
+
+
+def predict_class(scores: jax.Array) -> jax.Array:
+    """Return the class with the highest score, int32[...] from float[..., C].
+
+    Where a score is NaN it is C, which is no class: NaN would count as the highest score.
+
+    >>> predict_class(jnp.array([[0.1, 0.9], [jnp.nan, 0.5]])).tolist()
+    [1, 2]
+    """
+    return jnp.where(
+        jnp.isnan(scores).any(axis=-1), scores.shape[-1], scores.argmax(axis=-1)
+    ).astype(jnp.int32)

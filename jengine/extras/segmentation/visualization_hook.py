@@ -79,7 +79,6 @@ class SegVisualizationHook(Hook):
                 "not write anything"
             )
             warnings.warn(text, UserWarning, stacklevel=2)
-        self.draws_samples = self.draw
 
     def before_run(self, runner: RunnerProtocol) -> None:
         """Remove the visualizer's backends for `show`."""

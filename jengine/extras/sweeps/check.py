@@ -4,6 +4,7 @@ device.
 
 import os
 import pathlib
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jengine.config.errors import ConfigError
-from jengine.config.json_codec import decode, encode, pack, unpack
 from jengine.extras.sweeps.space import Setting, ValueRange
 
 
@@ -56,22 +56,16 @@ def check(request: Request) -> Plan:
       ConfigError: a config is not valid; the message names the path and the run.
     """
     with tempfile.TemporaryDirectory() as directory:
-        path = os.path.join(directory, "plan.json")
+        path = pathlib.Path(directory, "plan.pickle")
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}  # a device belongs to a run
-        command = [sys.executable, "-m", "jengine.extras.sweeps.sweep_check", path]
-        text = encode(pack(request._asdict()))
-        done = subprocess.run(command, input=text, text=True, env=environment)
-        if not os.path.exists(path):
+        command = [sys.executable, "-m", "jengine.extras.sweeps.sweep_check", str(path)]
+        done = subprocess.run(command, input=pickle.dumps(request), env=environment)
+        if not path.exists():
             raise ConfigError(
                 "the configs could not be checked: the process ended with exit code "
                 f"{done.returncode}"
             )
-        plan = unpack(decode(pathlib.Path(path).read_text()))
-    if "error" in plan:
-        error = ConfigError(plan["error"])
-        for note in plan["notes"]:
-            error.add_note(note)
-        raise error
-    return Plan(
-        **{**plan, "ranges": {name: ValueRange(*limits) for name, limits in plan["ranges"].items()}}
-    )
+        plan: Plan | ConfigError = pickle.loads(path.read_bytes())
+    if isinstance(plan, ConfigError):
+        raise plan
+    return plan

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jengine.config.dump import format_config, write_config
-from jengine.config.duration import parse_duration
+from jengine.config.duration import IsDuration, parse_duration
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import encode
 from jengine.config.storage import check_local_path, write_bytes
@@ -110,7 +110,14 @@ def sweep(
         metric=metric,
     )
     _check_numbers(request, random, search, seeds)
-    _check_limit(max_time, launcher)
+    if max_time is not None:
+        if launcher != "local":
+            raise ConfigError(
+                f"`max_time` must come with launcher='local', got {launcher!r}: limit its jobs by "
+                "`launcher_options`, such as timeout_min, or the runs by train_cfg.max_time"
+            )
+        if max_time not in IsDuration():
+            raise ConfigError(f"`max_time` must be {IsDuration()}, got {max_time!r}")
     built = build_launcher(launcher, jobs, directory, launcher_options or {})
     plan = check(request)
     with _lock(directory):
@@ -182,11 +189,8 @@ class _Sweep:
                 self._loop(waiting, view)
             except KeyboardInterrupt:
                 self._stop(view)
-                done = (
-                    self._search.count()
-                    if self._search
-                    else sum(trial.status in DONE for trial in self.trials)
-                )
+                done = sum(trial.status in DONE for trial in self.trials)
+                done = self._search.count() if self._search else done
                 raise SweepInterrupted(f"{done} of {self._total} runs are finished") from None
 
     def _loop(self, waiting: list[Trial], view: LiveTable) -> None:
@@ -307,36 +311,19 @@ def _write(cfg: Mapping[str, Any], directory: pathlib.Path) -> str:
 
 
 def _check_numbers(request: Request, random: int, search: int, seeds: int | Sequence[int]) -> None:
+    problem = ""
     if random < 0 or search < 0 or (random and search):
-        raise ConfigError(f"one of `random` and `search` may be above 0, got {random} and {search}")
-    if search and request.seeds:
-        raise ConfigError(
-            "a search has one seed, that of the config: seeds must be left out, or sweep the best "
-            "setting"
-        )
-    if search and not (request.grid or request.ranges):
-        raise ConfigError("a search must have ranges or a grid, got neither")
-    if request.metric and not search:
-        raise ConfigError(
-            f"`metric` must come with a search, got {request.metric!r}: other runs are compared "
-            "by all their metrics"
-        )
-    if isinstance(seeds, int) and seeds < 0:
-        raise ConfigError(f"`seeds` must be at least 0, got {seeds}")
-
-
-def _check_limit(max_time: str | None, launcher: str) -> None:
-    if max_time is None:
-        return
-    if launcher != "local":
-        raise ConfigError(
-            f"`max_time` must come with launcher='local', got {launcher!r}: limit its jobs by "
-            "`launcher_options`, such as timeout_min, or the runs by train_cfg.max_time"
-        )
-    try:
-        parse_duration(max_time)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"`max_time`: {error}") from None
+        problem = f"one of `random` and `search` may be above 0, got {random} and {search}"
+    elif isinstance(seeds, int) and seeds < 0:
+        problem = f"`seeds` must be at least 0, got {seeds}"
+    elif search and request.seeds:
+        problem = "a search has one seed, that of the config: seeds must be left out"
+    elif search and not (request.grid or request.ranges):
+        problem = "a search must have ranges or a grid, got neither"
+    elif request.metric and not search:
+        problem = f"`metric` must come with a search, got {request.metric!r}"
+    if problem:
+        raise ConfigError(problem)
 
 
 def _check_values(path: str, values: Sequence[Any]) -> list[Any]:

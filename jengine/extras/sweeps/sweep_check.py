@@ -1,9 +1,11 @@
 """Process that lists the runs of a sweep and checks their configs."""
 
+import contextlib
 import hashlib
 import itertools
 import os
 import pathlib
+import pickle
 import re
 import sys
 import tempfile
@@ -14,13 +16,12 @@ from jengine.cli.tracebacks import format_error
 from jengine.config.containers import is_level, resolve
 from jengine.config.dump import format_config
 from jengine.config.errors import ConfigError, closest
-from jengine.config.json_codec import decode, encode, pack, unpack
 from jengine.config.load import find_config_file, load_config
 from jengine.config.modules import find_config_module
 from jengine.config.overrides import apply_overrides, parse_value
 from jengine.extras.report.run_metrics import ADDRESS, find_rule, flatten_config, list_saved_metrics
 from jengine.extras.sweeps.check import Plan, Request, add_pruning
-from jengine.extras.sweeps.space import SEED, Setting, ValueRange, format_override, list_settings
+from jengine.extras.sweeps.space import SEED, Setting, format_override, list_settings
 from jengine.runner.runner import Runner
 
 T = TypeVar("T")
@@ -156,7 +157,12 @@ def _check_configs(base: Any, settings: Sequence[Setting]) -> None:
     for setting in settings:
         overrides = [format_override(path, value) for path, value in setting.items()]
         for path, value in setting.items():
-            _check_literal(path, value)
+            with contextlib.suppress(ConfigError):
+                if repr(parse_value(repr(value))) == repr(value):
+                    continue
+            raise ConfigError(
+                f"a value of `{path}` must be a Python literal or an import path, got {value!r}"
+            )
         alike = tuple(override for override in overrides if not override.startswith(SEED))
         if alike in checked:
             continue
@@ -176,35 +182,18 @@ def _check_configs(base: Any, settings: Sequence[Setting]) -> None:
             raise
 
 
-def _check_literal(path: str, value: Any) -> None:
-    try:
-        is_literal = repr(parse_value(repr(value))) == repr(value)
-    except ConfigError:
-        is_literal = False
-    if not is_literal:
-        raise ConfigError(
-            f"a value of `{path}` must be a Python literal or an import path, got {value!r}"
-        )
-
-
 def main() -> None:
     """Read a request from stdin and write the plan, or the error, to the file in the first
     argument.
     """
-    request = unpack(decode(sys.stdin.read()))
-    request["ranges"] = {path: ValueRange(*limits) for path, limits in request["ranges"].items()}
     try:
-        plan: dict[str, Any] = make_plan(Request(**request))._asdict()
+        plan: Plan | ConfigError = make_plan(pickle.load(sys.stdin.buffer))
     except Exception as error:
         notes = list(getattr(error, "__notes__", ()))
-        is_about_config = isinstance(error, ConfigError | OSError) or any(
-            "config at" in note for note in notes
-        )
-        plan = {
-            "error": str(error) if is_about_config else format_error(error, None).strip(),
-            "notes": notes,
-        }
-    pathlib.Path(sys.argv[1]).write_text(encode(pack(plan)))
+        in_config = isinstance(error, ConfigError | OSError) or "config at" in "".join(notes)
+        plan = ConfigError(str(error) if in_config else format_error(error, None).strip())
+        plan.__notes__ = notes
+    pathlib.Path(sys.argv[1]).write_bytes(pickle.dumps(plan))
 
 
 if __name__ == "__main__":

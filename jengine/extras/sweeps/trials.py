@@ -48,15 +48,8 @@ class Trial:
     def command(self, config: str, overrides: Iterable[str]) -> list[str]:
         """Return the command that trains this run, or continues it."""
         own = [f"--config.{format_override(path, value)}" for path, value in self.setting.items()]
-        run = [
-            sys.executable,
-            "-m",
-            "jengine.extras.sweeps",
-            "train",
-            config,
-            "--work-dir",
-            str(self.work_dir),
-        ]
+        python = [sys.executable, "-m", "jengine.extras.sweeps"]
+        run = [*python, "train", config, "--work-dir", str(self.work_dir)]
         shared = [f"--config.{text.removeprefix('--config.')}" for text in overrides]
         # last: it would take a value with a space for a path
         return [*run, *shared, *own, "--resume"]
@@ -105,17 +98,14 @@ def make_trials(directory: pathlib.Path, settings: Sequence[Setting]) -> list[Tr
         _key(record.get("overrides", {})): path for path, record in list_records(directory).items()
     }
     names = _shorten({path for setting in settings for path in setting})
-    trials = []
     taken = {path.name for path in known.values()}
     for setting in settings:
-        work_dir = known.get(_key(setting))
-        if work_dir is None:
-            work_dir = directory / _name(setting, names, taken)
-            taken.add(work_dir.name)
-            trials.append(Trial(setting, work_dir))
-        else:
-            trials.append(Trial(setting, work_dir, status=read_status(work_dir)))
-    return trials
+        if (key := _key(setting)) not in known:
+            known[key] = directory / _name(setting, names, taken)
+            taken.add(known[key].name)
+    work_dirs = [known[_key(setting)] for setting in settings]
+    pairs = zip(settings, work_dirs, strict=True)
+    return [Trial(setting, path, status=read_status(path)) for setting, path in pairs]
 
 
 def list_records(directory: pathlib.Path) -> dict[pathlib.Path, dict[str, Any]]:

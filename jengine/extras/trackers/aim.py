@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from jengine.config.registry import VISBACKENDS
+from jengine.extras.trackers.run_backend import RunVisBackend, to_numbers
 from jengine.logging.convert import Histogram, to_pixels
-from jengine.logging.run_backend import RunVisBackend, to_numbers
 
 
 @VISBACKENDS.register_module()

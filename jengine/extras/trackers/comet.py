@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from jengine.config.registry import VISBACKENDS
+from jengine.extras.trackers.run_backend import RunVisBackend, to_numbers
 from jengine.logging.convert import encode_png
-from jengine.logging.run_backend import RunVisBackend, to_numbers
 
 # Comet would also record what other libraries write, the terminal, and a summary at the end.
 _QUIET: dict[str, Any] = {

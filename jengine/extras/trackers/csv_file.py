@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jengine.config.registry import VISBACKENDS
+from jengine.extras.trackers.run_backend import array_to_list
 from jengine.logging.convert import Histogram
 from jengine.logging.files import FilesVisBackend
-from jengine.logging.run_backend import array_to_list
 
 
 @VISBACKENDS.register_module()

@@ -9,4 +9,7 @@ provides = {
         "MLflowVisBackend": "jengine.extras.trackers.mlflow",
         "WandbVisBackend": "jengine.extras.trackers.wandb",
     },
+    "names": {
+        "RunVisBackend": "jengine.extras.trackers.run_backend",
+    },
 }

@@ -10,8 +10,8 @@ import numpy as np
 
 from jengine.config.errors import ConfigError
 from jengine.config.registry import VISBACKENDS
+from jengine.extras.trackers.run_backend import RunVisBackend, array_to_list
 from jengine.logging.convert import Histogram, to_pixels
-from jengine.logging.run_backend import RunVisBackend, array_to_list
 
 # arguments of `wandb.init` that select a run
 _RUN_SELECTION = ("id", "resume", "resume_from", "fork_from")

@@ -142,9 +142,9 @@ def test_the_advice_for_an_exact_position_is_printed(capsys, use):
 def test_host_entries_are_listed_with_examples_and_reasons(capsys, use):
     lines, _, entries = report(capsys, config=use("mixed"))
     assert entries == {
-        "image.day": ["datetime64[D]", "[2]", "2024-05-01, 2024-05-02, ...", "host"],
-        "image.name": ["str", "[2]", "'0.png', 'other.png', ...", "host"],
-        "objects": ["object", "[2]", "{'box': 0}, None, ...", "host"],
+        "image.day": ["datetime64[D]", "[2]", "2024-05-01, 2024-05-02, 2024-05-01, ...", "host"],
+        "image.name": ["str", "[2]", "'0.png', 'other.png', '1.png', ...", "host"],
+        "objects": ["object", "[2]", "{'box': 0}, None, {'box': 1}, ...", "host"],
         "tokens": ["int64", "[2, 4-6]", "0 to 0", "device, as int32"],
         "valid": ["bool", "[2]", "0.5 of them True", "device"],
         "values": ["float64", "[2]", "0 to 2, mean 1; 3 not finite", "device, as float32"],

@@ -84,10 +84,7 @@ def test_the_message_names_the_setting_with_the_number_of_outputs():
     def describe(**module):
         return describe_labels(labels, dict(model=dict(module=module)))
 
-    by_code = (
-        "by an argument of MLP(features) in `model.module`, or in its code; set ignore_index=4"
-    )
-    assert f"or give the model at least 5 outputs {by_code}" in describe(type=MLP, features=16)
+    assert "or give the model at least 5 outputs in `model.module`; set ignore_index=4" in describe(type=MLP, features=16)
     of_a_run = describe(type="flax.linen.Dense", features=4)
     assert (
         "or give the model at least 5 outputs by `model.module.features`, now 4; set ignore_index=4"

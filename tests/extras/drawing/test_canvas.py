@@ -112,10 +112,10 @@ def test_feature_maps_lie_over_an_image_of_another_size():
         (lambda c: c.draw_bboxes([1, 2, 3]), r"`bboxes` must have the shape \(N, 4\) or \(4,\), got \(3,\)"),
         (lambda c: c.draw_bboxes([9, 2, 3, 4]), "left <= right"),
         (lambda c: c.draw_bboxes([1, 2, 3, 4], edge_colors=np.arange(4)), "a color must be a name or three integers"),
-        (lambda c: c.draw_texts(["a", "b"], [[1, 2]]), "one entry per text, 2, got 1"),
+        (lambda c: c.draw_texts(["a", "b"], [[1, 2]]), "argument 2 is shorter"),
         (
             lambda c: c.draw_texts(["a", "b"], [[1, 2]] * 2, font_sizes=[1]),
-            "`font_sizes` must have one entry per shape",
+            "`size` must have one entry per shape",
         ),
         (lambda c: c.draw_lines([[1, 2]], [[1, 2]] * 2), r"shape of x_datas, \(1, 2\), got \(2, 2\)"),
         (lambda c: c.draw_circles([1, 2], [1, 2]), "one entry per circle, 1"),

@@ -284,8 +284,7 @@ def test_export_errors_are_one_line_and_exit_code_2(run, tmp_path, capsys, monke
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["ls", "x", "--forse"], "unknown argument --forse; expected one of: --help, --traceback, -h"),
-        (["rm", "x", "y", "--forse"], "did you mean '--force'"),
+        (["ls", "x", "--forse"], "unknown argument --forse; --help lists the options"),
         (["ls", "x", "--config.a=1"], "ckpt has no config to override, got --config.a=1"),
         (["export", "x", "y", "--ema", "--raw"], "not allowed with argument --ema"),
         (["rm", "x"], "NAME"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jengine.evaluation import Evaluator
-from jengine.evaluation.metric import Counts
+from jengine.extras.metrics.classification import Counts
 from jengine.extras.segmentation import IoUMetric
 
 # Six pixels of classes 0 to 2, the last one ignored. Confusion: true 0 -> (2, 1, 0), true 1 -> (0, 1, 1).

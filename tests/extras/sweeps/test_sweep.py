@@ -226,7 +226,7 @@ def test_a_damaged_record_is_an_error_and_not_a_missing_one(tmp_path, name, cont
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(max_time="soon"), "`max_time`: a duration must be like '90s', '15m', '2h' or '23:50:00', got 'soon'"),
+        (dict(max_time="soon"), "`max_time` must be like '90s', '15m', '2h' or '23:50:00', got 'soon'"),
         (dict(max_time="1h", launcher="submitit"), "`max_time` must come with launcher='local', got 'submitit'"),
     ],
 )

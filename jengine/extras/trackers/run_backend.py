@@ -1,6 +1,7 @@
-"""Backend that writes to a run, such as one on a server; base of the trackers."""
+"""Base of the trackers: a backend that writes to a run, such as one on a server."""
 
 import abc
+import contextlib
 import importlib
 import os
 import types
@@ -105,22 +106,18 @@ class RunVisBackend(BaseVisBackend):
         self._pending_texts = {}
 
 
-def to_number(value: Any) -> float | None:
-    """Return a number or a one-element array as a Python float; None for anything else."""
-    try:
-        return to_float(value)
-    except (TypeError, ValueError):
-        return None
-
-
 def to_numbers(scalars: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers among the values of one step, without the step itself.
 
     >>> to_numbers({"loss": np.float32(0.5), "note": "text", "step": 3})
     {'loss': 0.5}
     """
-    numbers = {name: to_number(value) for name, value in scalars.items() if name != "step"}
-    return {name: number for name, number in numbers.items() if number is not None}
+    numbers = {}
+    for name, value in scalars.items():
+        with contextlib.suppress(TypeError, ValueError):  # no number
+            numbers[name] = to_float(value)
+    numbers.pop("step", None)
+    return numbers
 
 
 def array_to_list(value: Any) -> Any:
