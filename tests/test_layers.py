@@ -167,7 +167,7 @@ def test_no_name_of_an_extra_is_the_name_of_one_of_its_modules(extra):
 
 REGISTERED = """
 import importlib
-from jengine.config import registry
+from jengine.config import plugins, registry
 registries = lambda: {{id(r): (r, set(r._entries)) for r in list(registry._REGISTRIES)}}
 for room in {rooms}: importlib.import_module("jengine." + room)
 for _ in range(2):  # an entry's module may have a registry of its own
@@ -177,7 +177,7 @@ for module in {modules}: importlib.import_module(module)
 for key, (found, names) in registries().items():
     new = names - before.get(key, (None, set()))[1]
     len(found)  # imports its page
-    print(*sorted(new - set(found._provided())))
+    print(*sorted(new - set(found._modules) - set(plugins.provided(found._section))))
 """
 
 

@@ -9,6 +9,7 @@ protocols, and unions of classes (msgspec), which constructors here have through
 import collections.abc
 import dataclasses
 import functools
+import importlib
 import inspect
 import itertools
 import math
@@ -240,6 +241,12 @@ def _resolve(annotation: object, names: dict[str, Any]) -> Any:
         return annotation
 
 
+@functools.cache
+def _describer() -> Any:
+    # it imports NumPy, which `jengine --help` does not wait for, and this module
+    return importlib.import_module("jengine.config.description")
+
+
 def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
     if hasattr(function, "checks_arguments"):  # registered under several names
         return function
@@ -255,9 +262,7 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
         check_values(owner, function, bound)
         result = function(*args, **kwargs)
         if is_constructor and owner and type(args[0]).__init__ is call:  # not that of a base class
-            from jengine.config.description import stamp  # imports NumPy
-
-            stamp(args[0], function, bound)
+            _describer().stamp(args[0], function, bound)
         return result
 
     call.checks_arguments = True  # type: ignore[attr-defined]
