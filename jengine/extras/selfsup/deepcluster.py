@@ -12,6 +12,7 @@ from optax import OptState, Params
 
 from jengine.config.annotations import Count, NonNegative
 from jengine.config.errors import ArgumentError, closest, config_path
+from jengine.config.plugins import load_provided
 from jengine.config.registry import HOOKS
 from jengine.data.host_entries import select_arrays
 from jengine.extras.selfsup.clustering import build_clustering, class_weights, describe_clusters
@@ -211,6 +212,7 @@ def _build_reset(
             "`optim_wrapper` must be one optimizer for DeepClusterHook, got "
             f"{sorted(optim_wrapper)}"
         )
+    select_state = load_provided("optimizer_parts", "select_state")
     layout = optim_wrapper.grouped.layout(state.params)
     flags = [jnp.array(True) if module in path.split(".") else None for path in layout.paths]
     if not any(flags):
@@ -230,8 +232,8 @@ def _build_reset(
         )
         # The module's optimizer state is new, too: momentum from the old weights must not move the
         # new ones.
-        return params, optim_wrapper.grouped.select_state(
-            layout, flags, optim_wrapper.tx.init(params), opt_state
+        return params, select_state(
+            layout, flags, optim_wrapper.grouped.chains, optim_wrapper.tx.init(params), opt_state
         )
 
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
