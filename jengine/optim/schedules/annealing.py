@@ -145,7 +145,6 @@ class OneCycleFormula(Formula):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ("total_steps",)
-    sets_value: ClassVar[bool] = True
     eta_max: NonNegative | Sequence[NonNegative]
     total_steps: Positive | None = None
     pct_start: Fraction = 0.3

@@ -62,8 +62,6 @@ class Formula:
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ()
-    # `a` is 0 at each step, so that earlier values have no effect
-    sets_value: ClassVar[bool] = False
 
     @property
     def block(self) -> int:

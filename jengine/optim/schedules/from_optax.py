@@ -42,7 +42,6 @@ class OptaxFormula(Formula):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
-    sets_value: ClassVar[bool] = True
     schedule: Mapping[str, Any] | Schedule
 
     def __post_init__(self) -> None:
