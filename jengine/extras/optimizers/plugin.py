@@ -30,6 +30,17 @@ provides = {
         "TorchAdafactor": "jengine.extras.optimizers.adafactor",
         "TorchMuon": "jengine.extras.optimizers.muon",
     },
+    "PARAM_SCHEDULERS": {
+        "CosineRestartLR": "jengine.extras.optimizers.schedules",
+        "CosineRestartMomentum": "jengine.extras.optimizers.schedules",
+        "CosineRestartParamScheduler": "jengine.extras.optimizers.schedules",
+        "OneCycleLR": "jengine.extras.optimizers.schedules",
+        "OneCycleParamScheduler": "jengine.extras.optimizers.schedules",
+        "PolyLRRatio": "jengine.extras.optimizers.schedules",
+        "QuadraticWarmupLR": "jengine.extras.optimizers.schedules",
+        "QuadraticWarmupMomentum": "jengine.extras.optimizers.schedules",
+        "QuadraticWarmupParamScheduler": "jengine.extras.optimizers.schedules",
+    },
     "optimizer_parts": {
         "reset_state": "jengine.extras.optimizers.freeze",
         "restrict_to_trainable": "jengine.extras.optimizers.freeze",

@@ -5,6 +5,7 @@ value.
 import inspect
 from typing import Any
 
+from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import PARAM_SCHEDULERS
 from jengine.optim.schedules import annealing, formulas, from_optax
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
@@ -110,10 +111,7 @@ _FAMILIES: dict[str, type[Any]] = {
     "Exponential": formulas.ExponentialFormula,
     "Poly": formulas.PolyFormula,
     "CosineAnnealing": annealing.CosineAnnealingFormula,
-    "CosineRestart": annealing.CosineRestartFormula,
     "ReduceOnPlateau": PlateauSettings,
-    "OneCycle": annealing.OneCycleFormula,
-    "QuadraticWarmup": formulas.QuadraticWarmupFormula,
     "Optax": from_optax.OptaxFormula,
 }
 _SCHEDULERS: dict[str, tuple[type[Any], str | None]] = {
@@ -121,9 +119,7 @@ _SCHEDULERS: dict[str, tuple[type[Any], str | None]] = {
         family + ending: (formula, name)
         for family, formula in _FAMILIES.items()
         for ending, name in _NAMES.items()
-        if family + ending != "OneCycleMomentum"  # a cycle of its own, of the rate alone
     },
-    "PolyLRRatio": (formulas.PolyRatioFormula, "lr"),
     "CosineAnnealingWeightDecay": (annealing.CosineAnnealingFormula, "weight_decay"),
 }
 provides = {"PARAM_SCHEDULERS": dict.fromkeys(_SCHEDULERS, __name__)}
@@ -132,6 +128,8 @@ __all__ = ["make_scheduler", "make_variants", *_SCHEDULERS]
 
 def __getattr__(name: str) -> Any:
     # Made on use: a run uses few of the classes.
+    if name in provided("PARAM_SCHEDULERS"):  # of an extra
+        return load_provided("PARAM_SCHEDULERS", name)
     if name not in _SCHEDULERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     family, param_name = _SCHEDULERS[name]
