@@ -100,8 +100,8 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
         `'value'`; None for no clipping. It is not modified.
 
     Raises:
-      ArgumentError: an empty dict, or only a type. TypeError: not a dict, an unknown key, keys of both
-        types, or a value that is not a number.
+      ArgumentError: an empty dict, or only a type.
+      TypeError: not a dict, an unknown key, keys of both types, or a value that is not a number.
       ValueError: an unknown type, or an illegal value, such as a threshold of 0, which would stop
         training.
     """
