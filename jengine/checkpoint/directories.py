@@ -1,6 +1,5 @@
 """Directories of a run's checkpoints: checked, locked, and without those of other runs."""
 
-import contextlib
 import os
 import pathlib
 import tempfile
@@ -93,7 +92,6 @@ class CheckpointDirectories:
         self._work_dir = self._directories[0]
         self._run_id = run_id
         self._locks = [make_lock(directory) for directory in self._directories]
-        self._made: list[pathlib.Path] = []
         self._check()
 
     def lock(self) -> None:
@@ -102,11 +100,6 @@ class CheckpointDirectories:
         Raises:
           WorkDirLockedError: another run has locked one. ConfigError: as the constructor.
         """
-        local = [
-            pathlib.Path(directory) for directory in self._directories if not is_url(directory)
-        ]
-        missing = {path for own in local for path in (own, *own.parents) if not path.exists()}
-        self._made = sorted(missing, reverse=True)  # a directory before the one that it is in
         for directory, lock in zip(self._directories, self._locks, strict=True):
             try:
                 lock.acquire()
@@ -126,12 +119,9 @@ class CheckpointDirectories:
             lock.check(before_write=before_write)
 
     def unlock(self) -> None:
-        """Release the locks, and remove the directories that a refused run has made."""
+        """Release the locks."""
         for lock in self._locks:
             lock.release()
-        for directory in self._made:
-            with contextlib.suppress(OSError):  # not empty
-                directory.rmdir()
 
     def claim(self) -> list[str]:
         """Make the run the one that trains in the work dir, and move other checkpoints to

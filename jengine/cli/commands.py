@@ -130,12 +130,13 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> None:
 
 def groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Print the parameter group table."""
-    from jengine.runner.session import format_groups
+    from jengine.logging.tables import format_table
 
     with temporary_runner(load(args, overrides)) as runner:
         if not runner.is_training_configured:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
-        print(format_groups(*runner.build_optimizer().group_table()))
+        columns, rows = runner.build_optimizer().group_table()
+        print(format_table(columns, rows, title="Parameter groups"))
 
 
 def diff(args: argparse.Namespace, overrides: Sequence[str]) -> None:

@@ -44,7 +44,6 @@ def build_logger(
     name: str = "jengine",
     log_file: str | None = None,
     level: int | str = "INFO",
-    wait: bool = False,
     file_handler_cfg: Mapping[str, Any] | None = None,
 ) -> logging.Logger:
     """Set up and return `logging.getLogger(name)` as the run logger.
@@ -61,9 +60,7 @@ def build_logger(
 
     Args:
       name: the logger name; it also prints the records of child loggers, such as 'name.child'.
-      log_file: a file to append to, in a directory that will be created. None writes to the
-        terminal only.
-      wait: keep the records for the file in memory, and create nothing, until `open_log_file`.
+      log_file: see `open_log_file`. None writes to the terminal only.
       file_handler_cfg: see `set_file_handler`.
       level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR',
         'CRITICAL' or a number.
@@ -75,22 +72,46 @@ def build_logger(
         if isinstance(handler, _TerminalHandler | _RunFileHandler):
             logger.removeHandler(handler)
             handler.close()
-    handlers: list[logging.Handler] = [_TerminalHandler(level_number)]
-    if log_file is not None:
-        handlers.append(_RunFileHandler(log_file, file_handler_cfg))
-    for handler in handlers:
-        formatter = _ShortFormatter if isinstance(handler, _TerminalHandler) else _Formatter
-        handler.setFormatter(formatter(datefmt=_DATE_FORMAT))
-        handler.addFilter(_RecordFilter())
-        logger.addHandler(handler)
-    # The file gets every level; the terminal's handler has a level of its own.
-    logger.setLevel(level_number if log_file is None else min(level_number, logging.DEBUG))
+    _add_handler(logger, _TerminalHandler(level_number), _ShortFormatter(datefmt=_DATE_FORMAT))
+    logger.setLevel(level_number)
     logger.propagate = False
-    if not wait:
-        open_log_file(logger)
+    if log_file is not None:
+        open_log_file(logger, log_file, file_handler_cfg)
     _loggers.pop(name, None)  # the newest logger is the last entry
     _loggers[name] = logger
     return logger
+
+
+def open_log_file(
+    logger: logging.Logger, log_file: str, file_handler_cfg: Mapping[str, Any] | None = None
+) -> None:
+    """Append the records from now on to a file as well, instead of an earlier one of the logger.
+
+    Args:
+      logger: a logger of `build_logger`.
+      log_file: the file, which is created with its directory, also again after it was deleted.
+      file_handler_cfg: see `set_file_handler`; None keeps the handler of a file that is open.
+    """
+    for handler in list(logger.handlers):
+        if isinstance(handler, _RunFileHandler):
+            if handler.path == os.path.abspath(log_file) and file_handler_cfg is None:
+                handler.create()
+                return
+            logger.removeHandler(handler)
+            handler.close()
+    file = _RunFileHandler(log_file, file_handler_cfg or {})
+    file.create()
+    _add_handler(logger, file, _Formatter(datefmt=_DATE_FORMAT))
+    # The file gets every level; the terminal's handler has a level of its own.
+    logger.setLevel(min(logger.level, logging.DEBUG))
+
+
+def _add_handler(
+    logger: logging.Logger, handler: logging.Handler, formatter: logging.Formatter
+) -> None:
+    handler.setFormatter(formatter)
+    handler.addFilter(_RecordFilter())
+    logger.addHandler(handler)
 
 
 def set_file_handler(logger: logging.Logger, cfg: Mapping[str, Any]) -> None:
@@ -116,24 +137,13 @@ def log_error(error: BaseException) -> str | None:
     Return the file path, None without a file.
     """
     logger = current_logger()
-    handlers = [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
-    files = [handler.path for handler in handlers if handler.waiting is None]
+    files = [handler.path for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
     # The error is marked with the file: it passes the Runner and then the command line, and both
     # log it.
     if files and getattr(error, _LOGGED, None) != files[0]:
         setattr(error, _LOGGED, files[0])
         logger.debug("%s ended the run.", type(error).__name__, exc_info=error)
     return files[0] if files else None
-
-
-def open_log_file(logger: logging.Logger) -> None:
-    """Create the log file and write the records that wait for it.
-
-    Also after the directory was deleted.
-    """
-    for handler in logger.handlers:
-        if isinstance(handler, _RunFileHandler):
-            handler.open()
 
 
 def current_logger() -> logging.Logger:
@@ -279,14 +289,13 @@ def terminal_handlers(logger: logging.Logger) -> list[logging.Handler]:
 
 
 class _RunFileHandler(logging.Handler):
-    """Log file of a run, which does not exist before `open_log_file`: the run may be refused."""
+    """Log file of a run."""
 
-    def __init__(self, log_file: str, cfg: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, log_file: str, cfg: Mapping[str, Any]) -> None:
         super().__init__()
         self.path = os.path.abspath(log_file)
-        self.waiting: list[logging.LogRecord] | None = []  # None once they are in the file
         self._file: logging.FileHandler
-        self.set_file(cfg or {})
+        self.set_file(cfg)
 
     def set_file(self, cfg: Mapping[str, Any]) -> None:
         """Use the handler in `cfg` from the next record on."""
@@ -298,7 +307,6 @@ class _RunFileHandler(logging.Handler):
                 f"{closest(str(kind), _FILE_HANDLERS)}"
             )
         try:
-            # delay: the file is created by the first record, after the run has been accepted.
             file = _FILE_HANDLERS[kind](self.path, encoding="utf-8", delay=True, **options)
         except TypeError as error:
             raise ConfigError(
@@ -315,25 +323,16 @@ class _RunFileHandler(logging.Handler):
         self._file.setFormatter(fmt)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record, or keep it until the file is opened."""
-        if self.waiting is None:
-            self._file.emit(record)
-        else:
-            self.waiting.append(record)
+        """Write a record."""
+        self._file.emit(record)
 
-    def open(self) -> None:
-        """Create the file, also again after it was deleted, and write the records that wait for
-        it.
-        """
+    def create(self) -> None:
+        """Create the file, also again after it was deleted."""
         path = pathlib.Path(self.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if _process_index() == 0:
             path.touch()
         self._file.close()  # the next record opens it again
-        waiting = self.waiting or []
-        self.waiting = None
-        for record in waiting:
-            self.emit(record)
 
     def close(self) -> None:
         """Close the file and the handler."""

@@ -1,12 +1,14 @@
 """Components of a run, built from config sections; errors name the section."""
 
-import logging
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 
+from jengine.checkpoint.checkpointer import Checkpointer
+from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.identity import Identity
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError, config_path
@@ -20,20 +22,24 @@ from jengine.config.registry import (
     Registry,
     as_config,
 )
+from jengine.config.storage import LocalFiles, find_scheme
 from jengine.evaluation.sections import split_settings
 from jengine.hooks.hook import Hook
-from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
+from jengine.hooks.run import Run
+from jengine.hooks.runner_protocol import Loader, RunnerProtocol, TrainLoopProtocol
 from jengine.logging.async_writer import AsyncWriter
 from jengine.logging.console import build_logger
 from jengine.logging.message_hub import MessageHub
 from jengine.logging.processor import LogProcessor
+from jengine.logging.stopwatch import Stopwatch
 from jengine.logging.visualizer import Visualizer
 from jengine.optim.schedules.scheduler_builder import build_param_schedulers
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
-from jengine.parallel.strategy import Strategy, default_strategy
+from jengine.parallel.interrupts import Interrupts
+from jengine.parallel.processes import ProcessGroup
+from jengine.parallel.strategy import DispatchLimiter, Strategy, default_strategy
 from jengine.runner.config_checks import EVAL_LOOPS, LoopSection, is_epoch_based, train_loop_config
-from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.state import MAX_STEP
 
 
@@ -61,19 +67,68 @@ def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | 
         return strategy
 
 
-def build_logs(
-    identity: Identity, level: int | str
-) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
-    """Return the logger, the log writer and the message hub; the log file is opened later."""
+def build_run(
+    identity: Identity,
+    arguments: Mapping[str, Any],
+    make_cfg: Callable[[], dict[str, Any]],
+    subclass: str,
+    processes: ProcessGroup,
+    strategy: Strategy,
+    visualizer: Visualizer,
+    hooks: Iterable[Hook],
+) -> Run:
+    """Return what all parts of the run share; the files are opened later.
+
+    Args:
+      identity: the name, the seed and the directories.
+      arguments, make_cfg, subclass: see `Run`.
+      processes, strategy, visualizer: of the run.
+      hooks: may write checkpoints to directories of their own.
+    """
+    directories = CheckpointDirectories(list_directories(identity.work_dir, hooks), identity.run_id)
+    files = LocalFiles()
+    if (scheme := find_scheme(identity.work_dir)) is not None:
+        check = functools.partial(directories.check_locks, before_write=True)
+        files = scheme.send_files(identity.local_dir, identity.work_dir, check)
+
+    def send_files() -> None:
+        directories.check_locks(before_write=True)
+        files.send_all()
+
+    log_processor = build_log_processor(arguments["log_processor"], arguments["train_cfg"])
     with config_path("log_level"):
-        # a refused run leaves no file
-        logger = build_logger(log_file=identity.log_file, level=level, wait=True)
-    if identity.resume_note:
-        logger.info(identity.resume_note)
+        logger = build_logger(level=arguments["log_level"])
     writer = AsyncWriter()
     message_hub = MessageHub.new_instance(identity.experiment_name)
     message_hub.before_read = writer.flush  # reads see all scalars that were queued
-    return logger, writer, message_hub
+    if isinstance(log_processor, LogProcessor):  # else one of the user's
+        message_hub.keep(log_processor.windows)
+    return Run(
+        **vars(identity),
+        arguments=arguments,
+        make_cfg=make_cfg,
+        subclass=subclass,
+        processes=processes,
+        strategy=strategy,
+        limiter=DispatchLimiter(strategy.max_in_flight),
+        interrupts=Interrupts(processes),
+        stopwatch=Stopwatch(),
+        logger=logger,
+        log_writer=writer,
+        log_processor=log_processor,
+        message_hub=message_hub,
+        visualizer=visualizer,
+        directories=directories,
+        files=files,
+        send_files=send_files,
+        # before a seal, which must not be ahead of the log
+        checkpointer=Checkpointer(identity.work_dir, identity.run_id, before_seal=send_files),
+    )
+
+
+def list_directories(work_dir: str, hooks: Iterable[Hook]) -> list[str]:
+    """Return the work dir and the other directories to which hooks write checkpoints."""
+    return [work_dir, *(path for hook in hooks for path in hook.list_directories(work_dir))]
 
 
 def build_visualizer(visualizer: Visualizer | Config | None, save_dir: str) -> Visualizer:
@@ -126,12 +181,12 @@ def require_drawing(visualizer: Visualizer, hook: Hook) -> None:
             visualizer.require_drawing(type(hook).__name__)
 
 
-def has_own_step(runner: RunnerInternals) -> bool:
+def has_own_step(runner: RunnerProtocol) -> bool:
     """Return whether a subclass of the Runner overrides `train_step`."""
     return type(runner).train_step.__module__ != "jengine.runner.runner"
 
 
-def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Loader) -> Any:
+def build_train_loop(runner: RunnerProtocol, cfg: LoopSection, dataloader: Loader) -> Any:
     """Return the training loop, selected by `type`, or by `by_epoch` (default True)."""
     loop = as_config(cfg)
     if hasattr(loop, "items"):
@@ -158,7 +213,7 @@ def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Load
 
 
 def build_eval_loop(
-    runner: RunnerInternals, mode: str, sections: Mapping[str, Any], loaders: Mapping[str, Loader]
+    runner: RunnerProtocol, mode: str, sections: Mapping[str, Any], loaders: Mapping[str, Loader]
 ) -> Any:
     """Return the validation or test loop over the dataloaders by evaluation name.
 

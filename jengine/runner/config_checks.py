@@ -31,6 +31,7 @@ from jengine.evaluation.sections import (
 )
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
+from jengine.optim.batch_size import read_auto_scale_lr
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.optim.schedules.scheduler_builder import check_param_schedulers
 from jengine.optim.wrapper_builder import check_optim_wrapper
@@ -104,6 +105,7 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
             checked |= _check_evaluations(mode, *(sections[name] for name in names))
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
         raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
+    checked["auto_scale_lr"] = read_auto_scale_lr(sections["auto_scale_lr"])
     if sections["optim_wrapper"] is None:
         return checked, []
     return checked, _check_optimizer(

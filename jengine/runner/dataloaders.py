@@ -18,17 +18,12 @@ from jengine.data.build import build_dataloader
 from jengine.data.host_entries import list_host_entries, select_arrays
 from jengine.data.masking import whole_batches
 from jengine.evaluation.sections import loader_path
-from jengine.hooks.runner_protocol import Loader
+from jengine.hooks.run import Run
+from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
 from jengine.logging.slow_call import report_if_slow
 from jengine.model.selection import describe_tree
 from jengine.parallel.mesh import DataShard
-from jengine.parallel.processes import (
-    ProcessGroup,
-    ProcessMismatchError,
-    assert_equal_across_processes,
-)
-from jengine.runner.interrupts import Interrupts
-from jengine.runner.runner_protocol import TrainLoopInternals
+from jengine.parallel.processes import ProcessMismatchError, assert_equal_across_processes
 
 PyTree = Any
 logger = logging.getLogger("jengine")
@@ -43,28 +38,19 @@ class DataLoaders:
     Args:
       sections: '<mode>_dataloader', for evaluations by name: configs, loaders, iterables over
         batches, or None.
-      seed, processes, cfg: those of the run; the config is for errors.
-      shard: the part of the data that this process reads.
+      run: has the seed, the processes, and the part of the data that this process reads.
     """
 
-    def __init__(
-        self,
-        sections: Mapping[str, Any],
-        seed: int,
-        processes: ProcessGroup,
-        shard: DataShard,
-        cfg: Any,
-    ) -> None:
+    def __init__(self, sections: Mapping[str, Any], run: Run) -> None:
         self._sections = {"train_dataloader": sections["train_dataloader"]}
         self._paths: dict[str, dict[str, str]] = {}  # by mode, then by evaluation
         for mode in ("val", "test"):
             loaders = sections[f"{mode}_dataloader"] or {}
             self._paths[mode] = {name: loader_path(mode, name) for name in loaders}
             self._sections |= {loader_path(mode, name): loader for name, loader in loaders.items()}
-        self._seed = seed
-        self._processes = processes
-        self._shard = shard
-        self._cfg = cfg
+        self._run = run
+        self._processes = run.processes
+        self._shard = run.strategy.data_shard
         self._loaders: dict[str, Loader] = {}
         self._examples: dict[str, str] = {}  # descriptions of the first batches
         self._host_entries: dict[str, dict[str, str]] = {}  # in them
@@ -82,7 +68,7 @@ class DataLoaders:
                 self._loaders[path] = build_dataloader(
                     section,
                     train=path == "train_dataloader",  # shuffles by default
-                    seed=self._seed,
+                    seed=self._run.seed,
                     process_index=self._shard.index,
                     process_count=self._shard.count,
                 )
@@ -99,10 +85,22 @@ class DataLoaders:
         loaders = {name: self.get(path) for name, path in self._paths[mode].items()}
         return {name: loader for name, loader in loaders.items() if loader is not None}
 
-    def get_mode(self, mode: str) -> Loader | dict[str, Loader] | None:
-        """Return the loader for the evaluation in 'val' or 'test', several by name, or None
-        without one.
-        """
+    @property
+    def train(self) -> Any:
+        """Loader for the training data, built at the first use; None without one."""
+        return self.get("train_dataloader")
+
+    @property
+    def val(self) -> Any:
+        """Loader for the validation data, several by name; None without one."""
+        return self._get_mode("val")
+
+    @property
+    def test(self) -> Any:
+        """Loader for the test data, several by name; None without one."""
+        return self._get_mode("test")
+
+    def _get_mode(self, mode: str) -> Loader | dict[str, Loader] | None:
         loaders = self.get_all(mode)
         return loaders.get("") if set(loaders) <= {""} else loaders
 
@@ -110,10 +108,9 @@ class DataLoaders:
         """Return the path of the first evaluation's loader in 'val' or 'test'."""
         return next(iter(self._paths[mode].values()))
 
-    def call_with_example(self, path: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with the arrays of a loader's first batch, an example for their
-        shapes, and with `args`.
-        """
+    @contextlib.contextmanager
+    def example(self, path: str) -> Iterator[Batch]:
+        """Yield the arrays of a loader's first batch, an example for their shapes."""
         loader = self.get(path)
         assert loader is not None
         with config_path(path):
@@ -126,7 +123,7 @@ class DataLoaders:
         self._examples[path] = describe_tree(arrays, "batch")
         # Most errors of a first trace are about the batch
         with self.note_example(path), whole_batches(loader.batch_axis is None):
-            return function(arrays, *args)
+            yield arrays
 
     def _read_example(self, path: str, loader: Loader) -> Any:
         is_train = path == "train_dataloader"
@@ -182,12 +179,12 @@ class DataLoaders:
                     "`runner.strategy.data_shard`, its `index` and `count`."
                 )
 
-    def check_state_access(self, loop: TrainLoopInternals, interrupts: Interrupts) -> None:
+    def check_state_access(self, loop: TrainLoopProtocol) -> None:
         """Raise ConfigError if training data access the state, and settings let batches be read
         ahead.
         """
         thread = threading.current_thread()
-        wait = interrupts.wait
+        wait = self._run.interrupts.wait
         in_pool = thread.name.startswith(_POOLS)
         if thread.ident == self._example_reader:
             self._read_state = True
@@ -227,7 +224,7 @@ class DataLoaders:
                 note.startswith(_CLEAR) for note in notes
             )
             example = None if is_clear else example
-            explain(error, cfg=self._cfg, example=example)
+            explain(error, cfg=self._run.cfg, example=example)
             for shown in dict.fromkeys((path, "train_dataloader")) if example else ():
                 if shown in self._examples:
                     error.add_note(f"with the first batch of {shown}: {self._examples[shown]}")

@@ -45,7 +45,6 @@ class TrainPrograms:
       strategy, limiter: compile the steps, and limit how many are in flight.
       timer: attributes call time to 'step' and 'compile'.
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
-      on_traced: called when the first step is traced, before it is compiled.
       batch_rules: see `Strategy.put_batch`.
       hyperparams: those that hooks set, to which numbers are added that hooks assign to attributes
         of the model.
@@ -71,7 +70,6 @@ class TrainPrograms:
         timer: Stopwatch,
         phases: Sequence[PhaseConfig] | None = None,
         on_recompile: str | None = None,
-        on_traced: Callable[[], None] = lambda: None,
         batch_rules: Rules | None = None,
         micro_batches: int = 1,
         hyperparams: MutableMapping[str, Any] | None = None,
@@ -118,7 +116,6 @@ class TrainPrograms:
         self._batch_rules = batch_rules
         self._limiter = limiter
         self._timer = timer
-        self._on_traced = on_traced
         self._raveler = HyperparamsRaveler()
         # On an accelerator, a call with a host array takes four times as long as one with an array
         # on the device.
@@ -225,10 +222,6 @@ class TrainPrograms:
         self._timer.enter("step")  # until the loop enters the next phase
         compiled = compilation_counter.count
         self._limiter.wait()  # bounds the run-ahead
-        if step.shapes is None:
-            if hasattr(program := self._compiled[step], "trace"):  # a pmap cannot be traced
-                program.trace(state, batch, inputs)  # the call below uses this trace
-            self._on_traced()
         self._last = step
         try:
             report = report_first_compile(step) if step.shapes is None else _NO_REPORT

@@ -21,8 +21,8 @@ from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset, DataLoader
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
+from jengine.parallel.interrupts import Interrupts, WaitedLoader, watch_waits
 from jengine.parallel.processes import SingleProcess
-from jengine.runner.interrupts import Interrupts, WaitedLoader, watch_waits
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))
 
@@ -81,7 +81,7 @@ class EndOfTime(Hook):
         return math.inf if step else 0
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        runner.interrupts.stop("train_cfg.max_time='12h'")
+        runner.run.interrupts.stop("train_cfg.max_time='12h'")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ class WaitForTheEnd(Hook):
     """Wait in each iteration until the run is asked to end."""
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        while runner.interrupts.signum is None:
+        while runner.run.interrupts.signum is None:
             time.sleep(0.001)
 
 

@@ -15,8 +15,7 @@ provides = {
         "predict": "jengine.extras.serving.commands",
     },
     "predict": {
-        "Predictor": "jengine.extras.serving.predictor",
-        "open_batches": "jengine.extras.serving.predictor",
+        "predict": "jengine.extras.serving.predictor",
     },
     "jengine": {
         "load_model": "jengine.extras.serving.loaded_model",

@@ -239,14 +239,3 @@ def watch_waits(
         done.set()
         thread.join()
         end_workers()
-
-
-@contextlib.contextmanager
-def abort_all_on_error(processes: ProcessGroup, interrupts: Interrupts) -> Iterator[None]:
-    """End all processes on an error inside, unless all have agreed to end here."""
-    try:
-        yield
-    except BaseException as error:
-        if not interrupts.agreed:
-            processes.fail(error)
-        raise
