@@ -71,6 +71,16 @@ class Run(Identity):
         return jax.process_index() == 0
 
     @property
+    def distributed(self) -> bool:
+        """Whether there are several processes."""
+        return self.processes.count > 1
+
+    @property
+    def trains(self) -> bool:
+        """Whether the config has the sections for training."""
+        return self.arguments["train_cfg"] is not None
+
+    @property
     def resume_is_exact(self) -> bool:
         """Whether any difference from the checkpoint is an error."""
         return bool(self.arguments["resume"] == "exact")
@@ -83,8 +93,7 @@ class Run(Identity):
     @functools.cached_property
     def described(self) -> Described:
         """Texts for the files, made when training starts, before the run changes an object."""
-        trains = self.arguments["train_cfg"] is not None
-        settings = describe_settings(self.arguments, self.arguments["cfg"]) if trains else {}
+        settings = describe_settings(self.arguments, self.arguments["cfg"]) if self.trains else {}
         if not self.cfg:
             return Described(settings, "", [])
         path = os.path.join(self.arguments["work_dir"], "config.py")

@@ -26,6 +26,7 @@ from jengine.config.storage import LocalFiles, find_scheme
 from jengine.evaluation.sections import split_settings
 from jengine.hooks.hook import Hook
 from jengine.hooks.run import Run
+from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol, TrainLoopProtocol
 from jengine.logging.async_writer import AsyncWriter
 from jengine.logging.console import build_logger
@@ -33,9 +34,10 @@ from jengine.logging.message_hub import MessageHub
 from jengine.logging.processor import LogProcessor
 from jengine.logging.stopwatch import Stopwatch
 from jengine.logging.visualizer import Visualizer
+from jengine.optim.batch_size import scale_lr, scale_with_batch
+from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.schedules.scheduler_builder import build_param_schedulers
-from jengine.optim.wrapper import OptimWrapper
-from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.parallel.interrupts import Interrupts
 from jengine.parallel.processes import ProcessGroup
 from jengine.parallel.strategy import DispatchLimiter, Strategy, default_strategy
@@ -231,14 +233,27 @@ def build_eval_loop(
 
 
 def build_schedulers(
-    train_loop: TrainLoopProtocol, cfg: Any, optim_wrapper: OptimWrapper | OptimWrapperDict
-) -> Any:
-    """Return the parameter schedulers over the whole training."""
-    return build_param_schedulers(
-        cfg,
-        optim_wrapper,
-        max_epochs=train_loop.max_epochs,
-        max_iters=None if math.isinf(train_loop.max_iters) else int(train_loop.max_iters),
-        epoch_length=train_loop.epoch_length,
-        by_epoch_loop=train_loop.by_epoch,
+    run: Run, loop: TrainLoopProtocol, sections: Mapping[str, Any], wrapper: AnyWrapper
+) -> tuple[GroupTable, Schedulers]:
+    """Return the table of the parameter groups, and the schedulers over the whole training.
+
+    Both the table and `run.optimizer_settings` are from before schedulers change the groups.
+    """
+    loader = loop.dataloader
+    scaling = sections["auto_scale_lr"]
+    shards = run.strategy.data_shard.for_axis(loader.batch_axis).count
+    scale_lr(wrapper, scaling, (loader.batch_size or 0) * shards, run.logger)
+    table = wrapper.group_table()
+    for name, optimizer in wrappers_by_name(wrapper).items():
+        kind = {"type": optimizer.optimizer.name}
+        run.optimizer_settings[name] = {**kind, **optimizer.group_state_dict()}
+    schedulers = build_param_schedulers(
+        sections["param_scheduler"],
+        wrapper,
+        max_epochs=loop.max_epochs,
+        max_iters=None if math.isinf(loop.max_iters) else int(loop.max_iters),
+        epoch_length=loop.epoch_length,
+        by_epoch_loop=loop.by_epoch,
     )
+    scale_with_batch(schedulers, wrapper, scaling, loader.batch_sizes)
+    return table, schedulers

@@ -210,7 +210,7 @@ class DataLoaders:
             )
 
     @contextlib.contextmanager
-    def note_example(self, path: str, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    def note_example(self, path: str, ends: Callable[[], object] = lambda: False) -> Iterator[None]:
         """Add the place in the config to an error inside, and the entries of the first batch
         until `ends()` is true.
         """

@@ -97,6 +97,8 @@ def session(runner: RunnerProtocol, groups: GroupTable) -> Iterator[None]:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 _log_interruption(runner, first)
             raise
+        finally:
+            runner.programs.follow_model(end=True)
     _finish(run)
     recreate_work_dir(run, runner.iter)
     report.log_end(runner, runner.iter - first)
@@ -256,14 +258,12 @@ def _log_interruption(runner: RunnerProtocol, first: int) -> None:
 # --- Whether training can continue or be saved ---
 
 
-def check_consistent(runner: RunnerProtocol, failure: str) -> None:
-    """Raise RuntimeError if an earlier call of `train` that stopped at `failure` left an
-    inconsistent run.
-    """
+def check_consistent(runner: RunnerProtocol) -> None:
+    """Raise RuntimeError if an error in an earlier call of `train` left an inconsistent run."""
     if not is_consistent(runner):
         raise RuntimeError(
-            f"training cannot continue: it stopped {failure}, and counters, state and hooks "
-            "disagree; start from a checkpoint: Runner(..., resume=True)"
+            f"training cannot continue: it stopped with an error at iteration {runner.iter}, and "
+            "counters, state and hooks disagree; start from a checkpoint: Runner(..., resume=True)"
         )
 
 

@@ -27,7 +27,7 @@ from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import Progress
 from jengine.model.model import get_model
 from jengine.model.precision import build_model
-from jengine.optim.batch_size import scale_lr, scale_with_batch, warn_of_accumulation
+from jengine.optim.batch_size import warn_of_accumulation
 from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_builder import build_optim_wrapper
@@ -149,7 +149,6 @@ class Runner:
     _group_table: GroupTable
     _first_iter = 0
     is_loaded = False
-    _failure = ""  # the point at which training stopped with an error
 
     # --- Parts under the names that MMEngine's Runner has, and for hooks ---
 
@@ -174,6 +173,7 @@ class Runner:
     processes: Any = _of("run.processes", "The processes that train together.")
     rank: int = _of("run.processes.index", "Index of this process.")
     world_size: int = _of("run.processes.count", "Processes, each perhaps with several devices.")
+    distributed: bool = _of("run.distributed", "Whether there are several processes.")
     is_main_process: bool = _of("run.is_main_process", "Whether this process writes the logs.")
     strategy: Any = _of("run.strategy", "The strategy, which places arrays on devices.")
     logger: Any = _of("run.logger", "Logger for the terminal and the log file.")
@@ -184,7 +184,15 @@ class Runner:
     stopwatch: Any = _of("run.stopwatch", "Timer for the phases of the run.")
     checkpointer: Any = _of("run.checkpointer", "Background writer of checkpoints.")
     validations: Any = _of("run.validations", "Epoch, iteration and metrics of each validation.")
+    is_training_configured: bool = _of("run.trains", "Whether there are sections for training.")
     get_hooks_info: Any = _of("hook_list.describe", "Return the hooks in each stage, as text.")
+    register_default_hooks: Any = _of(
+        "hook_list.register_defaults",
+        "Replace, add or, with None, remove default hooks by name.",
+    )
+    register_custom_hooks: Any = _of(
+        "hook_list.register_all", "Add hooks or hook configs: a list, or one."
+    )
 
     def __init__(
         self,
@@ -292,13 +300,20 @@ class Runner:
             raise RuntimeError(
                 "there is nothing to train: set train_dataloader, train_cfg and optim_wrapper"
             )
-        lifecycle.check_consistent(self, self._failure)
+        lifecycle.check_consistent(self)
         self.run.stopwatch.start("setup")
         with lifecycle.opened(self, trains=True):
             self.prepare_training()
             self.call_hook("before_run")
             self.load_or_resume()
-            self._run_train_loop()
+            self._first_iter = self.iter
+            # a resume may be within a window
+            self.optim_wrapper.initialize_count_status(self.iter, self.max_iters)
+            self.programs = self.build_programs()  # hooks may have been added since an earlier call
+            # an error in the first iteration is probably about the first batch
+            first = self._loaders.note_example("train_dataloader", lambda: self.iters_this_session)
+            with lifecycle.session(self, self._group_table), first:
+                self.train_loop.run()
             self.call_hook("after_run")
         return self.state
 
@@ -313,7 +328,10 @@ class Runner:
             )
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
-            self._build_schedulers(wrapper)
+            self._group_table, self.param_schedulers = components.build_schedulers(
+                self.run, self.train_loop, self._sections, wrapper
+            )
+            warn_of_accumulation(wrapper, self.model.module_types, self.logger)
             if self.resume_from is not None:
                 check_resume(self.run, self.train_loop, wrapper, self.resume_from)
         if self._sections["val_cfg"] is not None:
@@ -338,22 +356,6 @@ class Runner:
                 # it averages over the replicas
                 wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name
         return self.optim_wrapper
-
-    def _build_schedulers(self, wrapper: AnyWrapper) -> None:
-        """Build the schedulers; note what the optimizers are before these change them."""
-        loader = self.train_dataloader
-        scaling = self._sections["auto_scale_lr"]
-        shards = self.strategy.data_shard.for_axis(loader.batch_axis).count
-        scale_lr(wrapper, scaling, (loader.batch_size or 0) * shards, self.logger)
-        self._group_table = wrapper.group_table()
-        warn_of_accumulation(wrapper, self.model.module_types, self.logger)
-        for name, optimizer in wrappers_by_name(wrapper).items():
-            kind = {"type": optimizer.optimizer.name}
-            self.run.optimizer_settings[name] = {**kind, **optimizer.group_state_dict()}
-        self.param_schedulers = components.build_schedulers(
-            self.train_loop, self._sections["param_scheduler"], wrapper
-        )
-        scale_with_batch(self.param_schedulers, wrapper, scaling, loader.batch_sizes)
 
     def init_state(
         self,
@@ -386,7 +388,7 @@ class Runner:
         Each is compiled at the first call.
         """
         loop = self.train_loop
-        return TrainPrograms(
+        programs = TrainPrograms(
             self.model,
             self.optim_wrapper,
             self.hooks,
@@ -400,23 +402,8 @@ class Runner:
             hyperparams=self.hyperparams,
             refuse_changes=self.run.resume_is_exact,
         )
-
-    def _run_train_loop(self) -> None:
-        loop = self.train_loop
-        # a resume may be within a window
-        self.optim_wrapper.initialize_count_status(loop.iter, loop.max_iters)
-        self.programs = self.build_programs()  # hooks may have been added since an earlier call
-        self.programs.hashes.update(self.run.saved_hashes)
-        self._first_iter = first = loop.iter
-        with lifecycle.session(self, self._group_table):
-            try:
-                with self._loaders.note_example("train_dataloader", lambda: self.iter > first):
-                    loop.run()
-            except BaseException as error:
-                self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
-                raise
-            finally:
-                self.programs.follow_model(end=True)
+        programs.hashes.update(self.run.saved_hashes)
+        return programs
 
     # --- Evaluation and prediction ---
 
@@ -524,14 +511,6 @@ class Runner:
             self.register_default_hooks(default_hooks)
             self.register_custom_hooks(custom_hooks)
 
-    def register_default_hooks(self, hooks: Mapping[str, Any] | None = None) -> None:
-        """Replace, add or, with None, remove default hooks by name."""
-        self.hook_list.register_defaults(hooks)
-
-    def register_custom_hooks(self, hooks: Any = None) -> None:
-        """Add hooks or hook configs: a list, or one."""
-        self.hook_list.register_all(hooks)
-
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call every hook that defines `stage`, in priority order.
 
@@ -599,7 +578,7 @@ class Runner:
           lr: the rate of the optimizer itself.
           optimizer: the name of one of several optimizers.
         """
-        self._wrapper(optimizer).set_lr(lr)
+        _find_wrapper(self.optim_wrapper, optimizer).set_lr(lr)
 
     def reset_optimizer(
         self, groups: Sequence[int | str] | None = None, optimizer: str = ""
@@ -614,7 +593,7 @@ class Runner:
           groups: the parameter groups that start anew, by index or `group_name`; None for all.
           optimizer: the name of one of several optimizers.
         """
-        wrapper = self._wrapper(optimizer)
+        wrapper = _find_wrapper(self.optim_wrapper, optimizer)
         names = [group.get("group_name", index) for index, group in enumerate(wrapper.param_groups)]
         known = {name: index for index, name in enumerate(names)}
         known |= {index: index for index in range(len(names))}
@@ -625,12 +604,6 @@ class Runner:
         state = _reset_optimizer(wrapper, chosen, state, self.state.params)
         opt_state = {**self.state.opt_state, optimizer: state} if optimizer else state
         self.state = self.state.replace(opt_state=opt_state)
-
-    def _wrapper(self, optimizer: str) -> OptimWrapper:
-        wrappers = wrappers_by_name(self.optim_wrapper)
-        if optimizer not in wrappers:
-            raise ConfigError(f"`optimizer` must be one of {sorted(wrappers)}, got {optimizer!r}")
-        return wrappers[optimizer]
 
     def __repr__(self) -> str:
         return (
@@ -699,15 +672,12 @@ class Runner:
         """Training iterations since `train` was called, without those before a resume."""
         return self.iter - self._first_iter
 
-    @property
-    def is_training_configured(self) -> bool:
-        """True if the Runner has the sections for training."""
-        return self._sections["train_cfg"] is not None
 
-    @property
-    def distributed(self) -> bool:
-        """Whether there are several processes."""
-        return self.world_size > 1
+def _find_wrapper(optim_wrapper: AnyWrapper, optimizer: str) -> OptimWrapper:
+    wrappers = wrappers_by_name(optim_wrapper)
+    if optimizer not in wrappers:
+        raise ConfigError(f"`optimizer` must be one of {sorted(wrappers)}, got {optimizer!r}")
+    return wrappers[optimizer]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
