@@ -6,6 +6,8 @@ what is at hand where the error passes; each entry may be missing:
 
     cfg       the config
     example   the entries of the first batch with dtypes and shapes, if the error may be about them
+    host_entries  a dataloader's name, and the entries of its batches that stay on the host
+    checkpoint  the path of the checkpoint that is read, and its `meta`
     run       the Runner that ends because of the error
     evaluation  the `Evaluation` of the run that failed; None between two of them
     program   the name, the compiled function and the arguments of the program that failed

@@ -48,7 +48,6 @@ _CHECKPOINT_KEYS = (
     "optimizer",
     "param_schedulers",
     "data",
-    "accumulated",
     "exchanged",
     "optimizer_settings",
     "set_by_hand",

@@ -12,6 +12,9 @@ import jax
 from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.identity import Identity
+from jengine.checkpoint.start_from import remove_in_memory
+from jengine.config.construction import convert_call
+from jengine.config.containers import resolve
 from jengine.config.dump import format_config
 from jengine.config.fingerprint import describe_settings
 from jengine.config.json_codec import Json
@@ -42,7 +45,7 @@ class Run(Identity):
     """
 
     arguments: Mapping[str, Any]  # the Runner's
-    make_cfg: Callable[[], dict[str, Any]]
+    constructor: Callable[..., Any]  # has these arguments
     subclass: str  # of the Runner, which config.py does not name; else empty
     processes: ProcessGroup
     strategy: Strategy
@@ -88,7 +91,9 @@ class Run(Identity):
     @functools.cached_property
     def cfg(self) -> dict[str, Any]:
         """The config; without one, the arguments as a config."""
-        return self.make_cfg()
+        if (given := self.arguments["cfg"]) is not None:
+            return remove_in_memory(resolve(given))
+        return convert_call(self.constructor, {**self.arguments, "resume": False})
 
     @functools.cached_property
     def described(self) -> Described:

@@ -1,9 +1,8 @@
 """Bundles: what a run's checkpoint contains, how it is saved, and how a run continues from it."""
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from jengine.checkpoint.restore import list_arrays, restore_verified
 from jengine.checkpoint.start_from import LoadFrom
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
+from jengine.config.explain import explained
 from jengine.config.fingerprint import name_model_settings
 from jengine.config.paths import flatten, nest
 from jengine.config.plugins import load_each
@@ -45,8 +45,6 @@ from jengine.versions import __version__, environment_versions
 PyTree = Any
 Bundle = dict[str, Any]
 Variables = dict[str, Any]  # by item
-
-_ACCUMULATED = "sum over replicas"  # what the accumulated gradients of all replicas are together
 
 
 def save(
@@ -117,7 +115,6 @@ def collect_checkpoint(
         hyperparams={name: float(value) for name, value in runner.hyperparams.items()},
         visualizer=run.visualizer.state_dict(),
         replicas=run.strategy.replicas,
-        accumulated=_ACCUMULATED,
         fingerprint={"settings": run.described.settings, "programs": programs},
         validations=[
             [
@@ -233,15 +230,9 @@ def _restore_arrays(
     if "optimizer" not in saved_meta:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
-    elif (saved_meta.get("replicas") or 1) > 1 and saved_meta.get("accumulated") != _ACCUMULATED:
-        runner.logger.warning(
-            f"The accumulated gradients of {path} were saved with other weights, by an older "
-            "version of jengine. If "
-            "it was saved within an accumulation window, the update of that window is not exact."
-        )
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
     with (
-        _name_versions(path, saved_meta["meta"]),
+        explained(checkpoint=(path, saved_meta["meta"])),
         name_model_settings(runner.run.described.settings, saved_meta.get("fingerprint")),
     ):
         stored = list_arrays(path)  # shapes only
@@ -257,24 +248,6 @@ def _restore_arrays(
     if ignored:
         arrays["opt_state"] = complete_optimizer_state(arrays["opt_state"], target["opt_state"])
     return {"state": {**_put_like(arrays, target), **fresh}, **rest}, match
-
-
-@contextlib.contextmanager
-def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
-    """Add what had another version when the checkpoint was written to an error inside."""
-    try:
-        yield
-    except Exception as error:
-        written = meta.get("versions", {})
-        now = environment_versions()
-        others = [
-            f"{name} {version}, now {now.get(name)}"
-            for name, version in written.items()
-            if version != now.get(name)
-        ]
-        if others:
-            error.add_note(f"{path} was written with other versions: {'; '.join(others)}")
-        raise
 
 
 def _put_like(tree: PyTree, like: PyTree) -> PyTree:
@@ -335,7 +308,7 @@ def load_weights(runner: RunnerProtocol, source: LoadFrom) -> None:
     initial, to_run = _loadable_variables(get_model(runner.model), variables, replicas, names)
     conversion = replicas, rest.get("replicas")
     target = convert_replica_axis(initial, *conversion)
-    with _name_versions(weights.label, rest.get("meta", {})):
+    with explained(checkpoint=(weights.label, rest.get("meta", {}))):
         loaded, report = weights.load(target)
     loaded = convert_replica_axis(loaded, *reversed(conversion))
     bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), variables), **rest}

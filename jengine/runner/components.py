@@ -72,7 +72,7 @@ def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | 
 def build_run(
     identity: Identity,
     arguments: Mapping[str, Any],
-    make_cfg: Callable[[], dict[str, Any]],
+    constructor: Callable[..., Any],
     subclass: str,
     processes: ProcessGroup,
     strategy: Strategy,
@@ -83,7 +83,7 @@ def build_run(
 
     Args:
       identity: the name, the seed and the directories.
-      arguments, make_cfg, subclass: see `Run`.
+      arguments, constructor, subclass: see `Run`.
       processes, strategy, visualizer: of the run.
       hooks: may write checkpoints to directories of their own.
     """
@@ -108,7 +108,7 @@ def build_run(
     return Run(
         **vars(identity),
         arguments=arguments,
-        make_cfg=make_cfg,
+        constructor=constructor,
         subclass=subclass,
         processes=processes,
         strategy=strategy,
@@ -201,16 +201,11 @@ def build_train_loop(runner: RunnerProtocol, cfg: LoopSection, dataloader: Loade
             "as a `train_step` of the model"
         )
     # epochs are iterations only with the data
-    if math.isfinite(loop.max_iters) and loop.max_iters > MAX_STEP:
-        limit = f"`train_cfg.max_iters` must be at most {MAX_STEP}"
-        if loop.by_epoch:
-            most = MAX_STEP // loop.epoch_length
-            limit = (
-                f"`train_cfg.max_epochs` must be at most {most} with {loop.epoch_length} "
-                "iterations in an epoch"
-            )
-        got = loop.max_epochs if loop.by_epoch else loop.max_iters
-        raise ConfigError(f"{limit}, as the device counts iterations in 32 bits, got {got}")
+    if MAX_STEP < loop.max_iters < math.inf:
+        raise ConfigError(
+            f"`train_cfg` must be at most {MAX_STEP} iterations, as the device counts them in 32 "
+            f"bits, got {loop.max_iters}"
+        )
     return loop
 
 

@@ -13,7 +13,6 @@ from jengine.config.errors import (
     closest,
     config_path,
     current_config_path,
-    did_you_mean,
 )
 from jengine.config.plugins import load_each
 from jengine.config.registry import LOOPS, Config, as_config, check_arguments, is_built_in
@@ -127,12 +126,6 @@ def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
         for key, value in as_config(cfg).items()
         if key not in lengths or value is not None
     }
-    for name in lengths:
-        if isinstance(cfg.get(name), int) and cfg[name] >= 2**31:
-            raise ConfigError(
-                f"`train_cfg.{name}` must be below 2**31, as the device counts iterations in 32 "
-                f"bits, got {cfg[name]}"
-            )
     if "type" in cfg and "by_epoch" in cfg:
         raise ConfigError("train_cfg must have a type or by_epoch, got both; remove one of them")
     if "type" in cfg:
@@ -275,10 +268,6 @@ def _check_evaluations(
                     raise ConfigError(
                         "`interval` must be a setting of a validation, got one for a test"
                     )
-        loops = (*_VAL_LOOPS, *EVAL_LOOPS.values(), "MultiTestLoop")
-        is_built_in_loop = hasattr(common, "items") and common.get("type", "ValLoop") in loops
-        if is_built_in_loop and any(did_you_mean(key, ["interval"]) for key in common):
-            raise ConfigError(f"`{mode}_cfg` has no `interval`: write `train_cfg.val_interval`")
         _check_loop(
             common, lambda cfg: {"type": EVAL_LOOPS[mode], **as_config(cfg)}, evaluator=None
         )

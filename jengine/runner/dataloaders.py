@@ -224,15 +224,9 @@ class DataLoaders:
                 note.startswith(_CLEAR) for note in notes
             )
             example = None if is_clear else example
-            explain(error, cfg=self._run.cfg, example=example)
+            host_entries = path, self._host_entries.get(path, {})
+            explain(error, cfg=self._run.cfg, example=example, host_entries=host_entries)
             for shown in dict.fromkeys((path, "train_dataloader")) if example else ():
                 if shown in self._examples:
                     error.add_note(f"with the first batch of {shown}: {self._examples[shown]}")
-            if (entries := self._host_entries.get(path)) and isinstance(error, UnknownNameError):
-                listed = ", ".join(f"{path} ({kind})" for path, kind in entries.items())
-                error.add_note(
-                    f"{path} yields entries that stay on the host, because devices cannot store "
-                    f"strings, dates and objects: {listed}; give the model numbers, with arrays "
-                    "of equal shapes in all samples"
-                )
             raise

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
-from jengine.config.annotations import Ascending, Count, Duration, Index
+from jengine.config.annotations import Ascending, Count, Duration, Index, Range
 from jengine.config.errors import ConfigError
 from jengine.config.registry import LOOPS
 from jengine.data.batch_check import Batch, BatchCheck
@@ -32,8 +32,10 @@ from jengine.runner.eval_loops import EvalLoop, mark_inconsistent
 from jengine.train.micro_batches import count_micro_batches
 from jengine.train.phases import PhaseConfig, batches_per_iteration, count_iterations
 from jengine.train.recompilation import check_on_recompile
+from jengine.train.state import MAX_STEP
 
 PyTree = Any
+Length = Annotated[int, Range(ge=1, le=MAX_STEP)]  # the device counts in 32 bits
 Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone, interval)
 
 
@@ -510,7 +512,7 @@ class EpochBasedTrainLoop(TrainLoop):
         self,
         runner: RunnerProtocol,
         dataloader: Loader,
-        max_epochs: Count,
+        max_epochs: Length,
         val_begin: Index = 1,
         val_interval: Count = 1,
         dynamic_intervals: Intervals | None = None,
@@ -640,7 +642,7 @@ class IterBasedTrainLoop(TrainLoop):
         self,
         runner: RunnerProtocol,
         dataloader: Loader,
-        max_iters: Count,
+        max_iters: Length,
         val_begin: Index = 1,
         val_interval: Count = 1000,
         dynamic_intervals: Intervals | None = None,

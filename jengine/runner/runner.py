@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from jengine.checkpoint.identity import agree_on_identity
-from jengine.checkpoint.start_from import default_resume_command, remove_in_memory
+from jengine.checkpoint.start_from import default_resume_command
 from jengine.config.annotations import checked
-from jengine.config.construction import convert_call
 from jengine.config.containers import resolve
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explained
@@ -227,12 +226,11 @@ class Runner:
         arguments = {name: value for name, value in locals().items() if name != "self"}
         # What was asked for: a mistake is refused before anything is built
         self._sections, schedulers = config_checks.check_sections(arguments)
-        given = None if cfg is None else remove_in_memory(resolve(cfg))
         # Who the run is, and where it starts
         processes = get_processes()
         identity = agree_on_identity(
             processes,
-            given or {},
+            resolve(cfg) if cfg is not None and processes.count > 1 else {},
             work_dir,
             load_from=load_from,
             resume=resume,
@@ -255,11 +253,10 @@ class Runner:
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
         # What all parts share
-        written = {**arguments, "resume": False}
         self.run: Run = components.build_run(
             identity,
             arguments,
-            functools.partial(convert_call, Runner, written) if given is None else lambda: given,
+            Runner,
             "" if type(self) is Runner else type(self).__name__,
             processes,
             strategy,
@@ -268,7 +265,7 @@ class Runner:
         )
         # What depends on the data: `train`, `val` and `test` build the rest
         self._loaders = DataLoaders(self._sections, self.run)
-        self._initializer = StateInitializer(self.model, strategy, identity.seed, self.run.cfg)
+        self._initializer = StateInitializer(self.model, strategy, identity.seed, lambda: self.cfg)
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":

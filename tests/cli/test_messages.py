@@ -106,7 +106,6 @@ MISTAKES = {
         ["optim_wrapper.optimizer.learning_rate=0.1"], r"SGD has no argument 'learning_rate'; did you mean 'lr'\?\n"
         r"  in the config at `optim_wrapper.optimizer`, from the command line: --config.optim_wrapper.optimizer.learning_rate=0.1\n",
     ),
-    "an interval in val_cfg": (["val_cfg.intervl=2"], r"`val_cfg` has no `interval`: write `train_cfg.val_interval`"),
     "an argument that the Runner passes": (["val_cfg.speed=2"], r"no argument 'speed'; expected one of: epoch_length, evaluations, fp16\n"),
     "an input with too few axes": (
         ["model.module.type=mistaken_nets.ConvNet"],

@@ -55,7 +55,7 @@ CASES = [
     (dict(custom_hooks=[dict(type="EMAHook", begin_epoch=9)]), "begin_epoch must be at most max_epochs=2, got 9"),
     (
         dict(train_cfg=dict(max_epochs=2**31 - 1)),
-        "`train_cfg.max_epochs` must be at most 536870911 with 4 iterations in an epoch",
+        "`train_cfg` must be at most 2147483647 iterations, as the device counts them in 32 bits",
     ),
     (dict(load_from={"other": np.zeros(3)}), "0 match, 2 missing, 1 unexpected"),
 ]

@@ -26,6 +26,8 @@ provides = {
         "describe_failing_layer": "jengine.extras.diagnose.failing_layer",
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
+        "list_host_entries": "jengine.extras.diagnose.host_entries",
+        "name_versions": "jengine.extras.diagnose.written_versions",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
     },
     "label_checks": {
