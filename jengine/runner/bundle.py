@@ -149,6 +149,8 @@ def load_or_resume(
 
     A run that does not train resumes only the weights.
     """
+    if note := runner.run.resume_note:  # where it looked for a checkpoint
+        runner.logger.info(note)
     if resume_from is not None and runner.train_loop is not None:
         for find_fitting in load_each("fitting_checkpoints"):
             resume_from = find_fitting(

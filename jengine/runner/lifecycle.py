@@ -115,18 +115,11 @@ def _open_files(run: Run) -> None:
     run.files.start()
     try:
         open_log_file(run.logger, run.log_file)
-        _write_config(run)
+        if run.described.cfg_text and run.is_main_process:
+            write_config(run.described.cfg_text, os.path.join(run.local_dir, "config.py"))
+            run.visualizer.add_config(run.described.cfg_text)
     except OSError as error:
         raise ConfigError(f"`work_dir` must be writable, got {run.work_dir}: {error}") from error
-    if run.described.cfg_text and run.is_main_process:
-        run.visualizer.add_config(run.described.cfg_text)
-    if run.resume_note:
-        run.logger.info(run.resume_note)
-
-
-def _write_config(run: Run) -> None:
-    if run.described.cfg_text and run.is_main_process:
-        write_config(run.described.cfg_text, os.path.join(run.local_dir, "config.py"))
 
 
 def recreate_work_dir(run: Run, iteration: int) -> None:
@@ -137,8 +130,7 @@ def recreate_work_dir(run: Run, iteration: int) -> None:
         return
     run.log_writer.flush()
     run.visualizer.close()  # it would continue to write to deleted files
-    open_log_file(run.logger, run.log_file)
-    _write_config(run)
+    _open_files(run)
     run.logger.warning(
         f"{run.log_dir} was deleted during the run, before iteration {iteration}: it is "
         "created again, without the logs and checkpoints that were deleted."
