@@ -201,7 +201,7 @@ class Process:
 
     def save(self):
         """Save a state that is divided over all processes."""
-        loader = self._loaders.get("train_dataloader")
+        loader = self._loaders.train
         loop = SimpleNamespace(
             dataloader=loader,
             position=loader.state_dict(),

@@ -42,11 +42,11 @@ class DataLoaders:
     """
 
     def __init__(self, sections: Mapping[str, Any], run: Run) -> None:
-        self._sections = {"train_dataloader": sections["train_dataloader"]}
-        self._paths: dict[str, dict[str, str]] = {}  # by mode, then by evaluation
+        self._sections = {"train_dataloader": sections["train_dataloader"]}  # by path
+        self._names = {}  # of the evaluations, by mode
         for mode in ("val", "test"):
             loaders = sections[f"{mode}_dataloader"] or {}
-            self._paths[mode] = {name: loader_path(mode, name) for name in loaders}
+            self._names[mode] = list(loaders)
             self._sections |= {loader_path(mode, name): loader for name, loader in loaders.items()}
         self._run = run
         self._processes = run.processes
@@ -57,38 +57,33 @@ class DataLoaders:
         self._example_reader: int | None = None  # the thread that reads the first training batch
         self._read_state = False  # while that batch was read
 
-    def get(self, path: str) -> Loader | None:
-        """Return the loader at a path in the config, such as 'val_dataloader.robust'.
-
-        None without one.
-        """
-        section = self._sections.get(path)
-        if path not in self._loaders and section is not None:
+    def _build(self, path: str) -> Loader:
+        """Return the loader at a path in the config, such as 'val_dataloader.robust'."""
+        if path not in self._loaders:
             with config_path(path):
                 self._loaders[path] = build_dataloader(
-                    section,
+                    self._sections[path],
                     train=path == "train_dataloader",  # shuffles by default
                     seed=self._run.seed,
                     process_index=self._shard.index,
                     process_count=self._shard.count,
                 )
-            assert_equal_across_processes(
-                self._processes, {path: {"batches": self._loaders[path].length}}
-            )
-        return self._loaders.get(path)
+            lengths = {path: {"batches": self._loaders[path].length}}
+            assert_equal_across_processes(self._processes, lengths)
+        return self._loaders[path]
 
     def get_all(self, mode: str) -> dict[str, Loader]:
         """Return the loaders for the evaluations in 'val' or 'test' by name.
 
         The name of a single one is ''.
         """
-        loaders = {name: self.get(path) for name, path in self._paths[mode].items()}
-        return {name: loader for name, loader in loaders.items() if loader is not None}
+        return {name: self._build(loader_path(mode, name)) for name in self._names[mode]}
 
     @property
     def train(self) -> Any:
         """Loader for the training data, built at the first use; None without one."""
-        return self.get("train_dataloader")
+        path = "train_dataloader"
+        return None if self._sections[path] is None else self._build(path)
 
     @property
     def val(self) -> Any:
@@ -106,13 +101,12 @@ class DataLoaders:
 
     def first_path(self, mode: str) -> str:
         """Return the path of the first evaluation's loader in 'val' or 'test'."""
-        return next(iter(self._paths[mode].values()))
+        return loader_path(mode, self._names[mode][0])
 
     @contextlib.contextmanager
     def example(self, path: str) -> Iterator[Batch]:
         """Yield the arrays of a loader's first batch, an example for their shapes."""
-        loader = self.get(path)
-        assert loader is not None
+        loader = self._build(path)
         with config_path(path):
             batch = self._read_example(path, loader)
             BatchCheck(path, loader.batch_axis, loader.batch_rules)(batch)
