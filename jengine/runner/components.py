@@ -23,7 +23,6 @@ from jengine.config.registry import (
     as_config,
 )
 from jengine.config.storage import LocalFiles, find_scheme
-from jengine.evaluation.sections import split_settings
 from jengine.hooks.hook import Hook
 from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable
@@ -41,7 +40,7 @@ from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.parallel.interrupts import Interrupts
 from jengine.parallel.processes import ProcessGroup
 from jengine.parallel.strategy import DispatchLimiter, Strategy, default_strategy
-from jengine.runner.config_checks import EVAL_LOOPS, LoopSection, is_epoch_based, train_loop_config
+from jengine.runner.config_checks import LoopSection, is_epoch_based
 from jengine.train.state import MAX_STEP
 
 
@@ -189,11 +188,11 @@ def has_own_step(runner: RunnerProtocol) -> bool:
 
 
 def build_train_loop(runner: RunnerProtocol, cfg: LoopSection, dataloader: Loader) -> Any:
-    """Return the training loop, selected by `type`, or by `by_epoch` (default True)."""
-    loop = as_config(cfg)
-    if hasattr(loop, "items"):
+    """Return the training loop from its section, which `check_sections` has completed."""
+    loop: Any = cfg
+    if is_mapping(cfg):
         with config_path("train_cfg"):
-            loop = LOOPS.build(train_loop_config(cfg), runner=runner, dataloader=dataloader)
+            loop = LOOPS.build(cfg, runner=runner, dataloader=dataloader)
     if has_own_step(runner) and loop.steps_per_call > 1:
         raise ConfigError(
             "`train_cfg.steps_per_call` must be 1 for a Runner with a `train_step` of its own, "
@@ -212,19 +211,14 @@ def build_train_loop(runner: RunnerProtocol, cfg: LoopSection, dataloader: Loade
 def build_eval_loop(
     runner: RunnerProtocol, mode: str, sections: Mapping[str, Any], loaders: Mapping[str, Loader]
 ) -> Any:
-    """Return the validation or test loop over the dataloaders by evaluation name.
-
-    `type` is optional.
-    """
-    loop = as_config(sections[f"{mode}_cfg"])
-    evaluators = sections[f"{mode}_evaluator"]
+    """Return the validation or test loop over the dataloaders by evaluation name."""
+    loop = sections[f"{mode}_cfg"]
     if not is_mapping(loop):
         return loop
+    evaluators = sections[f"{mode}_evaluator"]
+    parts = (loaders, evaluators) if list(loaders) != [""] else (loaders[""], evaluators[""])
     with config_path(f"{mode}_cfg"):
-        settings, own = split_settings(f"{mode}_cfg", loop, list(loaders))
-        cfg = {"type": EVAL_LOOPS[mode], **dict(settings), **({"evaluations": own} if own else {})}
-        parts = (loaders, evaluators) if list(loaders) != [""] else (loaders[""], evaluators[""])
-        return LOOPS.build(cfg, runner=runner, dataloader=parts[0], evaluator=parts[1])
+        return LOOPS.build(loop, runner=runner, dataloader=parts[0], evaluator=parts[1])
 
 
 def build_schedulers(
