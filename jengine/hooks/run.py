@@ -12,11 +12,9 @@ import jax
 from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.identity import Identity
-from jengine.checkpoint.start_from import remove_in_memory
-from jengine.config.construction import convert_call
 from jengine.config.containers import resolve
-from jengine.config.dump import format_config
-from jengine.config.fingerprint import describe_settings
+from jengine.config.dump import format_description
+from jengine.config.fingerprint import describe_run
 from jengine.config.json_codec import Json
 from jengine.config.storage import LocalFiles
 from jengine.logging.async_writer import AsyncWriter
@@ -63,8 +61,6 @@ class Run(Identity):
     checkpointer: Checkpointer
     # epoch, iteration and metrics of each validation
     validations: list[tuple[int, int, dict[str, float]]] = dataclasses.field(default_factory=list)
-    # of each optimizer before schedulers change them, saved in checkpoints
-    optimizer_settings: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
     # of the programs in the checkpoint, if the run should have the same
     saved_hashes: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -90,19 +86,22 @@ class Run(Identity):
 
     @functools.cached_property
     def cfg(self) -> dict[str, Any]:
-        """The config; without one, the arguments as a config."""
-        if (given := self.arguments["cfg"]) is not None:
-            return remove_in_memory(resolve(given))
-        return convert_call(self.constructor, {**self.arguments, "resume": False})
+        """The config; without one, the description of the arguments."""
+        given = self.arguments["cfg"]
+        return self._description[0] if given is None else resolve(given)
+
+    @functools.cached_property
+    def _description(self) -> tuple[dict[str, Any], dict[str, Json]]:
+        return describe_run(self.constructor, self.arguments, self.arguments["cfg"])
 
     @functools.cached_property
     def described(self) -> Described:
         """Texts for the files, made when training starts, before the run changes an object."""
-        settings = describe_settings(self.arguments, self.arguments["cfg"]) if self.trains else {}
-        if not self.cfg:
+        config, settings = self._description
+        if not config:
             return Described(settings, "", [])
         path = os.path.join(self.arguments["work_dir"], "config.py")
-        text, problems = format_config(self.cfg, path)
+        text, problems = format_description(config, path)
         if self.subclass:
             problems.append(f"use {self.subclass}.from_cfg(load_config(...))")
         return Described(settings, text, problems)

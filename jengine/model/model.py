@@ -6,14 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import jax
+import numpy as np
 import optax
 
 from jengine.config import paths
-from jengine.config.annotations import is_mapping
-from jengine.config.construction import recorded
+from jengine.config.annotations import checked, is_mapping
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import MODELS
-from jengine.config.trust import allow_subclasses
 from jengine.logging.tables import format_table
 
 PyTree = Any
@@ -40,7 +39,15 @@ def check_state_names(kind: str, names: Iterable[str]) -> None:
         )
 
 
-@allow_subclasses
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number on the host.
+
+    >>> [is_number(value) for value in (1, 0.5, np.float32(2), True, "1")]
+    [True, True, True, False, False]
+    """
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
 class Model:
     """Model as pure functions of `params`, which are differentiated, and `model_state`, which is
     not.
@@ -76,7 +83,7 @@ class Model:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        recorded(cls)  # so that the work dir's config has the model of a run in Python
+        checked(cls)  # so that the work dir's config has the model of a run in Python
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute.
@@ -86,8 +93,10 @@ class Model:
         super().__setattr__(name, value)
         # a weak reference, which copies of the model may have
         follower = self.__dict__.get("_follower")
-        if follower is not None and (programs := follower()) is not None:
-            programs.assign(name, value)
+        if follower is not None and is_number(value) and not name.startswith("_"):
+            programs = follower()
+            if programs is not None:
+                programs.assign(name, value)
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`, nested dicts with arrays.

@@ -18,12 +18,11 @@ from jengine.checkpoint.start_from import LoadFrom
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explained
-from jengine.config.fingerprint import name_model_settings
 from jengine.config.paths import flatten, nest
 from jengine.config.plugins import load_each
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.model.model import FROZEN, Model, get_model
+from jengine.model.model import FROZEN, Model, get_model, is_number
 from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.state import schedulers_state_dict
 from jengine.optim.wrapper_dict import wrappers_by_name
@@ -39,7 +38,6 @@ from jengine.runner.resume_check import (
 from jengine.runner.resume_data import collect_position, restore_position
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import TracedHooks, hook_names
-from jengine.train.traced_model import is_number
 from jengine.versions import __version__, environment_versions
 
 PyTree = Any
@@ -127,7 +125,6 @@ def collect_checkpoint(
     )
     bundle["meta"].update(meta)
     bundle["data"] = collect_position(run, _train_loop(runner), bundle["meta"])
-    bundle["optimizer_settings"] = run.optimizer_settings
     bundle["set_by_hand"] = {
         name: chain_of(wrapper).unscheduled()
         for name, wrapper in wrappers_by_name(runner.optim_wrapper).items()
@@ -233,17 +230,16 @@ def _restore_arrays(
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
-    with (
-        explained(checkpoint=(path, saved_meta["meta"])),
-        name_model_settings(runner.run.described.settings, saved_meta.get("fingerprint")),
-    ):
+    with explained(run=runner, cfg=runner.run.cfg, checkpoint=(path, saved_meta["meta"])):
         stored = list_arrays(path)  # shapes only
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
         target["hook_state"] = match.states
         converted = dict(convert_replica_axis_structs(target, *replicas))  # the shapes on disk
         ignored: list[str] = []  # parts of the optimizer state
         if "opt_state" in target:
-            matched = match_optimizer_state(runner.run, path, converted["opt_state"], stored)
+            matched = match_optimizer_state(
+                runner.run, runner.optim_wrapper, path, converted["opt_state"], stored
+            )
             converted["opt_state"], ignored = matched
         arrays, rest = restore_verified(path, converted, match.rename, [*match.ignore, *ignored])
     arrays = dict(convert_replica_axis(arrays, *reversed(replicas)))

@@ -36,7 +36,7 @@ from jengine.logging.visualizer import Visualizer
 from jengine.optim.batch_size import scale_lr, scale_with_batch
 from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.schedules.scheduler_builder import build_param_schedulers
-from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
+from jengine.optim.wrapper_dict import AnyWrapper
 from jengine.parallel.interrupts import Interrupts
 from jengine.parallel.processes import ProcessGroup
 from jengine.parallel.strategy import DispatchLimiter, Strategy, default_strategy
@@ -226,16 +226,13 @@ def build_schedulers(
 ) -> tuple[GroupTable, Schedulers]:
     """Return the table of the parameter groups, and the schedulers over the whole training.
 
-    Both the table and `run.optimizer_settings` are from before schedulers change the groups.
+    The table is from before schedulers change the groups.
     """
     loader = loop.dataloader
     scaling = sections["auto_scale_lr"]
     shards = run.strategy.data_shard.for_axis(loader.batch_axis).count
     scale_lr(wrapper, scaling, (loader.batch_size or 0) * shards, run.logger)
     table = wrapper.group_table()
-    for name, optimizer in wrappers_by_name(wrapper).items():
-        kind = {"type": optimizer.optimizer.name}
-        run.optimizer_settings[name] = {**kind, **optimizer.group_state_dict()}
     schedulers = build_param_schedulers(
         sections["param_scheduler"],
         wrapper,

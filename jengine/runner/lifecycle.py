@@ -2,54 +2,44 @@
 
 `opened` is around all that `train`, `val` and `test` do, `session` around the training loop. After
 an error the log says what happened before anything that can wait, and waits for the device, files
-and services have a limit: a step that never finishes, or a disk that hangs, must neither hide the
-error nor keep the process alive.
+and services end the process after the watchdog's limit: a step that never finishes, or a disk that
+hangs, must neither hide the error nor keep the process alive.
 """
 
 import contextlib
-import logging
 import os
 import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
 
-from jengine.checkpoint.arrays import ignore_closed_event_loops
 from jengine.checkpoint.layout import CURRENT_RUN, POINTER
 from jengine.checkpoint.lock_holder import LOCK, WorkDirLockedError
+from jengine.checkpoint.orbax import ignore_closed_event_loops
 from jengine.config.dump import write_config
-from jengine.config.errors import ConfigError, read_seconds
+from jengine.config.errors import ConfigError
 from jengine.config.explain import explain
 from jengine.hooks.checks import NonFiniteLossError
 from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable, start_record, update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.console import log_error, open_log_file
-from jengine.parallel.interrupts import watch_waits
-from jengine.parallel.strategy import is_pending
+from jengine.logging.watchdog import Wait
 from jengine.runner import report
 from jengine.runner.loops import check_losses
-
-_LIMIT_VARIABLE = "JENGINE_FAILURE_TIMEOUT"
-_LIMIT = read_seconds(_LIMIT_VARIABLE, 300)  # for each wait in a failed run
-_ANNOUNCED_AFTER = 1.0  # seconds
-_abandoned: list[jax.Array] = []  # not computed when a run stopped waiting for the device
+from jengine.train.state import TrainState
 
 
 @contextlib.contextmanager
 def opened(runner: RunnerProtocol, *, trains: bool) -> Iterator[None]:
-    """Open the log, watch the waits for data inside, and finish all background work at the end.
+    """Open the log, and finish all background work at the end.
 
     A training also locks the directories of its checkpoints. With several processes an error ends
     all of them, unless all have agreed to end here.
     """
     run = runner.run
     try:
-        with ignore_closed_event_loops(), watch_waits(run.interrupts, run.logger), abort_all(run):
+        with ignore_closed_event_loops(), abort_all(run):
             if trains:
                 run.directories.lock()
             _open_files(run)
@@ -58,10 +48,7 @@ def opened(runner: RunnerProtocol, *, trains: bool) -> Iterator[None]:
         if isinstance(error, Exception):
             log_error(error)
         with logged_errors(run, "Closing the run failed as well"):
-            # A device that does not finish would block the thread that writes the log. Several end
-            # each other.
-            if run.processes.count > 1 or device_finishes(run, runner.state):
-                close(run, is_limited=True)
+            close(run, error)
         raise
     else:
         close(run)
@@ -137,23 +124,18 @@ def recreate_work_dir(run: Run, iteration: int) -> None:
     )
 
 
-def close(run: Run, is_limited: bool = False) -> None:
+def close(run: Run, error: BaseException | None = None) -> None:
     """Finish all background work, even if a part fails.
 
-    `is_limited` sets a time limit for logs, but not for saves.
+    With an `error` the process ends after the watchdog's limit for logs; saves have none.
     """
-
-    def close_logs() -> None:
-        with contextlib.ExitStack() as closed:  # in reverse order, each also if another fails
-            closed.callback(run.files.close, keep=is_limited)
-            closed.callback(run.visualizer.close)
-            run.log_writer.close()
-
-    with contextlib.ExitStack() as stack:
-        if is_limited:
-            stack.callback(_run_within_limit, close_logs, run, "logs")
-        else:
-            stack.callback(close_logs)
+    wait = Wait("the log", error=error)
+    with contextlib.ExitStack() as stack:  # in reverse order, each also if another fails
+        stack.push(wait)
+        stack.callback(run.files.close, keep=error is not None)
+        stack.callback(run.visualizer.close)
+        stack.callback(run.log_writer.close)
+        stack.callback(wait.__enter__)
         with run.stopwatch.part("checkpoint"):
             if not run.processes.failing:
                 run.checkpointer.wait()
@@ -200,7 +182,7 @@ def _handle_failure(runner: RunnerProtocol, error: BaseException, *, has_trained
         log_error(error)
     # Nothing is new, parameters may not be finite, or another run may have taken over
     if has_trained and not isinstance(error, NonFiniteLossError | WorkDirLockedError):
-        _save_completed_iterations(runner)
+        _save_completed_iterations(runner, error)
     with logged_errors(run, "A hook failed after that as well"):
         runner.call_hook("on_failure")
 
@@ -214,18 +196,17 @@ def logged_errors(run: Run, what: str) -> Iterator[None]:
         run.logger.error(f"{what}: {type(error).__name__}: {error}")
 
 
-def _save_completed_iterations(runner: RunnerProtocol) -> None:
+def _save_completed_iterations(runner: RunnerProtocol, error: BaseException) -> None:
     """Save the completed iterations, unless the error came within one, so that counters, state
     and hooks disagree.
     """
     run = runner.run
     # Several processes save together, so they can save only if all of them end here
     all_end_here = run.processes.count == 1 or run.interrupts.agreed
-    if all_end_here and not device_finishes(run, runner.state):
-        return
-    with logged_errors(run, "The log could not be written"):  # which must not prevent the save
-        if not _run_within_limit(run.log_writer.flush, run, "logs"):
-            return
+    if all_end_here:
+        step_failed(runner.state, error)
+    with logged_errors(run, "The log could not be written"), Wait("the log", error=error):
+        run.log_writer.flush()
     with logged_errors(run, "The completed iterations could not be saved"):
         if all_end_here and is_consistent(runner):
             runner.call_hook("on_interrupt")
@@ -261,7 +242,6 @@ def check_consistent(runner: RunnerProtocol) -> None:
 
 def is_consistent(runner: RunnerProtocol) -> bool:
     """Return whether counters, state and hooks agree, so that training can continue or be saved."""
-    run = runner.run
     loop = runner.train_loop
     state = runner.state
     if loop is None or state is None:
@@ -269,111 +249,23 @@ def is_consistent(runner: RunnerProtocol) -> bool:
     is_usable = loop.is_consistent and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
     if not is_usable or not isinstance(state.step, jax.Array):
         return is_usable
-    is_done = device_finishes(run, state) and not step_failed(run, state)
-    return is_done and int(state.step) == loop.iter
+    return not step_failed(state) and int(state.step) == loop.iter
 
 
-def device_finishes(run: Run, state: Any) -> bool:
-    """Wait until the device has finished all steps.
+def step_failed(state: TrainState, error: BaseException | None = None) -> bool:
+    """Wait until the device has finished all steps; return whether one, or the creation of the
+    state, failed.
 
-    Return False after the limit, at once in later calls.
+    With an `error` the process ends after the watchdog's limit.
     """
-    start = time.monotonic()
-    is_announced = False
-    while pending := _find_pending(run, state):
-        if any(array is abandoned for array in pending for abandoned in _abandoned):
-            return False
-        elapsed = time.monotonic() - start
-        if elapsed >= _LIMIT:
-            run.logger.error(
-                f"The device has not finished the steps within {_LIMIT:g} s ({_LIMIT_VARIABLE}): "
-                "what they compute is not saved."
-            )
-            if not _abandoned:
-                _end_without(lambda: any(map(is_pending, _abandoned)), run)
-            _abandoned.extend(pending)
-            return False
-        if elapsed >= _ANNOUNCED_AFTER and not is_announced:
-            is_announced = True
-            run.logger.info(f"Waiting for the device to finish, at most {_LIMIT:g} s.")
-        time.sleep(0.01)  # JAX has no wait with a limit
-    return True
-
-
-def _find_pending(run: Run, state: Any) -> list[jax.Array]:
-    """Return arrays in the state, and step outputs, that the device has not computed."""
-    pending = [
-        array
-        for array in jax.tree.leaves(state)
-        if isinstance(array, jax.Array) and is_pending(array)
+    arrays = [
+        leaf
+        for leaf in jax.tree.leaves(state)
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted()
     ]
-    return [*pending, *run.limiter.find_unfinished()]
-
-
-def step_failed(run: Run, state: Any, limit: float = 0) -> bool:
-    """Return whether a training step or the creation of the state failed on the device.
-
-    Wait `limit` s at most.
-    """
-    deadline = time.monotonic() + limit
-    while True:
-        pending = _find_pending(run, state)
-        try:
-            for array in jax.tree.leaves(state):
-                if (
-                    isinstance(array, jax.Array)
-                    and not array.is_deleted()
-                    and not is_pending(array)
-                ):
-                    array.block_until_ready()
-        except jax.errors.JaxRuntimeError:
-            return True
-        if not pending or time.monotonic() >= deadline:
-            return False
-        time.sleep(0.01)
-
-
-def _run_within_limit(job: Callable[[], object], run: Run, what: str) -> bool:
-    """Run `job` in a thread, and return whether it finished within the limit."""
-    errors: list[Exception] = []
-
-    def call() -> None:
-        try:
-            job()
-        except Exception as error:
-            errors.append(error)
-
-    # must not keep the process
-    thread = threading.Thread(target=call, name="jengine-close", daemon=True)
-    thread.start()
-    thread.join(min(_LIMIT, _ANNOUNCED_AFTER))
-    if thread.is_alive() and _LIMIT > _ANNOUNCED_AFTER:
-        run.logger.info(f"Waiting for {what}, at most {_LIMIT:g} s.")
-        thread.join(_LIMIT - _ANNOUNCED_AFTER)
-    if thread.is_alive():
-        run.logger.error(
-            f"{what.capitalize()} were not finished within {_LIMIT:g} s ({_LIMIT_VARIABLE}): the "
-            "run ends without them."
-        )
-        _end_without(thread.is_alive, run)
-        return False
-    if errors:
-        raise errors[0]
-    return True
-
-
-def _end_without(is_waiting: Callable[[], bool], run: Run) -> None:
-    """Let the process end with the main thread although something never answers."""
-    code = 128 + signum if (signum := run.interrupts.signum) else 1
-
-    def end() -> None:
-        if is_waiting():
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)  # without the waits of a normal exit
-
-    # Not `atexit`: the interpreter waits for executors' threads before it, and for the device after
-    # it, both forever
-    # As concurrent.futures, which it precedes
-    threading._register_atexit(end)  # type: ignore[attr-defined]
+    try:
+        with Wait("the device", error=error):
+            jax.block_until_ready(arrays)
+    except jax.errors.JaxRuntimeError:
+        return True
+    return False

@@ -139,13 +139,13 @@ class TrainLoop:
         self.iter = self.epoch = self.epoch_start = 0
         self.position: Any = None
         self.batch: Batch = None
-        self._checked_scan = False
         self._waited = WaitedLoader("train_dataloader", dataloader)
         self._check_batch = BatchCheck(
             "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
         )
-        put = functools.partial(runner.strategy.put_batch, rules=dataloader.batch_rules)
-        self._put = functools.partial(put_arrays, put=put)
+        strategy = runner.strategy
+        put = functools.partial(strategy.put_batch, rules=dataloader.batch_rules)
+        self._put = None if strategy.takes_host_batches else functools.partial(put_arrays, put=put)
         self._takes_host_batches = True  # not sent to the device ahead of time
         # searched with `bisect`
         self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
@@ -239,8 +239,9 @@ class TrainLoop:
                 self.run_chunk(batch_idx + self.iter - start, taken)
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
-                on_device = self._put(batch) if self._takes_host_batches else batch
-                self.run_iter(batch_idx + self.iter - start, on_device)
+                if self._takes_host_batches and self._put is not None:
+                    batch = self._put(batch)
+                self.run_iter(batch_idx + self.iter - start, batch)
                 if self.stop_training:  # the remaining batches are taken again after a resume
                     break
         return self.iter - start
@@ -298,9 +299,7 @@ class TrainLoop:
             )
             raise
         finally:
-            runner.run.interrupts.wait = None
-        if len(taken) == size > 1 and not self._checked_scan:  # once, with the first chunk
-            self._check_scan(taken)
+            runner.run.interrupts.wait.since = None
         runner.stopwatch.enter("hooks")
         return taken
 
@@ -407,36 +406,19 @@ class TrainLoop:
         self.batch = None
         runner.run.interrupts.check()
 
-    def _check_scan(self, batches: Sequence[PyTree]) -> None:
-        """Warn and run single steps from now on if a chunk would be slow on this device."""
-        runner = self.runner
-        self._checked_scan = True
-        if runner.programs.is_slow_in_scan(runner.state, batches, runner.step_hyperparams()):
-            runner.logger.warning(
-                f"steps_per_call={self.steps_per_call} has no effect: the step has convolutions, "
-                "which XLA compiles to "
-                "slow code within a loop on a CPU; iterations run one by one."
-            )
-            self.steps_per_call = 1
-
     # --- Checks and validations ---
 
     def check(self) -> None:
-        """Check at a log line that model and hooks are still as they were traced, and that fetched
-        losses are finite.
+        """Check at a log line that fetched losses are finite.
 
         Raises:
-          RuntimeError: an attribute has changed that the trace has read from a hook, the model or
-            its loss.
           NonFiniteLossError: a loss is not finite. WorkDirLockedError: another run has taken over.
         """
         self.runner.run.directories.check_locks()
-        self.runner.programs.check_reads()
         check_losses(self.runner, at_line=True)
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
-        self.runner.programs.check_reads()
         check_losses(self.runner)  # before a validation that would be wasted
         intervals = self._get_intervals(count + 1)
         due = [

@@ -37,14 +37,13 @@ _OUTSIDE_THE_STEP = (
 _MAX_LINES = 20
 
 
-def check_resume(run: Run, loop: TrainLoop, optim_wrapper: AnyWrapper, path: str) -> None:
+def check_resume(run: Run, loop: TrainLoop, path: str) -> None:
     """Compare the settings of a run with a checkpoint, and log once what differs.
 
     Nothing is restored and nothing compiled yet.
 
     Raises:
-      ConfigError: the checkpoint is past the end; something differs with `resume='exact'`; or the
-        optimizer cannot have the checkpoint's settings, with `resume_settings='checkpoint'`.
+      ConfigError: the checkpoint is past the end; or something differs with `resume='exact'`.
     """
     saved = read_meta(path)
     check_length(run, loop, path, saved["meta"])
@@ -56,7 +55,6 @@ def check_resume(run: Run, loop: TrainLoop, optim_wrapper: AnyWrapper, path: str
     if configured is not None and configured != seed:  # a seed that was drawn gives way silently
         line = f"randomness.seed: {configured} in the config, {seed} in the checkpoint, which holds"
         differences["randomness.seed"] = line
-    keeps_settings = run.arguments["resume_settings"] == "checkpoint"
     if differences:
         lines = list(differences.values())
         more = [f"… {len(lines) - _MAX_LINES} more …"] if len(lines) > _MAX_LINES else []
@@ -66,33 +64,12 @@ def check_resume(run: Run, loop: TrainLoop, optim_wrapper: AnyWrapper, path: str
                 f"the settings must be those of the checkpoint {path} with resume='exact', got "
                 f"others:{listed}"
             )
-        holds = "those of the run hold"
-        if keeps_settings:
-            holds += (
-                ", but for the optimizer and the schedules those of the checkpoint "
-                "(resume_settings='checkpoint')"
-            )
-        run.logger.warning(f"The settings of the run and of {path} differ; {holds}:{listed}")
+        run.logger.warning(
+            f"The settings of the run and of {path} differ; those of the run hold:{listed}"
+        )
     if all(name.startswith(_OUTSIDE_THE_STEP) for name in differences):
         # Else a program that has changed would be a second message of one cause
         run.saved_hashes.update(fingerprint["programs"])
-    if keeps_settings:
-        _load_optimizer_settings(run, optim_wrapper, saved["optimizer_settings"])
-
-
-def _load_optimizer_settings(run: Run, optim_wrapper: AnyWrapper, saved: Mapping[str, Any]) -> None:
-    """Replace the optimizer settings before any schedule."""
-    wrappers = wrappers_by_name(optim_wrapper)
-    types = {name: wrapper.optimizer.name for name, wrapper in wrappers.items()}
-    saved_types = {name: settings["type"] for name, settings in saved.items()}
-    if types != saved_types:
-        raise ConfigError(
-            f"`optim_wrapper` must have the optimizers of the checkpoint, {saved_types}, with "
-            f"resume_settings='checkpoint', got {types}"
-        )
-    for name, wrapper in wrappers.items():
-        wrapper.load_base_settings(saved[name])
-    run.optimizer_settings.update(saved)
 
 
 def check_length(run: Run, loop: TrainLoop, path: str, meta: Mapping[str, Any]) -> None:
@@ -113,7 +90,7 @@ def check_length(run: Run, loop: TrainLoop, path: str, meta: Mapping[str, Any]) 
 
 
 def match_optimizer_state(
-    run: Run, path: str, opt_state: PyTree, stored: Mapping[str, Any]
+    run: Run, optim_wrapper: AnyWrapper, path: str, opt_state: PyTree, stored: Mapping[str, Any]
 ) -> tuple[PyTree | None, list[str]]:
     """Match the optimizer state to a checkpoint.
 
@@ -121,7 +98,7 @@ def match_optimizer_state(
     them. A state that does not fit is new.
 
     Args:
-      run: the run.
+      run, optim_wrapper: the run and its optimizer.
       path, stored: the checkpoint, and the arrays in it by dotted path.
       opt_state: this run's state, in the form that the checkpoint has.
 
@@ -134,7 +111,8 @@ def match_optimizer_state(
     saved = {path: leaf.shape for path, leaf in stored.items() if path.startswith("opt_state.")}
     if _shapes(opt_state) == saved:
         return opt_state, []
-    names = [f"opt_state.{name}" if name else "opt_state" for name in run.optimizer_settings]
+    optimizers = wrappers_by_name(optim_wrapper)
+    names = [f"opt_state.{name}" if name else "opt_state" for name in optimizers]
     ignore = [f"{name}.hyperparams" for name in names]
     prefixes = tuple(f"{prefix}." for prefix in ignore)
     target = _strip_hyperparams(opt_state)
@@ -194,7 +172,6 @@ def restore_schedules(
         load_schedulers_state_dict(
             schedulers,
             bundle["param_schedulers"],
-            settings=run.arguments["resume_settings"],
             iters=loop.iter,
             epochs=loop.epoch,
         )

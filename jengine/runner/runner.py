@@ -4,7 +4,7 @@ import functools
 import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +38,10 @@ from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
 from jengine.runner.loops import TrainLoop
 from jengine.runner.resume_check import check_resume
-from jengine.train.compilation_cache import use_compilation_cache
 from jengine.train.hyperparams import Hyperparams
 from jengine.train.initial_state import StateInitializer
 from jengine.train.programs import TrainPrograms
+from jengine.train.recompilation import use_compilation_cache
 from jengine.train.scanned_step import ChunkMetrics
 from jengine.train.state import TrainState
 
@@ -121,8 +121,6 @@ class Runner:
       experiment_name, cfg: name in the logs; and the config for the work dir and checkpoints, by
         default one of these.
       log_level: lowest level in the terminal and the log file, as in `logging`.
-      resume_settings: whose optimizer and schedule settings a resumed run has: those given now
-        ('config'), or those of the 'checkpoint', as in MMEngine.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step
@@ -220,7 +218,6 @@ class Runner:
         experiment_name: str | None = None,
         cfg: Any = None,
         log_level: int | str = "INFO",
-        resume_settings: Literal["config", "checkpoint"] = "config",
     ) -> None:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
@@ -330,7 +327,7 @@ class Runner:
             )
             warn_of_accumulation(wrapper, self.model.module_types, self.logger)
             if self.resume_from is not None:
-                check_resume(self.run, self.train_loop, wrapper, self.resume_from)
+                check_resume(self.run, self.train_loop, self.resume_from)
         if self._sections["val_cfg"] is not None:
             self._eval_loop("val")  # which `init_state` checks
         # without `opt_state`: only evaluated so far
@@ -583,8 +580,8 @@ class Runner:
         """Start the optimizer anew between two iterations: zero moments and step count, where they
         are.
 
-        Schedules go on, and the training step does not compile again. See
-        `OptimWrapper.reset_state`.
+        Schedules go on, and the training step does not compile again. See `reset_state` of the
+        extra `optimizers`.
 
         Args:
           groups: the parameter groups that start anew, by index or `group_name`; None for all.
@@ -681,7 +678,7 @@ def _find_wrapper(optim_wrapper: AnyWrapper, optimizer: str) -> OptimWrapper:
 def _zero_moments(
     wrapper: OptimWrapper, groups: tuple[int, ...] | None, state: PyTree, params: PyTree
 ) -> PyTree:
-    return wrapper.reset_state(state, params, groups)
+    return load_provided("optimizer_parts", "reset_state")(wrapper, state, params, groups)
 
 
 def _reset_optimizer(

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.config.description import describe, hash_text
-from jengine.train.flops import inner_jaxprs
+from jengine.config.description import describe_array, hash_text
 
 PyTree = Any
 
@@ -38,11 +37,18 @@ def hash_shapes(tree: PyTree) -> str:
 def _constants(jaxpr: Any) -> Iterator[Any]:
     """Yield descriptions of all constants in a jaxpr, nested ones included."""
     for const in getattr(jaxpr, "consts", ()):
-        yield describe(
-            np.asarray(const)
-            if isinstance(const, jax.Array) and const.is_fully_addressable
-            else const
-        )
+        if isinstance(const, jax.Array) and const.is_fully_addressable:
+            const = np.asarray(const)
+        yield describe_array(const) if hasattr(const, "dtype") else repr(const)
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         for inner in inner_jaxprs(eqn.params):
             yield from _constants(inner)
+
+
+def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    """Yield the jaxprs in equation parameters."""
+    for value in params.values():
+        # a cond has a list of branches
+        for item in value if isinstance(value, tuple | list) else [value]:
+            if hasattr(getattr(item, "jaxpr", item), "eqns"):
+                yield item

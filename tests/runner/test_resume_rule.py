@@ -101,19 +101,6 @@ def test_settings_are_those_of_the_config_and_the_log_lists_once_what_differs(ru
     assert log.count("differ; those of the run hold") == 1
 
 
-def test_settings_of_the_optimizer_and_of_the_schedules_can_be_those_of_the_checkpoint_as_in_mmengine(run):
-    exponential = dict(type="ExponentialLR", gamma=0.5)
-    run(1, optim_wrapper=adam(lr=0.1, weight_decay=0.01, betas=(0.9, 0.99)), param_scheduler=exponential)
-    new = adam(lr=0.2, weight_decay=0.02, betas=(0.8, 0.99))
-    other = dict(param_scheduler=dict(type="ExponentialLR", gamma=0.1), resume=True, resume_settings="checkpoint")
-    for epochs, rate in ((2, 0.05), (3, 0.025)):  # a second resume too continues as the run began
-        recorder, runner = run(epochs, optim_wrapper=new, **other)
-        assert recorder.values("lr") == [rate] * 4
-        assert recorder.values("weight_decay") == [0.01] * 4
-        assert recorder.values("betas") == [(0.9, 0.99)] * 4
-    assert "but for the optimizer and the schedules those of the checkpoint" in read_log(runner)
-
-
 COSINE = dict(type="CosineAnnealingLR", T_max=4)
 WARM_COSINE = [dict(type="LinearLR", start_factor=0.0, by_epoch=False, end=6), COSINE]
 
@@ -192,41 +179,18 @@ def test_another_optimizer_starts_with_a_new_state_and_a_line_about_it(run):
     assert "does not fit the optimizer of the run, which starts with a new state" in log
 
 
-def test_another_optimizer_is_refused_with_the_settings_of_the_checkpoint(run, make_runner):
-    run(1, optim_wrapper=adam(lr=0.1))
-    sgd = dict(optimizer=dict(type="SGD", lr=0.2, momentum=0.9))
-    with pytest.raises(
-        ConfigError, match="must have the optimizers of the checkpoint, {'': 'AdamW'}, .* got {'': 'SGD'}"
-    ):
-        make_runner(optim_wrapper=sgd, resume=True, resume_settings="checkpoint").train()
-
-
 def test_an_optimizer_of_the_config_with_the_same_state_keeps_its_moments(run):
     run(1, optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.1)))
     _, runner = run(2, optim_wrapper=adam(lr=0.1), resume=True)
     assert int(optax.tree.get(runner.state.opt_state, "count")) == 8
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            dict(nesterov=False),
-            dict(nesterov=True),
-            "`nesterov` of parameter group 0 must be False as in the checkpoint",
-        ),
-        (dict(weight_decay=0.1), dict(), "weight_decay must stay 0, because the chain was built without it"),
-    ],
-    ids=["a flag", "a missing part"],
-)
-def test_a_setting_that_is_part_of_the_chain_cannot_be_that_of_the_checkpoint(run, make_runner, old, new, message):
+def test_a_flag_of_the_config_holds_after_a_resume(run):
     def sgd(**settings):
         return dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9, **settings))
 
-    run(1, optim_wrapper=sgd(**old))
-    with pytest.raises(ValueError, match=message):
-        make_runner(optim_wrapper=sgd(**new), resume=True, resume_settings="checkpoint").train()
-    _, runner = run(2, optim_wrapper=sgd(**new), resume=True)
+    run(1, optim_wrapper=sgd(nesterov=False))
+    _, runner = run(2, optim_wrapper=sgd(nesterov=True), resume=True)
     assert runner.iter == 8
 
 
@@ -282,8 +246,11 @@ def test_a_config_that_is_passed_with_objects_is_compared_too(run):
 # --- Everything that shapes a run, with objects and with a config. ---
 
 
+GAIN = 1.0
+
+
 def fit(params, batch, scale=1.0):
-    return scale * (batch["x"] @ params["w"] + params["b"])
+    return GAIN * scale * (batch["x"] @ params["w"] + params["b"])
 
 
 def scaled_loss(scale):
@@ -365,7 +332,7 @@ SGD = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=2, clip_grad=
         (
             objects,
             dict(model=line_model(scaled_loss(1.0), functools.partial(fit, scale=2.0))),
-            "model.predict.scale: 2.0 in the config, 1.0 in",
+            "model.predict.scale: 2.0 in the config, not set in",
         ),
         (objects, dict(train_dataloader=DataLoader(data(), 4, sampler=DefaultSampler(16, shuffle=False))), "shuffle: False in"),
         (objects, dict(train_dataloader=DataLoader(data(first=1.0), 4, sampler=DefaultSampler(16, shuffle=True))), "arrays.x"),
@@ -390,7 +357,7 @@ def test_each_setting_that_differs_is_named(make_runner, trained, caplog, argume
         runner.train()
     lines = differences("\n".join(record.getMessage() for record in caplog.records))
     assert [line for line in lines if expected in line] if expected else lines == []
-    assert len(lines) <= 2
+    assert len(lines) <= 3
 
 
 @pytest.mark.parametrize(
@@ -425,8 +392,7 @@ def test_another_computation_with_the_same_settings_is_reported(make_runner, tra
         return read_log(runner).count("The computation of the training step (update) has changed since the checkpoint")
 
     assert train() == 0
-    swapped = train.__globals__["fit"]
-    monkeypatch.setitem(train.__globals__, "fit", lambda params, batch, scale=1.0: 1.5 * swapped(params, batch))
+    monkeypatch.setitem(train.__globals__, "GAIN", 1.5)
     assert train() == 1
 
 
@@ -435,7 +401,7 @@ def test_descriptions_do_not_depend_on_the_process():
 import functools, optax, numpy as np
 import jax, jax.numpy as jnp
 from flax import linen as nn, nnx
-from jengine.config.description import describe
+from jengine.config.description import describe, flatten_description
 from jengine.hooks import EMAHook
 from jengine.train.jaxpr_hash import hash_jaxpr
 class Plain:
@@ -448,7 +414,7 @@ step = jax.jit(lambda x: jax.nn.relu(x) + jax.checkpoint(jnp.sin)(x) + np.arange
 mesh = jax.make_mesh((1, 1, 1), ("one", "two", "three"), axis_types=(jax.sharding.AxisType.Auto,) * 3)
 spec = jax.P(("one", "two", "three"))
 mapped = jax.jit(jax.shard_map(jnp.sin, mesh=mesh, in_specs=spec, out_specs=spec))
-result = [describe(values), [hash_jaxpr(f.trace(jnp.ones(3)).jaxpr) for f in (step, mapped)]]
+result = [flatten_description(describe(values)), [hash_jaxpr(f.trace(jnp.ones(3)).jaxpr) for f in (step, mapped)]]
 """
     own = {"__name__": "program"}
     exec(program, own)

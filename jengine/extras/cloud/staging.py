@@ -19,10 +19,9 @@ from jengine.checkpoint.manifest import confirm, find_damage, read_manifest
 from jengine.config.storage import (
     FileInfo,
     StorageError,
-    download_file,
     list_files,
-    upload_file,
 )
+from jengine.extras.cloud.url_files import download_file, upload_file
 
 _ATTEMPTS = 3  # of a download
 _TRANSFERS = 16  # at a time
@@ -95,12 +94,6 @@ def copy_arrays(directory: PurePath) -> PurePath:
             list(pool.map(fetch, files))  # which raises errors
         _copy = (key, folder)  # which removes the previous one
     return PurePath(_copy[1].name)
-
-
-def remove_copy() -> None:
-    """Remove the local copy that `copy_arrays` made last."""
-    global _copy
-    _copy = None
 
 
 def _download(url: PurePath, target: Path, size: int, digest: str | None) -> None:

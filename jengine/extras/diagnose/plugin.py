@@ -14,6 +14,7 @@ provides = {
         "schedule": "jengine.extras.diagnose.commands",
         "lr-find": "jengine.extras.diagnose.commands",
         "model": "jengine.extras.diagnose.commands",
+        "groups": "jengine.extras.diagnose.commands",
         "data": "jengine.extras.diagnose.commands",
         "replay": "jengine.extras.diagnose.commands",
         "profile": "jengine.extras.diagnose.commands",
@@ -24,9 +25,13 @@ provides = {
     "explainers": {
         "add_place": "jengine.extras.diagnose.locate",
         "describe_failing_layer": "jengine.extras.diagnose.failing_layer",
+        "explain_assigned_attributes": "jengine.extras.diagnose.frozen_attributes",
+        "explain_label_axes": "jengine.extras.diagnose.label_axes",
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
+        "explain_static_modes": "jengine.extras.diagnose.static_modes",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
         "list_host_entries": "jengine.extras.diagnose.host_entries",
+        "name_model_settings": "jengine.extras.diagnose.model_settings",
         "name_versions": "jengine.extras.diagnose.written_versions",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
     },
@@ -34,6 +39,7 @@ provides = {
         "check_labels": "jengine.extras.diagnose.labels",
     },
     "run_watches": {
+        "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",
     },
     "names": {

@@ -19,15 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jengine.checkpoint import arrays
+from jengine.checkpoint import arrays, orbax
 from jengine.checkpoint.layout import ALONE, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.report import rename_paths
 from jengine.checkpoint.restore import list_arrays
-from jengine.config.downloads import local_copy
 from jengine.config.paths import dotted, flatten
 from jengine.config.plugins import load_each
-from jengine.config.storage import storage_path
+from jengine.config.storage import local_copy, storage_path
 from jengine.extras.weights.array_rules import RuleLike
 from jengine.parallel.processes import ProcessGroup
 
@@ -190,7 +189,7 @@ def _open_checkpoint(path: epath.Path, moved: str) -> WeightSource:
 
 def read_orbax(directory: epath.Path, structs: Structs) -> Iterable[tuple[str, Any]]:
     """Return pairs of name and array from a directory that Orbax has written."""
-    return arrays.read_flat(directory, structs).items()
+    return orbax.read(directory, structs).items()
 
 
 def make_source(
