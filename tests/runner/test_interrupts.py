@@ -336,7 +336,7 @@ def test_a_run_with_typed_keys_in_its_state_saves_at_each_early_end(make_runner,
 
 
 def test_a_wait_for_data_is_logged_with_the_loader_and_the_batch(monkeypatch):
-    monkeypatch.setattr("jengine.runner.interrupts._AFTER", 0.06)
+    monkeypatch.setattr("jengine.parallel.interrupts._AFTER", 0.06)
     interrupts = Interrupts(SingleProcess())
     loader = DataLoader(ArrayDataset({"x": np.zeros(8)}), 2)
     loader.set_epoch(1, start=2)

@@ -399,14 +399,6 @@ def test_two_runs_cannot_share_an_out_dir(make_runner, tmp_path):
     assert sorted(path.name for path in (tmp_path / "out" / "run" / "earlier_1").iterdir()) == ["epoch_1", "epoch_2"]
 
 
-@pytest.mark.parametrize("name", ["last_checkpoint", "current_run", "run.lock", "config.py"])
-def test_a_directory_in_the_place_of_a_file_of_the_run_is_refused_before_training(make_runner, tmp_path, name):
-    (tmp_path / "run" / name).mkdir(parents=True)
-    with pytest.raises(ConfigError, match=f"no directory with the name of a file of the run, got .*/{name}"):
-        make_runner()
-    assert [path.name for path in (tmp_path / "run").iterdir()] == [name]
-
-
 def test_more_iterations_than_the_step_can_count_are_refused_before_training(make_runner, tmp_path):
     with pytest.raises(ConfigError, match=r"`train_cfg.max_iters` must be .*2147483647\], got 2147483648"):
         make_runner(train_cfg=dict(by_epoch=False, max_iters=2**31))
@@ -425,9 +417,7 @@ def test_more_iterations_than_the_step_can_count_are_refused_before_training(mak
 
 def test_an_out_dir_that_cannot_be_written_is_refused_before_training(make_runner, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ConfigError, match="`CheckpointHook.out_dir` must be a directory, got .*/file/run below the file"
-    ):
+    with pytest.raises(ConfigError, match="`CheckpointHook.out_dir` must be writable, got .*/file/run"):
         make_runner(default_hooks=save_to(out_dir=tmp_path / "file"))
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="`CheckpointHook.out_dir` must be writable, got /proc/jengine/run"):
