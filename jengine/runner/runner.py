@@ -595,7 +595,10 @@ class Runner:
             raise ConfigError(f"`groups` must be parameter groups, {names}, got {unknown}")
         chosen = None if groups is None else tuple(sorted({known[group] for group in groups}))
         state = self.state.opt_state[optimizer] if optimizer else self.state.opt_state
-        state = _reset_optimizer(wrapper, chosen, state, self.state.params)
+        reset_state = load_provided("optimizer_parts", "reset_state")
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)  # the step expects these
+        reset = jax.jit(lambda *args: reset_state(wrapper, *args, chosen), out_shardings=shardings)
+        state = reset(state, self.state.params)
         opt_state = {**self.state.opt_state, optimizer: state} if optimizer else state
         self.state = self.state.replace(opt_state=opt_state)
 
@@ -672,18 +675,3 @@ def _find_wrapper(optim_wrapper: AnyWrapper, optimizer: str) -> OptimWrapper:
     if optimizer not in wrappers:
         raise ConfigError(f"`optimizer` must be one of {sorted(wrappers)}, got {optimizer!r}")
     return wrappers[optimizer]
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _zero_moments(
-    wrapper: OptimWrapper, groups: tuple[int, ...] | None, state: PyTree, params: PyTree
-) -> PyTree:
-    return load_provided("optimizer_parts", "reset_state")(wrapper, state, params, groups)
-
-
-def _reset_optimizer(
-    wrapper: OptimWrapper, groups: tuple[int, ...] | None, state: PyTree, params: PyTree
-) -> PyTree:
-    """Return the state of an optimizer that starts anew, where the old one is."""
-    new = _zero_moments(wrapper, groups, state, params)
-    return jax.device_put(new, jax.tree.map(lambda leaf: leaf.sharding, state))
