@@ -46,7 +46,6 @@ _CHECKPOINT_KEYS = (
     "optimizer",
     "param_schedulers",
     "data",
-    "accumulated",
     "exchanged",
     "set_by_hand",
     "fingerprint",

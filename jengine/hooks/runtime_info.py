@@ -2,6 +2,7 @@
 
 import math
 import numbers
+from typing import Any
 
 from jengine.config.registry import HOOKS
 from jengine.data.batch_check import Batch
@@ -26,8 +27,9 @@ class RuntimeInfoHook(Hook):
 
     def before_run(self, runner: RunnerProtocol) -> None:
         """Record the config, the seed, the experiment name and the version."""
-        infos = dict(cfg=runner.cfg_text, seed=runner.seed, experiment_name=runner.experiment_name)
-        runner.message_hub.update_info_dict({**infos, "jengine_version": __version__})
+        infos: dict[str, Any] = dict(cfg=runner.run.described.cfg_text, jengine_version=__version__)
+        infos |= dict(seed=runner.seed, experiment_name=runner.experiment_name)
+        runner.message_hub.update_info_dict(infos)
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Record the first iteration, the training length, and the dataset metainfo."""

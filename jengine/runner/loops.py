@@ -17,25 +17,25 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
-from jengine.config.annotations import Ascending, Count, Duration, Index
+from jengine.config.annotations import Ascending, Count, Duration, Index, Range
 from jengine.config.errors import ConfigError
 from jengine.config.registry import LOOPS
 from jengine.data.batch_check import Batch, BatchCheck
 from jengine.data.batch_stream import BatchStream
 from jengine.data.host_entries import put_arrays
-from jengine.hooks.runner_protocol import Loader
+from jengine.hooks.checks import NonFiniteLossError
+from jengine.hooks.runner_protocol import Loader, RunnerProtocol
 from jengine.logging.loss_watch import LossWatch
 from jengine.optim.wrapper import OptimWrapper
-from jengine.runner.eval_loops import EvalLoop
-from jengine.runner.failures import check_losses, mark_inconsistent
-from jengine.runner.interrupts import WaitedLoader
-from jengine.runner.resume_data import seek_iteration
-from jengine.runner.runner_protocol import RunnerInternals
+from jengine.parallel.interrupts import WaitedLoader
+from jengine.runner.eval_loops import EvalLoop, mark_inconsistent
 from jengine.train.micro_batches import count_micro_batches
 from jengine.train.phases import PhaseConfig, batches_per_iteration, count_iterations
 from jengine.train.recompilation import check_on_recompile
+from jengine.train.state import MAX_STEP
 
 PyTree = Any
+Length = Annotated[int, Range(ge=1, le=MAX_STEP)]  # the device counts in 32 bits
 Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone, interval)
 
 
@@ -103,7 +103,7 @@ class TrainLoop:
 
     def __init__(
         self,
-        runner: RunnerInternals,
+        runner: RunnerProtocol,
         dataloader: Loader,
         val_begin: int,
         val_interval: int,
@@ -289,7 +289,7 @@ class TrainLoop:
         runner = self.runner
         runner.stopwatch.enter("input")
         try:
-            runner.interrupts.start_waiting(self._waited)
+            runner.run.interrupts.start_waiting(self._waited)
             taken = batches.take(size)
         except Exception as error:
             at = self.position or {"epoch": 0, "position": 0}
@@ -299,7 +299,7 @@ class TrainLoop:
             )
             raise
         finally:
-            runner.interrupts.wait.since = None
+            runner.run.interrupts.wait.since = None
         runner.stopwatch.enter("hooks")
         return taken
 
@@ -357,7 +357,7 @@ class TrainLoop:
         self.iter += 1  # after the hooks, which see the index of the iteration
         self.is_consistent = True
         self.batch = None
-        runner.interrupts.check()  # state, counters and hooks agree only here
+        runner.run.interrupts.check()  # state, counters and hooks agree only here
 
     def _record_rates(self) -> None:
         """Record the learning rates of the step that follows, once all hooks have set them.
@@ -404,7 +404,7 @@ class TrainLoop:
         self.iter += 1
         self.is_consistent = True
         self.batch = None
-        runner.interrupts.check()
+        runner.run.interrupts.check()
 
     # --- Checks and validations ---
 
@@ -414,7 +414,7 @@ class TrainLoop:
         Raises:
           NonFiniteLossError: a loss is not finite. WorkDirLockedError: another run has taken over.
         """
-        self.runner.files.check()
+        self.runner.run.directories.check_locks()
         check_losses(self.runner, at_line=True)
 
     def _validate_if_due(self, count: int, end: int) -> None:
@@ -455,7 +455,8 @@ class TrainLoop:
                 f"beyond its {end} {unit}."
             )
         # saved after it was validated
-        if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):
+        validations = runner.run.validations
+        if validations and validations[-1][:2] == (self.epoch, self.iter):
             return
         # a checkpoint is written before the validation after the same iteration
         if self.iter > 0 and at_boundary:
@@ -491,9 +492,9 @@ class EpochBasedTrainLoop(TrainLoop):
 
     def __init__(
         self,
-        runner: RunnerInternals,
+        runner: RunnerProtocol,
         dataloader: Loader,
-        max_epochs: Count,
+        max_epochs: Length,
         val_begin: Index = 1,
         val_interval: Count = 1,
         dynamic_intervals: Intervals | None = None,
@@ -621,9 +622,9 @@ class IterBasedTrainLoop(TrainLoop):
 
     def __init__(
         self,
-        runner: RunnerInternals,
+        runner: RunnerProtocol,
         dataloader: Loader,
-        max_iters: Count,
+        max_iters: Length,
         val_begin: Index = 1,
         val_interval: Count = 1000,
         dynamic_intervals: Intervals | None = None,
@@ -679,3 +680,78 @@ class IterBasedTrainLoop(TrainLoop):
         stops = [self.max_iters, *(milestone - 1 for milestone in self._milestones)]
         stops += [(self.iter // interval + 1) * interval for interval in intervals]
         return min(stop for stop in stops if stop > self.iter)
+
+
+# --- What loops and checkpoints share ---
+
+
+def check_losses(runner: RunnerProtocol, *, at_line: bool = False, at_end: bool = False) -> None:
+    """Check the losses that were fetched since the last call, as `train_cfg.on_nonfinite` requires.
+
+    Args:
+      runner: outside training nothing is checked.
+      at_line: at a log line, where several processes check only up to the previous line, so that
+        all stop at the same iteration; elsewhere they fetch all losses.
+      at_end: training has ended: fetch all losses that are left.
+
+    Raises:
+      NonFiniteLossError: a loss is not finite in a step that no loss scale and no hook has dropped.
+    """
+    loop = runner.train_loop
+    hub = runner.message_hub
+    if not isinstance(loop, TrainLoop) or hub.losses is None:
+        return
+    has_peers = runner.run.processes.count > 1
+    last: float = math.inf
+    if at_line and has_peers:
+        runner.log_writer.flush()
+        last = hub.last_snapshot  # the same line on all processes
+    elif at_end or has_peers:
+        hub.flush()
+    wrapper = runner.optim_wrapper
+    has_scale = getattr(wrapper, "loss_scale", None) is not None
+    # At the end too: a resumed run finishes the window, and the loss scale drops it then.
+    found = hub.losses.pop(last, waits=has_scale and wrapper.accumulates)
+    if found is None:
+        return
+    iteration, value = found
+    message = f"the loss of iteration {iteration}, counted from 0, is {value}"
+    if loop.on_nonfinite == "warn":
+        hub.losses = None
+        runner.logger.warning(f"{message.capitalize()}; training continues.")
+        return
+    error = NonFiniteLossError(f"{message} (noticed at iteration {loop.iter})")
+    error.iteration = iteration
+    raise error
+
+
+def seek_iteration(loader: Loader, step: int, batches: int) -> Any:
+    """Set the data to the place after `step` iterations with so many batches each, and return it.
+
+    The loader then has the batch size of the last of them. Data without a length are set to their
+    start.
+    """
+    loader.set_step(0)
+    loader.set_epoch(0)
+    if loader.length is None:
+        return loader.state_dict()
+    at = 0
+    while at < step:
+        position = loader.state_dict()
+        if loader.set_step(at):
+            loader.load_state_dict(position)  # the same example
+            position = loader.state_dict()
+        end = int(min(step, loader.next_change(at)))
+        skipped = (end - at) * batches
+        left = loader.length - position["position"]
+        if loader.batch_sizes is not None and position["examples"] and skipped < left:
+            # The position of a batch says nothing within a pass that has started with another size.
+            examples = position["examples"] + skipped * (loader.batch_size or 0)
+            loader.load_state_dict(
+                {**position, "position": position["position"] + skipped, "examples": examples}
+            )
+        else:
+            passes, start = divmod(skipped - left, loader.length)
+            loader.set_epoch(position["epoch"] + 1 + passes, start)
+        at = end
+    return loader.state_dict()

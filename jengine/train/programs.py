@@ -43,7 +43,6 @@ class TrainPrograms:
       strategy, limiter: compile the steps, and limit how many are in flight.
       timer: attributes call time to 'step' and 'compile'.
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
-      on_traced: called when the first step is traced, before it is compiled.
       batch_rules: see `Strategy.put_batch`.
       hyperparams: those that hooks set, to which numbers are added that hooks assign to attributes
         of the model.
@@ -70,7 +69,6 @@ class TrainPrograms:
         timer: Stopwatch,
         phases: Sequence[PhaseConfig] | None = None,
         on_recompile: str | None = None,
-        on_traced: Callable[[], None] = lambda: None,
         batch_rules: Rules | None = None,
         micro_batches: int = 1,
         hyperparams: MutableMapping[str, Any] | None = None,
@@ -120,7 +118,6 @@ class TrainPrograms:
         self._batch_rules = batch_rules
         self._limiter = limiter
         self._timer = timer
-        self._on_traced = on_traced
         self._raveler = HyperparamsRaveler()
         # On an accelerator, a call with a host array takes four times as long as one with an array
         # on the device.
@@ -224,10 +221,6 @@ class TrainPrograms:
         count = compilation_counter.count
         if len(self._limiter.tokens) >= self._limiter.limit:
             self._limiter.wait()  # bounds the run-ahead
-        if guard.shapes is None:
-            if hasattr(program, "trace"):  # a pmap cannot be traced
-                program.trace(state, batch, inputs)  # the call below uses this trace
-            self._on_traced()
         report = _NO_REPORT if guard.shapes else report_first_compile(guard)
         self._last = kind
         try:

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import types
 
@@ -163,7 +164,8 @@ def test_a_resumed_run_knows_the_steps_times_and_metrics(tmp_path):
     resumed.load_state_dict(hook.state_dict())
     assert resumed.state_dict() == hook.state_dict()
     second = QuickRunner(tmp_path, [resumed], epochs=4, done=2, validations=scores[2:])
-    second.checkpointer = FakeCheckpointer([str(tmp_path / "epoch_1"), str(tmp_path / "epoch_2")])
+    fake = FakeCheckpointer([str(tmp_path / "epoch_1"), str(tmp_path / "epoch_2")])
+    second.run = dataclasses.replace(second.run, checkpointer=fake)
     second.train()
     assert kept_names(second) == ["epoch_1", "epoch_4"]
 

@@ -1,6 +1,7 @@
 """Test a run from the config to the first step."""
 
 import contextlib
+import os
 import pathlib
 import platform
 
@@ -127,3 +128,16 @@ def test_only_the_first_call_of_each_step_can_be_reported_as_compiling(make_runn
     monkeypatch.setattr(programs, "report_if_slow", report_if_slow)
     make_runner().train()
     assert names == ["compiling the training step", "compiling the step of the validation"]
+
+
+def test_the_names_of_mmengines_runner_can_be_read_before_training(make_runner, tmp_path):
+    runner = make_runner(experiment_name="first", randomness=dict(seed=3), cfg=dict(note="x"))
+    assert (runner.iter, runner.epoch, runner.max_iters, runner.max_epochs) == (0, 0, 0, 0)
+    assert (runner.rank, runner.world_size, runner.distributed) == (0, 1, False)
+    assert (runner.seed, runner.work_dir, runner.cfg) == (3, str(tmp_path / "run"), {"note": "x"})
+    assert runner.experiment_name == f"first_{runner.timestamp}"
+    assert runner.log_dir == os.path.join(runner.work_dir, runner.timestamp)
+    assert runner.logger is runner.run.logger
+    assert runner.message_hub.instance_name == runner.experiment_name
+    assert runner.is_training_configured
+    assert runner.train_loop is None
