@@ -25,7 +25,7 @@ from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.parallel.processes import ProcessGroup
-from jengine.parallel.strategy import Strategy
+from jengine.parallel.strategy import DispatchLimiter, Strategy
 from jengine.train.state import TrainState
 
 Loader = DataLoader | IterableLoader
@@ -66,6 +66,10 @@ class TrainLoopProtocol(Progress, Protocol):
     @property
     # iterations in an epoch, or in a pass over the data; None if unknown
     def epoch_length(self) -> int | None: ...
+    @property
+    def seconds(self) -> float: ...  # time of the training iterations in this session
+    @property
+    def remaining_seconds(self) -> float | None: ...  # estimated; None if the end is unknown
     # whether training is still what its config and hooks describe; for log lines
     def check(self) -> None: ...
     def run(self) -> None: ...  # train to the end
@@ -171,6 +175,8 @@ class RunnerProtocol(Progress, Protocol):
     def log_writer(self) -> AsyncWriter: ...
     @property
     def stopwatch(self) -> Stopwatch: ...
+    @property
+    def dispatch_limiter(self) -> DispatchLimiter: ...  # of steps that are not finished
 
     # --- Hooks and checkpoints ---
     @property

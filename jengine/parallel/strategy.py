@@ -266,9 +266,13 @@ class DispatchLimiter:
 
     Args:
       limit: number of steps.
+
+    Attributes:
+      blocks: whether the host waits for each step right after its dispatch.
     """
 
     def __init__(self, limit: int) -> None:
+        self.blocks = False
         # Outputs, not states: the next step donates the state, and a donated array cannot be waited
         # for.
         self._tokens: collections.deque[jax.Array] = collections.deque()
@@ -286,6 +290,8 @@ class DispatchLimiter:
 
     def add(self, token: jax.Array) -> None:
         """Call after a dispatch, with an output of the step that is not donated."""
+        if self.blocks:
+            token.block_until_ready()
         self._tokens.append(token)
 
     def find_unfinished(self) -> list[jax.Array]:

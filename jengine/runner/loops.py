@@ -86,6 +86,7 @@ class TrainLoop:
         `state_dict`; None before the first iteration.
       batch: the batch of the current iteration, on the device, or the last one in a chunk; None
         between iterations.
+      seconds: the time of the training iterations in this session.
       is_consistent: False while counters, state and hooks disagree: from the first to the last
         stage of an iteration, and in the stages at the end of an epoch and of a validation.
     """
@@ -139,6 +140,8 @@ class TrainLoop:
         self.iter = self.epoch = self.epoch_start = 0
         self.position: Any = None
         self.batch: Batch = None
+        self.seconds = 0.0
+        self._last_time = 0.0
         self._checked_scan = False
         self._waited = WaitedLoader("train_dataloader", dataloader)
         self._check_batch = BatchCheck(
@@ -165,7 +168,7 @@ class TrainLoop:
             accumulative_counts=counts,
         )
         return {
-            f"train/{name}": values.at
+            name: values.at
             for name, values in found.items()
             if values is not None and values.milestones
         }
@@ -229,6 +232,8 @@ class TrainLoop:
           The number of iterations that ran.
         """
         start = self.iter
+        self.runner.stopwatch.enter("hooks")
+        self._last_time = self.runner.stopwatch.since  # a validation is no part of an iteration
         while self.iter < stop and not self.stop_training:
             taken = self._take(batches, 1 if self.steps_per_call == 1 else self._chunk_size(stop))
             self.position = batches.position  # hooks save it with the iteration that follows
@@ -347,65 +352,102 @@ class TrainLoop:
         get the metrics.
         """
         runner = self.runner
+        hooks = runner.hook_list
+        data_time = runner.stopwatch.since - self._last_time
         self.is_consistent = False
         self.batch = batch
+        arguments = {"batch_idx": batch_idx, "data_batch": batch}
         runner.message_hub.start_iteration(self.iter, self.epoch_start)
-        runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
-        self._record_rates()
+        hooks.call(runner, "before_train_iter", arguments)
+        rates = self._read_rates()
         metrics = runner.train_step(batch)  # dispatched: the host does not wait for them
-        runner.stopwatch.enter("hooks")
-        runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
+        runner.message_hub.record(metrics, rates, data_time, self._measure_steps())
+        hooks.call(runner, "after_train_iter", {**arguments, "outputs": metrics})
         self.iter += 1  # after the hooks, which see the index of the iteration
-        self.is_consistent = True
-        self.batch = None
-        runner.interrupts.check()  # state, counters and hooks agree only here
+        self._finish_steps()
 
-    def _record_rates(self) -> None:
-        """Record the learning rates of the step that follows, once all hooks have set them.
+    def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
+        """Run an iteration for each batch in one call.
+
+        Hooks that set hyperparameters are called for all steps before it, and hooks that read
+        metrics after it.
+        """
+        runner = self.runner
+        hooks = runner.hook_list
+        hub = runner.message_hub
+        first = self.iter
+        last = len(batches) - 1
+        data_time = runner.stopwatch.since - self._last_time
+        self.is_consistent = False
+        self.batch = batches[-1]
+        arguments = [
+            {"batch_idx": batch_idx + i, "data_batch": batch} for i, batch in enumerate(batches)
+        ]
+        inputs = []
+        for i in range(len(batches)):
+            self.iter = first + i
+            hub.start_iteration(self.iter, self.epoch_start)
+            hooks.call(runner, "before_train_iter", arguments[i])
+            rates = self._read_rates()
+            is_update = runner.optim_wrapper.start_step(self.iter)
+            # as a single step would read them now
+            inputs.append((rates, runner.step_hyperparams(), is_update))
+            if i < last:
+                hooks.call(runner, "after_train_iter", arguments[i], "hyperparams")
+        rates, hyperparams, is_update = zip(*inputs, strict=True)
+        chunk = runner.train_chunk(batches, hyperparams, is_update)
+        # Steps within one call have no times of their own
+        data_time /= len(batches)
+        seconds = self._measure_steps() / len(batches)
+        for i in range(len(batches)):
+            self.iter = hub.iteration = first + i
+            hub.record(chunk.values, rates[i], data_time, seconds, i, chunk.reports)
+            outputs = {**arguments[i], "outputs": chunk.at(i)}
+            hooks.call(runner, "after_train_iter", outputs, "metrics" if i < last else None)
+        self.iter += 1
+        self._finish_steps()
+
+    def _read_rates(self) -> dict[str, float]:
+        """Return the learning rates of the step that follows, once all hooks have set them, and
+        other numbers that change with the iteration.
 
         For each name in `get_lr` it is the rate of the first parameter group.
         """
-        if self.runner.hyperparams:
-            self.runner.take_hyperparams()
-        rates = {}  # no comprehension, which is a call in Python 3.11
-        for name, values in self.runner.optim_wrapper.get_lr().items():
-            rates[f"train/{name}"] = values[0]
-        if self._changing:
-            rates |= {name: float(get(self.iter)) for name, get in self._changing.items()}
-        self.runner.message_hub.update_scalars(rates)
-
-    def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
-        """Run an iteration for each batch in one call, with hooks at the start and end."""
         runner = self.runner
-        hooks = self.runner.hook_list
-        hyperparams = []
-        is_update = []
-        self.is_consistent = False
-        self.batch = batches[-1]
-        for i, batch in enumerate(batches):
-            if i == 0:
-                runner.message_hub.start_iteration(self.iter, self.epoch_start)
-                runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
-            else:
-                # between the steps only hooks that set hyperparameters are called, all before the
-                # first step
-                hooks.call_ahead(
-                    runner, "after_train_iter", batch_idx=batch_idx, data_batch=batches[i - 1]
-                )
-                self.iter = self.iter + 1
-                batch_idx = batch_idx + 1
-                runner.message_hub.iteration = self.iter
-                hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
-            self._record_rates()
-            is_update.append(runner.optim_wrapper.start_step(self.iter))
-            hyperparams.append(runner.step_hyperparams())  # as a single step would read them now
-        metrics = runner.train_chunk(batches, hyperparams, is_update)
-        runner.stopwatch.enter("hooks")
-        hooks.call_after_chunk(runner, batch_idx=batch_idx, data_batch=batches[-1], metrics=metrics)
-        self.iter += 1
+        if runner.hyperparams:
+            runner.take_hyperparams()
+        rates = {}  # no comprehension, which is a call in Python 3.11
+        for name, values in runner.optim_wrapper.get_lr().items():
+            rates[name] = values[0]
+        for name, get in self._changing.items():
+            rates[name] = float(get(self.iter))
+        return rates
+
+    def _measure_steps(self) -> float:
+        """Return the seconds since the last steps were dispatched."""
+        stopwatch = self.runner.stopwatch
+        stopwatch.enter("hooks")
+        elapsed = stopwatch.since - self._last_time
+        self._last_time = stopwatch.since
+        self.seconds += elapsed
+        return elapsed
+
+    def _finish_steps(self) -> None:
+        """Let a signal end the run: state, counters and hooks agree only here."""
         self.is_consistent = True
         self.batch = None
-        runner.interrupts.check()
+        self.runner.interrupts.check()
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Estimated time after the current iteration, from the mean time in this session.
+
+        None if the end is unknown.
+        """
+        if not math.isfinite(self.max_iters):
+            return None
+        mean = self.seconds / (self.runner.iters_this_session + 1)
+        return mean * (self.max_iters - self.iter - 1)
 
     def _check_scan(self, batches: Sequence[PyTree]) -> None:
         """Warn and run single steps from now on if a chunk would be slow on this device."""

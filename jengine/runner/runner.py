@@ -402,6 +402,7 @@ class Runner:
         self.programs = self.build_programs()  # hooks may have been added since an earlier call
         self.programs.hashes.update(self.saved_hashes)
         self._first_iter = loop.iter  # for the speed
+        loop.seconds = 0.0
         self.files.expect_training(self._group_table)
         with record_session(self, self._group_table):
             try:
@@ -571,9 +572,7 @@ class Runner:
             self._state, batches, hyperparams, is_update, first
         )
         if weights is not None:
-            self.message_hub.update_weight_batch(
-                weights, first, self.programs.are_by_example(metrics.values)
-            )
+            self.message_hub.update_weight(weights, self.programs.are_by_example(metrics.values))
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:

@@ -192,7 +192,7 @@ class TrainPrograms:
         for name, every in self._intervals.items():
             reports[name] = (iteration + 1 + np.arange(len(updates))) % every == 0
         values = {name: value for name, value in metrics.values.items() if name != WEIGHT}
-        return new_state, ChunkMetrics(values, updates, reports), metrics.values.get(WEIGHT)
+        return new_state, ChunkMetrics(values, reports), metrics.values.get(WEIGHT)
 
     def are_by_example(self, names: Iterable[str]) -> dict[str, bool]:
         """Return for each metric of a step whether it is the model's, a mean over the examples."""

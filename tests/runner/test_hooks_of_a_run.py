@@ -69,7 +69,7 @@ def test_the_stages_of_saving_and_loading(make_runner, tmp_path):
 class ScaleGradients(Hook):
     """Scale the gradients by an attribute, which the iteration `at` changes."""
 
-    runs_ahead = True
+    acts_on = "hyperparams"
 
     def __init__(self, attribute, value, at):
         self.scale, self.steps, self.unit, self.table, self.traces = 0.5, (1, "a"), jnp.float32(1), np.ones(2), 0

@@ -33,7 +33,7 @@ class LRSchedulerHook(HookBase):
     """
 
     default_level = PriorityStatus.HIGH
-    runs_ahead = True
+    acts_on = "hyperparams"
     steps_momentum: ClassVar[bool] = False  # in a run with hooks for both
 
     def __init__(self, is_lr_accumulation: bool = True) -> None:

@@ -54,6 +54,7 @@ class SegVisualizationHook(Hook):
 
     extra = "draw"
     priority = "NORMAL"
+    every = -1  # it acts in no training iteration
 
     draw: bool = False
     interval: Count = 50
@@ -86,10 +87,6 @@ class SegVisualizationHook(Hook):
         if self.show:
             runner.visualizer.vis_backends = {}
 
-    def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return infinity: the hook does not act in training."""
-        return math.inf
-
     def _after_iter(
         self,
         runner: RunnerProtocol,
@@ -102,11 +99,7 @@ class SegVisualizationHook(Hook):
 
         All arrays come to the host in one transfer.
         """
-        if (
-            not self.draw
-            or mode == "train"
-            or not self.every_n_inner_iters(batch_idx, self.interval)
-        ):
+        if not self.draw or not self.every_n_inner_iters(batch_idx, self.interval):
             return
         predictions = select_array(
             outputs, self.prediction, "SegVisualizationHook.prediction", "predictions"
