@@ -91,6 +91,9 @@ class BatchCheck:
       batch_axis: 0 if all arrays must have the examples along their first axis; None for batches of
         any form.
       batch_rules: pairs of a part of a name and axes, see `DataLoader`; each must match an entry.
+
+    Attributes:
+      has_host_entries: whether the last batch has entries that stay on the host.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class BatchCheck:
         self._rules = batch_rules or ()
         self._first: list[str] = []  # entries of the first batch
         self._form: BatchForm | None = None  # of the last batch
+        self.has_host_entries = False
         self._has_wide_integers = False
         self._count = 0
 
@@ -118,7 +122,9 @@ class BatchCheck:
         if form != self._form:  # all that follows from the form is checked once for each
             self._check_entries(batch)
             self._form = form
-            self._has_wide_integers = any(map(_is_wide_integer, jax.tree.leaves(batch)))
+            leaves = jax.tree.leaves(batch)
+            self.has_host_entries = not all(map(is_array, leaves))
+            self._has_wide_integers = any(map(_is_wide_integer, leaves))
         if self._has_wide_integers:
             self._check_integers(batch)
         self._count += 1

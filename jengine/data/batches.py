@@ -15,7 +15,6 @@ from jengine.config.registry import is_built_in
 from jengine.data.collate import UnequalSamplesError, default_collate, to_numpy
 from jengine.data.host_entries import Batch, Sample
 from jengine.data.masking import with_mask
-from jengine.data.pipeline import at_epoch
 from jengine.data.samplers import IteratedSampler, Sampler
 
 
@@ -97,7 +96,9 @@ class BatchSource:
         return self._epoch
 
     def _fetch(self, epoch: int, indices: np.ndarray) -> Batch:
-        dataset = at_epoch(self.dataset, epoch)
+        dataset = self.dataset
+        if hasattr(dataset, "at_epoch"):  # it draws random numbers
+            dataset = dataset.at_epoch(epoch)
         if hasattr(dataset, "__getitems__") and not self._collates_samples:
             fetched = dataset.__getitems__(indices)
             # In PyTorch `__getitems__` returns a list of samples; here it may also return the

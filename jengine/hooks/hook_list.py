@@ -173,9 +173,11 @@ class HookList:
         for hook, method, is_irregular in listeners:
             if acts_on is not None and hook.acts_on != acts_on:
                 continue
+            if is_iteration and hook.every == -1:
+                continue
             try:
                 if is_iteration and (is_irregular or hook.every is not None):
-                    step = runner.iter
+                    step = runner.train_loop.iter
                     if hook.next_step(runner, step) > step:
                         continue
                 method(runner, **arguments)
@@ -273,7 +275,7 @@ class HookList:
     def _list_limiting(self, stage: str) -> Iterator[Hook]:
         """Yield the hooks with a stage of an iteration that a chunk does not cross."""
         for hook, _, _ in self._listeners.get(stage) or self._find_listeners(stage):
-            if hook.acts_on == "state":
+            if hook.acts_on == "state" and hook.every != -1:
                 yield hook
 
 

@@ -438,7 +438,7 @@ class OptimWrapper:
         one; None for one more than at the last call.
         """
         self.inner_count = count = (self.inner_count if step is None else step) + 1
-        return self._is_update(count)
+        return not self.accumulates or self._is_update(count)
 
     def should_update(self) -> bool:
         """Return whether the current iteration, the last one counted, updates the parameters."""

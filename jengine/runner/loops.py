@@ -147,8 +147,9 @@ class TrainLoop:
         self._check_batch = BatchCheck(
             "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
         )
-        put = functools.partial(runner.strategy.put_batch, rules=dataloader.batch_rules)
-        self._put = functools.partial(put_arrays, put=put)
+        self._put_arrays = functools.partial(
+            runner.strategy.put_batch, rules=dataloader.batch_rules
+        )
         self._takes_host_batches = True  # not sent to the device ahead of time
         # searched with `bisect`
         self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
@@ -232,6 +233,7 @@ class TrainLoop:
           The number of iterations that ran.
         """
         start = self.iter
+        interrupts = self.runner.interrupts
         self.runner.stopwatch.enter("hooks")
         self._last_time = self.runner.stopwatch.since  # a validation is no part of an iteration
         while self.iter < stop and not self.stop_training:
@@ -242,10 +244,12 @@ class TrainLoop:
             # fewer run one by one: another length compiles another scan
             if len(taken) == self.steps_per_call > 1:
                 self.run_chunk(batch_idx + self.iter - start, taken)
+                interrupts.check()  # state, counters and hooks agree only here
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
-                on_device = self._put(batch) if self._takes_host_batches else batch
+                on_device = put_arrays(batch, self._put_arrays) if self._takes_host_batches else batch
                 self.run_iter(batch_idx + self.iter - start, on_device)
+                interrupts.check()
                 if self.stop_training:  # the remaining batches are taken again after a resume
                     break
         return self.iter - start
@@ -323,6 +327,12 @@ class TrainLoop:
             source, self._check_batch, self._put, loader.device_prefetch, loader.state_dict
         )
 
+    def _put(self, batch: Batch) -> Batch:
+        """Send the arrays in a checked batch to the device; host entries stay."""
+        if self._check_batch.has_host_entries:
+            return put_arrays(batch, self._put_arrays)
+        return self._put_arrays(batch)
+
     def _group(self, source: Iterable[PyTree]) -> Iterator[PyTree]:
         """Yield the batches of each iteration."""
         batches = iter(source)  # closed with this generator, which `zip` would keep open
@@ -364,7 +374,8 @@ class TrainLoop:
         runner.message_hub.record(metrics, rates, data_time, self._measure_steps())
         hooks.call(runner, "after_train_iter", {**arguments, "outputs": metrics})
         self.iter += 1  # after the hooks, which see the index of the iteration
-        self._finish_steps()
+        self.is_consistent = True
+        self.batch = None
 
     def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
         """Run an iteration for each batch in one call.
@@ -405,7 +416,8 @@ class TrainLoop:
             outputs = {**arguments[i], "outputs": chunk.at(i)}
             hooks.call(runner, "after_train_iter", outputs, "metrics" if i < last else None)
         self.iter += 1
-        self._finish_steps()
+        self.is_consistent = True
+        self.batch = None
 
     def _read_rates(self) -> dict[str, float]:
         """Return the learning rates of the step that follows, once all hooks have set them, and
@@ -431,12 +443,6 @@ class TrainLoop:
         self._last_time = stopwatch.since
         self.seconds += elapsed
         return elapsed
-
-    def _finish_steps(self) -> None:
-        """Let a signal end the run: state, counters and hooks agree only here."""
-        self.is_consistent = True
-        self.batch = None
-        self.runner.interrupts.check()
 
     @property
     def remaining_seconds(self) -> float | None:

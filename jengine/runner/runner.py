@@ -552,8 +552,9 @@ class Runner:
         """
         iteration = self.train_loop.iter
         is_update = self.optim_wrapper.start_step(iteration)
+        hyperparams = {**self.optim_wrapper.hyperparams, **self.hyperparams}
         self._state, metrics, weight = self.programs.run_step(
-            self._state, batch, self.step_hyperparams(), is_update, iteration
+            self._state, batch, hyperparams, is_update, iteration
         )
         if weight is not None:
             self.message_hub.update_weight(weight, self.programs.are_by_example(metrics))

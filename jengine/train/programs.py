@@ -160,7 +160,9 @@ class TrainPrograms:
           are equal.
         """
         step = self.update if is_update else self.accumulate
-        inputs = self._put_hyperparams(self._raveler.ravel(hyperparams))
+        inputs = self._raveler.ravel(hyperparams)
+        if not self._takes_host_arrays:
+            inputs = self._put_hyperparams(inputs)
         new_state, metrics = self._call(step, state, select_arrays(batch), inputs)
         named = dict(zip(metrics.names, metrics.values, strict=True))
         self._limiter.add(named["loss"])
@@ -183,9 +185,9 @@ class TrainPrograms:
         `iteration` is the index of the first. The weights are f32[K].
         """
         updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
-        inputs = self._put_hyperparams(self._raveler.stack(hyperparams)), updates
+        inputs = self._raveler.stack(hyperparams), updates
         if not self._takes_host_arrays:
-            inputs = inputs[0], self._strategy.put_replicated(updates)
+            inputs = self._put_hyperparams(inputs[0]), self._strategy.put_replicated(updates)
         new_state, metrics = self._call(self.chunk, state, self._put_chunk(batches), inputs)
         self._limiter.add(metrics.values["loss"])
         reports = dict.fromkeys(metrics.update_only, updates)
@@ -203,8 +205,6 @@ class TrainPrograms:
 
         It is sent again only if a value has changed since the last call.
         """
-        if self._takes_host_arrays:
-            return hyperparams
         if hyperparams is not self._sent[0]:
             vector = self._strategy.put_replicated(hyperparams.vector)
             self._sent = hyperparams, dataclasses.replace(hyperparams, vector=vector)

@@ -44,7 +44,6 @@ CONDITIONS = {
         CheckpointHook(interval=6, by_epoch=False, save_begin=3),
         lambda i: (i + 1 >= 3 and (i + 1 - 3) % 6 == 0) or i + 1 == LENGTH * EPOCHS,
     ),
-    "checkpoint of epochs": (CheckpointHook(interval=1), lambda i: False),
     "invalid loss": (CheckInvalidLossHook(interval=5), lambda i: (i + 1) % 5 == 0),
     "memory": (MemoryProfilerHook(interval=9), lambda i: (i + 1) % 9 == 0),
     "empty cache": (EmptyCacheHook(after_iter=True), lambda i: True),
