@@ -33,7 +33,7 @@ from jengine.train.traced_model import is_number, optimizer_names
 PyTree = Any
 
 logger = logging.getLogger("jengine")
-_NO_REPORT = contextlib.nullcontext()
+_NOTHING = contextlib.nullcontext()
 _SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
 
@@ -231,9 +231,12 @@ class TrainPrograms:
             self._on_traced()
         self._last = step
         try:
-            report = report_first_compile(step) if step.shapes is None else _NO_REPORT
-            # On a CPU the step takes host arrays: a user's guard is about all other transfers.
-            with report, jax.transfer_guard_host_to_device("allow"):
+            report = report_first_compile(step) if step.shapes is None else _NOTHING
+            # On a CPU the step takes host arrays: a user's guard is about all other transfers. To
+            # enter one costs as much as the rest of this method.
+            has_guard = jax.config.jax_transfer_guard_host_to_device is not None
+            guard = jax.transfer_guard_host_to_device("allow") if has_guard else _NOTHING
+            with report, guard:
                 new_state, metrics = self._compiled[step](state, batch, inputs)
         except jax.errors.JaxRuntimeError:
             self.failed = True
@@ -384,4 +387,4 @@ class TrainPrograms:
 
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
     """Report that a step compiles, if the call inside is the first and takes long."""
-    return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NO_REPORT
+    return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NOTHING
