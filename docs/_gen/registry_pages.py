@@ -268,6 +268,10 @@ def _argument_texts(entry: Entry) -> Mapping[str, str]:
     sources = [*inspect.getmro(entry)] if isinstance(entry, type) else [entry]
     family = getattr(entry, "family", None)
     texts: dict[str, str] = {}
+    for parameter in inspect.signature(entry).parameters.values():
+        for settings in getattr(parameter.annotation, "__metadata__", ()):
+            if dataclasses.is_dataclass(settings):  # whose fields are arguments
+                sources += inspect.getmro(settings)
     for source in [*sources, *(inspect.getmro(family) if family else ())]:
         for section in _sections(source):
             if source is not object and section.kind.value in ("parameters", "attributes"):

@@ -116,7 +116,8 @@ class PendingScalars:
         except Exception as error:
             deleted = {part.key for part in parts if any(map(_is_deleted, _arrays(part.values)))}
             error.add_note(
-                f"{sorted(deleted)} were logged from donated arrays: log outputs of the step instead"
+                f"{sorted(deleted)} were logged from donated arrays: log outputs of the step "
+                "instead"
                 if deleted
                 else f"in the scalar {key!r}"
             )

@@ -65,7 +65,7 @@ def check_losses(runner: RunnerInternals, *, at_line: bool = False, at_end: bool
     if found is None:
         return
     iteration, value = found
-    if loop.on_nonfinite == "warn":
+    if loop.settings.on_nonfinite == "warn":
         hub.losses = None
         runner.logger.warning(
             f"The loss of iteration {iteration}, counted from 0, is {value}; training continues."

@@ -11,6 +11,7 @@ One iteration, in order (`TrainLoop.run_iters` and `run_iter`):
 
 import bisect
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
@@ -32,11 +33,57 @@ from jengine.runner.interrupts import WaitedLoader
 from jengine.runner.resume_data import seek_iteration
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.micro_batches import count_micro_batches
-from jengine.train.phases import PhaseConfig, batches_per_iteration, count_iterations
+from jengine.train.phases import batches_per_iteration, count_iterations
 from jengine.train.recompilation import check_on_recompile
 
 PyTree = Any
 Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone, interval)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Settings of a training loop in `train_cfg`, besides its length.
+
+    Attributes:
+      val_begin: first epoch (or iteration) after which a validation may run; 0 also validates
+        before training.
+      val_interval: epochs (or iterations) between validations.
+      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; the interval holds
+        from the milestone on.
+      phases: with several optimizers, the order and number of updates in one iteration: `[('disc',
+        2), ('gen', 1)]`, or dicts with the fields of `PhaseSettings`.
+      on_recompile: 'warn' or 'raise' if arguments with another structure or shape recompile a step;
+        None for the environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
+      steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between
+        them, at the end of an epoch and before a validation, iterations run one by one. Parameters,
+        logs and checkpoints are the same.
+      on_nonfinite: 'stop' ends training if a loss is not finite, when it is fetched for a log line,
+        a checkpoint or the end; 'warn' logs a warning; 'ignore' does neither. Steps that a loss
+        scale or a hook dropped do not count.
+      max_time: end training this long after the call of `train`, '23:50:00' or '12h', as after
+        SIGTERM: the run is saved, and the process ends with exit code 143, with which a scheduler
+        should start it again.
+      micro_batch: the most examples that a device computes at once: it divides its share of a batch
+        into equal parts, and adds up their gradients within the step. An iteration is a batch,
+        whatever the number of devices.
+    """
+
+    val_begin: Index = 1
+    val_interval: Count = 1
+    dynamic_intervals: Intervals | None = None
+    phases: Sequence[tuple[str, Count] | Mapping[str, Any]] | None = None
+    on_recompile: Literal["warn", "raise"] | None = None
+    steps_per_call: Count = 1
+    on_nonfinite: Literal["stop", "warn", "ignore"] = "stop"
+    max_time: Duration | None = None
+    micro_batch: Count | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IterSettings(TrainSettings):
+    """Settings of a loop over iterations, see `TrainSettings`."""
+
+    val_interval: Count = 1000
 
 
 class TrainLoop:
@@ -47,30 +94,13 @@ class TrainLoop:
     Args:
       runner: provides the step, the hooks and the logs.
       dataloader: yields host batches.
-      val_begin: first epoch (or iteration) after which a validation may run; 0 also validates
-        before training.
-      val_interval: epochs (or iterations) between validations.
-      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; the interval holds
-        from the milestone on.
-      phases: with several optimizers, the order and number of updates in one iteration: `[('disc',
-        2), ('gen', 1)]`, or dicts with the fields of `PhaseSettings`.
-      steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between
-        them, at the end of an epoch and before a validation, iterations run one by one. Parameters,
-        logs and checkpoints are the same.
-      on_recompile: 'warn' or 'raise' if arguments with another structure or shape recompile a step;
-        None for the environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
-      on_nonfinite: 'stop' ends training if a loss is not finite, when it is fetched for a log line,
-        a checkpoint or the end; 'warn' logs a warning; 'ignore' does neither. Steps that a loss
-        scale or a hook dropped do not count.
-      max_time: end training this long after the call of `train`, '23:50:00' or '12h', as after
-        SIGTERM: the run is saved, and the process ends with exit code 143, with which a scheduler
-        should start it again.
-      micro_batch: the most examples that a device computes at once: it divides its share of a batch
-        into equal parts, and adds up their gradients within the step. An iteration is a batch,
-        whatever the number of devices.
+      settings: the settings.
 
     Attributes:
+      settings: the settings.
       by_epoch: whether the loop counts in epochs.
+      steps_per_call: iterations in a chunk.
+      on_recompile: 'warn' or 'raise'.
       micro_batches: parts of a device's share of a batch.
       repeats_data: whether epochs are parts of one stream over the data, not passes.
       batches_per_iteration: batches of the loader in an iteration; a tuple of them, if there are
@@ -103,38 +133,24 @@ class TrainLoop:
             )
 
     def __init__(
-        self,
-        runner: RunnerInternals,
-        dataloader: Loader,
-        val_begin: int,
-        val_interval: int,
-        dynamic_intervals: Intervals | None,
-        phases: Sequence[PhaseConfig] | None,
-        on_recompile: str | None,
-        steps_per_call: int,
-        on_nonfinite: str = "stop",
-        max_time: str | None = None,
-        micro_batch: int | None = None,
+        self, runner: RunnerInternals, dataloader: Loader, settings: TrainSettings
     ) -> None:
         self.runner = runner
         self.dataloader = dataloader
-        self.val_begin = val_begin
-        self.phases = phases
-        self.batches_per_iteration = batches_per_iteration(phases)
-        self.on_recompile = check_on_recompile(on_recompile)
-        self.steps_per_call = steps_per_call
-        self.on_nonfinite = on_nonfinite
-        if max_time is not None and not runner.processes.agree_on_signals:
+        self.settings = settings
+        self.batches_per_iteration = batches_per_iteration(settings.phases)
+        self.on_recompile = check_on_recompile(settings.on_recompile)
+        self.steps_per_call = settings.steps_per_call
+        if settings.max_time is not None and not runner.processes.agree_on_signals:
             raise ConfigError(
                 "`train_cfg.max_time` must be None for several processes without JAX's preemption "
-                "service, by which "
-                f"they end together, got {max_time!r}; do not set JAX_ENABLE_PREEMPTION_SERVICE=0"
+                f"service, by which they end together, got {settings.max_time!r}; do not set "
+                "JAX_ENABLE_PREEMPTION_SERVICE=0"
             )
-        self.max_time = max_time
-        self.micro_batches = self._count_micro_batches(micro_batch)
+        self.micro_batches = self._count_micro_batches(settings.micro_batch)
         self._batches: BatchStream | None = None  # over all passes, of loops that repeat the data
         # sees what log lines fetch
-        runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()
+        runner.message_hub.losses = None if settings.on_nonfinite == "ignore" else LossWatch()
         self.stop_training = False
         self.is_consistent = True
         self.iter = self.epoch = self.epoch_start = 0
@@ -152,8 +168,9 @@ class TrainLoop:
         )
         self._takes_host_batches = True  # not sent to the device ahead of time
         # searched with `bisect`
-        self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
-        self._intervals = [val_interval, *(interval for _, interval in dynamic_intervals or ())]
+        dynamic = settings.dynamic_intervals or ()
+        self._milestones = [0, *(milestone for milestone, _ in dynamic)]
+        self._intervals = [settings.val_interval, *(interval for _, interval in dynamic)]
 
     @functools.cached_property
     def _changing(self) -> dict[str, Callable[[int], int]]:
@@ -247,7 +264,9 @@ class TrainLoop:
                 interrupts.check()  # state, counters and hooks agree only here
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
-                on_device = put_arrays(batch, self._put_arrays) if self._takes_host_batches else batch
+                on_device = (
+                    put_arrays(batch, self._put_arrays) if self._takes_host_batches else batch
+                )
                 self.run_iter(batch_idx + self.iter - start, on_device)
                 interrupts.check()
                 if self.stop_training:  # the remaining batches are taken again after a resume
@@ -490,7 +509,7 @@ class TrainLoop:
         due = [
             name for name, interval in intervals.items() if count % interval == 0 or count == end
         ]
-        due = due if count >= max(self.val_begin, 1) else []  # 0 means before training
+        due = due if count >= max(self.settings.val_begin, 1) else []  # 0 means before training
         if due:
             self.runner.val_loop.run(*([] if len(due) == len(intervals) else [due]))
         if due or self.by_epoch:  # not after each iteration: all processes wait for each other here
@@ -514,11 +533,12 @@ class TrainLoop:
     def _validate_before_first(self, count: int, end: int, *, at_boundary: bool) -> None:
         """Validate at the start with `val_begin=0`, or if a resumed run is due to validate."""
         runner = self.runner
-        if runner.val_loop is not None and self.val_begin > end:
+        begin = self.settings.val_begin
+        if runner.val_loop is not None and begin > end:
             unit = "epochs" if self.by_epoch else "iterations"
             runner.logger.warning(
-                f"The training loop never validates: train_cfg.val_begin={self.val_begin} is "
-                f"beyond its {end} {unit}."
+                f"The training loop never validates: train_cfg.val_begin={begin} is beyond its "
+                f"{end} {unit}."
             )
         # saved after it was validated
         if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):
@@ -526,7 +546,7 @@ class TrainLoop:
         # a checkpoint is written before the validation after the same iteration
         if self.iter > 0 and at_boundary:
             self._validate_if_due(count, end)
-        elif self.iter == 0 and self.val_begin == 0 and runner.val_loop is not None:
+        elif self.iter == 0 and begin == 0 and runner.val_loop is not None:
             runner.val_loop.run()
 
     def _raise_no_batches(self, epoch: int) -> NoReturn:
@@ -544,13 +564,12 @@ class TrainLoop:
 class EpochBasedTrainLoop(TrainLoop):
     """Training loop over a number of epochs.
 
-    The other arguments are those of `TrainLoop`, counted in epochs.
-
     Args:
       max_epochs: epochs to train for.
       epoch_length: iterations in an epoch, which may be more or less than a pass over the data;
         None for one pass, or, if an iteration takes several batches, for the iterations that are
         whole in a pass.
+      **settings: `TrainSettings`, counted in epochs.
     """
 
     by_epoch = True
@@ -560,30 +579,10 @@ class EpochBasedTrainLoop(TrainLoop):
         runner: RunnerInternals,
         dataloader: Loader,
         max_epochs: Count,
-        val_begin: Index = 1,
-        val_interval: Count = 1,
-        dynamic_intervals: Intervals | None = None,
-        phases: Sequence[tuple[str, Count] | Mapping[str, Any]] | None = None,
-        on_recompile: Literal["warn", "raise"] | None = None,
-        steps_per_call: Count = 1,
         epoch_length: Count | None = None,
-        on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",
-        max_time: Duration | None = None,
-        micro_batch: Count | None = None,
+        **settings: Annotated[Any, TrainSettings],
     ) -> None:
-        super().__init__(
-            runner,
-            dataloader,
-            val_begin,
-            val_interval,
-            dynamic_intervals,
-            phases,
-            on_recompile,
-            steps_per_call,
-            on_nonfinite,
-            max_time,
-            micro_batch,
-        )
+        super().__init__(runner, dataloader, TrainSettings(**settings))
         self.max_epochs = max_epochs
         # batches that are left over begin the next epoch
         if epoch_length is None and self.batches_per_iteration > 1:
@@ -676,10 +675,11 @@ class EpochBasedTrainLoop(TrainLoop):
 
 @LOOPS.register_module()
 class IterBasedTrainLoop(TrainLoop):
-    """Training loop over a number of iterations. The other arguments are those of `TrainLoop`.
+    """Training loop over a number of iterations.
 
     Args:
       max_iters: iterations to train for.
+      **settings: `IterSettings`, counted in iterations.
     """
 
     by_epoch = False
@@ -690,29 +690,9 @@ class IterBasedTrainLoop(TrainLoop):
         runner: RunnerInternals,
         dataloader: Loader,
         max_iters: Count,
-        val_begin: Index = 1,
-        val_interval: Count = 1000,
-        dynamic_intervals: Intervals | None = None,
-        phases: Sequence[tuple[str, Count] | Mapping[str, Any]] | None = None,
-        on_recompile: Literal["warn", "raise"] | None = None,
-        steps_per_call: Count = 1,
-        on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",
-        max_time: Duration | None = None,
-        micro_batch: Count | None = None,
+        **settings: Annotated[Any, IterSettings],
     ) -> None:
-        super().__init__(
-            runner,
-            dataloader,
-            val_begin,
-            val_interval,
-            dynamic_intervals,
-            phases,
-            on_recompile,
-            steps_per_call,
-            on_nonfinite,
-            max_time,
-            micro_batch,
-        )
+        super().__init__(runner, dataloader, IterSettings(**settings))
         self._max_iters = max_iters
 
     @property

@@ -385,7 +385,8 @@ class Runner:
             self.dispatch_limiter,
             self.stopwatch,
         )
-        settings = self.train_loop.phases, self.train_loop.on_recompile, self.files.open
+        loop = self.train_loop
+        settings = loop.settings.phases, loop.on_recompile, self.files.open
         return TrainPrograms(
             *parts,
             *settings,

@@ -50,9 +50,8 @@ class TrainLoopInternals(runner_protocol.TrainLoopProtocol, Protocol):
     steps_per_call: int
     batches_per_iteration: int
     on_recompile: str
-    on_nonfinite: str
-    max_time: str | None
     micro_batches: int
+    settings: Any  # `TrainSettings`
 
 
 class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):

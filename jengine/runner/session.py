@@ -45,7 +45,7 @@ def record_session(runner: RunnerInternals, groups: GroupTable) -> Iterator[None
     with runner.interrupts:
         elapsed = sum(runner.stopwatch.report().values())  # since the call of `train`
         try:
-            with runner.interrupts.limit_time(runner.train_loop.max_time, elapsed):
+            with runner.interrupts.limit_time(runner.train_loop.settings.max_time, elapsed):
                 yield
             check_losses(runner, at_end=True)  # those that no log line has fetched
         except BaseException as error:

@@ -3,7 +3,6 @@
 import gc
 import json
 import logging
-import math
 import weakref
 
 import jax

@@ -13,8 +13,8 @@ import pytest
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook, LoggerHook
 from jengine.logging import AsyncWriter, MessageHub, Stopwatch, pending_scalars
-from jengine.parallel.strategy import DispatchLimiter
 from jengine.model import FunctionalModel
+from jengine.parallel.strategy import DispatchLimiter
 from jengine.train import RecompilationError
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import math
 from collections.abc import Mapping
 from typing import Any
 

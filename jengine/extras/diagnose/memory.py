@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import math
 import resource
 import sys
 from typing import Any

@@ -1,7 +1,6 @@
 """Guard against training steps with non-finite or extreme values, inside the compiled step."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple

@@ -1,7 +1,6 @@
 """Drawing of validation and test predictions next to the ground truth."""
 
 import dataclasses
-import math
 import os
 import warnings
 from collections.abc import Mapping
