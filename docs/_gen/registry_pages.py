@@ -270,7 +270,7 @@ def _argument_texts(entry: Entry) -> Mapping[str, str]:
     texts: dict[str, str] = {}
     for parameter in inspect.signature(entry).parameters.values():
         for settings in getattr(parameter.annotation, "__metadata__", ()):
-            if dataclasses.is_dataclass(settings):  # whose fields are arguments
+            if isinstance(settings, type):  # a dataclass, whose fields are arguments
                 sources += inspect.getmro(settings)
     for source in [*sources, *(inspect.getmro(family) if family else ())]:
         for section in _sections(source):

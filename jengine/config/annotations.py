@@ -209,7 +209,7 @@ def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     parameters: dict[str, inspect.Parameter] = {}
     for name, parameter in inspect.signature(entry).parameters.items():
         (settings,) = getattr(parameter.annotation, "__metadata__", (None,))[:1]
-        if parameter.kind is parameter.VAR_KEYWORD and dataclasses.is_dataclass(settings):
+        if parameter.kind is parameter.VAR_KEYWORD and isinstance(settings, type):
             parameters.update(inspect.signature(settings).parameters)
         else:
             parameters[name] = parameter
