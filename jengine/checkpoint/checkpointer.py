@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint import arrays, commit
+from jengine.checkpoint import commit
+from jengine.checkpoint.arrays import encode
 from jengine.checkpoint.layout import (
     encode_meta,
     find_manifests,
@@ -17,6 +18,7 @@ from jengine.checkpoint.layout import (
     write_pointer,
 )
 from jengine.checkpoint.manifest import STATE, read_manifest, seal, seal_part
+from jengine.checkpoint.orbax import start_write
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.config.storage import is_url, storage_path
 
@@ -38,8 +40,7 @@ class Checkpointer:
     a complete checkpoint is left whenever the process is killed or the power fails. Directories
     without a manifest are never replaced or removed.
 
-    Before the seal, Orbax reads the structure of the arrays, and at the first save in a directory
-    also one array.
+    Before the seal, Orbax reads the structure of the arrays.
 
     With several processes, all should call every method. Each writes, hashes and syncs the local
     arrays; the first one does the rest.
@@ -74,13 +75,10 @@ class Checkpointer:
         self._run = run
         self._before_seal = before_seal
         self._alone = alone
-        self._writer = arrays.BackgroundWriter(alone)
         self._pending: concurrent.futures.Future[None] | None = None
         self._pending_path: PurePath | None = None
         # directories on object storage without what a killed run left
         self._cleaned: set[PurePath] = set()
-        # directories from which arrays of this run have been read
-        self._proven: set[PurePath] = set()
 
     @property
     def is_saving(self) -> bool:
@@ -114,7 +112,7 @@ class Checkpointer:
           The absolute path.
 
         Raises:
-          CheckpointSaveError: this save could not start, or the previous save failed.
+          CheckpointSaveError: the previous save failed, or this one already has.
           TypeError, ValueError: something in `state` or `meta` cannot be stored; nothing was
             written.
         """
@@ -123,16 +121,15 @@ class Checkpointer:
         text = encode_meta(packed)  # a wrong entry fails here, before anything is written
         self.wait()  # first, so only one copy of the state is in memory
         # the copy, if the state is in host memory
-        storable = arrays.encode(state, alone=self._alone)
+        storable = encode(state, alone=self._alone)
         self._pending_path = target  # for the error message
-        written = arrays.WrittenArrays(storable, with_values=target.parent not in self._proven)
         try:
-            state_dir = commit.find_incoming(target) / STATE
-            if is_url(target):  # the training does not wait for requests
-                finish_write = self._writer.start(state_dir, storable, lambda: self._begin(target))
-            else:
-                self._begin(target)
-                finish_write = self._writer.start(state_dir, storable)
+            finish_write = start_write(
+                commit.find_incoming(target) / STATE,
+                storable,
+                alone=self._alone,
+                prepare=lambda: self._begin(target),
+            )
         except Exception as error:
             raise self._save_error(error) from error
         # A future, unlike a thread, keeps an error for `wait`
@@ -141,7 +138,7 @@ class Checkpointer:
             run=self._run, is_latest=latest, iteration=meta["meta"]["iter"], checksums=checksums
         )
         self._pending = thread.submit(
-            self._commit, target, finish_write, written, (text, blobs), tuple(evict), sealing
+            self._commit, target, finish_write, (text, blobs), tuple(evict), sealing
         )
         thread.shutdown(wait=False)  # it ends after this save
         return str(target)
@@ -182,17 +179,13 @@ class Checkpointer:
             self._evict(storage_path("directory", directory), names)
 
     def close(self) -> None:
-        """Wait for the last save and stop the background threads."""
-        try:
-            self.wait()
-        finally:
-            self._writer.close()
+        """Wait for the last save."""
+        self.wait()
 
     def _commit(
         self,
         path: PurePath,
         finish_write: Callable[[], None],
-        written: arrays.WrittenArrays,
         meta: tuple[str, bytes],
         evict: Sequence[str],
         sealing: Mapping[str, Any],
@@ -207,8 +200,6 @@ class Checkpointer:
             seal_part(incoming, jax.process_index(), checksums=sealing["checksums"])
             wait_for_processes("hashes of a save")
         if self._is_primary():
-            written.compare(incoming / STATE)
-            self._proven.add(path.parent)
             write_meta(incoming, *meta)
             self._before_seal()
             seal(incoming, **sealing)
@@ -264,16 +255,11 @@ class Checkpointer:
 def _find_others(path: PurePath) -> list[str] | None:
     """Return the other checkpoints in the directory, oldest first; None if it cannot be read."""
     try:
-        manifests = {
-            found: manifest for found, manifest in find_manifests(path.parent).items() if manifest
-        }
+        others = [
+            (manifest.iteration or 0, str(found))
+            for found, manifest in find_manifests(path.parent).items()
+            if manifest is not None and found.name != path.name
+        ]
     except Exception:  # such as a disk that is gone: the error of the save matters more
         return None
-    others = [
-        found
-        for found, manifest in manifests.items()
-        if manifest.is_complete and found.name != path.name
-    ]
-    return [
-        str(found) for found in sorted(others, key=lambda found: manifests[found].iteration or 0)
-    ]
+    return [found for _, found in sorted(others)]

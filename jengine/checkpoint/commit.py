@@ -13,6 +13,7 @@ what a killed one has left unfinished.
 import contextlib
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from pathlib import Path, PurePath
 
@@ -22,12 +23,7 @@ from jengine.checkpoint.manifest import (
     MANIFEST,
     META,
     STATE,
-    claim,
-    find_incomplete,
-    has_manifest,
-    is_bare,
     read_manifest,
-    remove,
     validate_checkpoint,
 )
 from jengine.config.storage import (
@@ -45,7 +41,7 @@ INCOMING = ".incoming"
 OUTGOING = ".outgoing"
 _OWN = re.compile(
     "|".join(
-        [rf"{STATE}/.*", *map(re.escape, (META, BLOBS, COMMIT, MANIFEST)), r"manifest\.\d+\.json"]
+        [rf"{STATE}/.*", *map(re.escape, (META, BLOBS, COMMIT)), r"manifest(\.\d+)?\.json(\.new)?"]
     )
 )
 
@@ -64,26 +60,37 @@ def begin(path: PurePath, run: str) -> None:
     Raises:
       FileExistsError: `path` exists and is not a checkpoint of the run.
     """
-    # What is at the path may be another run's, or a user's directory with such a name: it is not
-    # touched unless its manifest says that it is ours.
+    # What is at the path may be another run's, or a user's directory with such a name
     manifest = read_manifest(path)
-    is_own = manifest is not None and manifest.run == run
-    refusal = f"{path} exists and is not a checkpoint of this run; move it elsewhere"
+    files = _list_own(path)
+    if files is None or (manifest is not None and manifest.run != run):
+        raise FileExistsError(
+            f"{path} exists and is not a checkpoint of this run; move it elsewhere"
+        )
+    incoming = _beside(path, INCOMING)
     if not is_url(path):
-        os.makedirs(path.parent, exist_ok=True)
-        if os.path.exists(path) and not is_own:
-            raise FileExistsError(refusal)
-        # A directory beside the path: the old checkpoint with this name stays whole until the new
-        # one is sealed.
-        claim(find_incoming(path), run)
+        _remove(incoming)  # of an interrupted save
+        os.makedirs(incoming)
         return
-    files = list_files(path)
-    if not is_own and (manifest is not None or not all(map(_OWN.fullmatch, files))):
-        raise FileExistsError(refusal)
     # Before objects are removed: an object store cannot rename, so this mark says that what is
     # there is incomplete.
-    write_bytes(_beside(path, INCOMING), run.encode())
+    write_bytes(incoming, run.encode())
     _remove_objects(path, files)
+
+
+def _list_own(path: PurePath) -> list[str] | None:
+    """Return the files of a checkpoint, some of which may be missing; None if there is something
+    else at `path`.
+    """
+    files = list(list_files(path))
+    if not is_url(path) and (os.path.islink(path) or os.path.isfile(path)):
+        return None
+    return files if all(map(_OWN.fullmatch, files)) else None
+
+
+def is_own(path: PurePath) -> bool:
+    """Return whether there is nothing at a local `path` but files of a checkpoint."""
+    return _list_own(path) is not None
 
 
 def finish(path: PurePath) -> None:
@@ -94,19 +101,19 @@ def finish(path: PurePath) -> None:
         remove_files([incoming])
         return
     if os.path.exists(path):
-        remove(outgoing)
+        _remove(outgoing)
         os.rename(path, outgoing)  # a rename over a directory with files fails
     os.rename(incoming, path)
     sync(path.parent)  # the rename is on disk before anything older is removed
-    remove(outgoing)
+    _remove(outgoing)
 
 
 def abandon(path: PurePath) -> None:
     """Remove what a failed save has written."""
     with contextlib.suppress(OSError, StorageError):  # the reason of the failure matters more
         if not is_url(path):
-            remove(_beside(path, INCOMING))
-        elif find_incomplete(path) is not None:
+            _remove(_beside(path, INCOMING))
+        elif read_manifest(path) is None:
             _remove_objects(path, list_files(path))
             remove_files([_beside(path, INCOMING)])
 
@@ -117,23 +124,20 @@ def delete(path: PurePath) -> None:
     Raises:
       FileExistsError: the directory is not a checkpoint.
     """
+    files = _list_own(path)
+    if files is None:
+        raise FileExistsError(f"{path} is not a checkpoint of jengine, so it is not removed")
     outgoing = _beside(path, OUTGOING)
     if is_url(path):
-        files = list_files(path)
-        if files and not all(map(_OWN.fullmatch, files)):
-            raise FileExistsError(f"{path} is not a checkpoint of jengine, so it is not removed")
         # The mark first: a kill between two removals leaves a checkpoint that is known to be half
         # removed.
         write_bytes(outgoing, b"")
         _remove_objects(path, files)
         remove_files([outgoing])
-        return
-    if os.path.exists(path) and not has_manifest(path):
-        raise FileExistsError(f"{path} is not a checkpoint of jengine, so it is not removed")
-    remove(outgoing)
-    if os.path.exists(path):
+    elif os.path.exists(path):
+        _remove(outgoing)
         os.rename(path, outgoing)
-        remove(outgoing)
+        _remove(outgoing)
 
 
 def move(path: PurePath, target: PurePath) -> None:
@@ -158,24 +162,28 @@ def clean_up(directory: PurePath) -> None:
             path = directory / name.removesuffix(INCOMING).removesuffix(OUTGOING)
             if is_directory or path.name == name:
                 continue
-            if name.endswith(OUTGOING) or find_incomplete(path) is not None:
+            if name.endswith(OUTGOING) or read_manifest(path) is None:
                 _remove_objects(path, list_files(path))
             remove_files([directory / name])
         return
-    for incoming in filter(_is_ours, Path(directory).glob(f"*{INCOMING}")):
+    for incoming in filter(is_own, Path(directory).glob(f"*{INCOMING}")):
         path = incoming.with_name(incoming.name.removesuffix(INCOMING))
         # Killed between the seal and the rename: the save is complete, so the rename is made up
         # for.
         if not path.exists() and validate_checkpoint(incoming) is None:
             incoming.rename(path)
         else:
-            remove(incoming)
-    for outgoing in filter(_is_ours, Path(directory).glob(f"*{OUTGOING}")):
-        remove(outgoing)
+            shutil.rmtree(incoming)
+    for outgoing in filter(is_own, Path(directory).glob(f"*{OUTGOING}")):
+        shutil.rmtree(outgoing)
 
 
-def _is_ours(directory: PurePath) -> bool:
-    return has_manifest(directory) or is_bare(directory)
+def _remove(directory: PurePath) -> None:
+    if not os.path.lexists(directory):
+        return
+    if not is_own(directory):
+        raise FileExistsError(f"{directory} is not removed: it is not a checkpoint")
+    shutil.rmtree(directory)
 
 
 def _beside(path: PurePath, suffix: str) -> PurePath:

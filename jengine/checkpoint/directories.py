@@ -1,6 +1,5 @@
 """Directories of a run's checkpoints: checked, locked, and without those of other runs."""
 
-import contextlib
 import os
 import pathlib
 import tempfile
@@ -9,7 +8,6 @@ from collections.abc import Iterable
 
 from jengine.checkpoint import commit
 from jengine.checkpoint.layout import (
-    CURRENT_RUN,
     INCOMING,
     POINTER,
     find_manifests,
@@ -19,8 +17,7 @@ from jengine.checkpoint.layout import (
     write_current_run,
 )
 from jengine.checkpoint.lock import make_lock
-from jengine.checkpoint.lock_holder import LOCK
-from jengine.checkpoint.manifest import has_manifest, read_manifest
+from jengine.checkpoint.manifest import read_manifest
 from jengine.config.errors import ConfigError
 from jengine.config.storage import (
     StorageError,
@@ -37,42 +34,18 @@ def check_directory(name: str, path: str) -> None:
     """Raise ConfigError unless a run can write files to the directory or URL, which need not
     exist yet.
     """
-    if is_url(path):
-        probe = storage_path(name, path) / f".writable-{uuid.uuid4().hex}"
-        try:
+    try:
+        if is_url(path):
+            probe = storage_path(name, path) / f".writable-{uuid.uuid4().hex}"
             write_bytes(probe, b"")
             remove_files([probe])
-        except (FileNotFoundError, StorageError) as error:
-            raise ConfigError(
-                f"`{name}` must be in a bucket that exists and is writable, got {path}: {error}"
-            ) from error
-        return
-    try:
-        os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except (OSError, ValueError) as error:  # such as a name that is too long
-        raise ConfigError(
-            f"`{name}` must be a path that can be made, got {path!r}: {error}"
-        ) from error
-    directory = path
-    while not os.path.lexists(directory):
-        directory = os.path.dirname(directory)
-    if not os.path.isdir(directory):
-        kind = "the file" if directory == path else f"{path} below the file"
-        raise ConfigError(f"`{name}` must be a directory, got {kind} {directory}")
-    try:
+            return
+        directory = path
+        while not os.path.lexists(directory):
+            directory = os.path.dirname(directory)
         os.rmdir(tempfile.mkdtemp(dir=directory))  # the mode alone does not say so
-    except OSError as error:
-        raise ConfigError(
-            f"`{name}` must be writable, got {path}: {error.strerror}: {directory}"
-        ) from error
-    for file in (POINTER, CURRENT_RUN, LOCK, "config.py"):
-        if os.path.isdir(os.path.join(path, file)):
-            raise ConfigError(
-                f"`{name}` must have no directory with the name of a file of the run, got "
-                f"{path}/{file}"
-            )
+    except (OSError, StorageError) as error:
+        raise ConfigError(f"`{name}` must be writable, got {path}: {error}") from error
 
 
 class CheckpointDirectories:
@@ -93,7 +66,6 @@ class CheckpointDirectories:
         self._work_dir = self._directories[0]
         self._run_id = run_id
         self._locks = [make_lock(directory) for directory in self._directories]
-        self._made: list[pathlib.Path] = []
         self._check()
 
     def lock(self) -> None:
@@ -102,11 +74,6 @@ class CheckpointDirectories:
         Raises:
           WorkDirLockedError: another run has locked one. ConfigError: as the constructor.
         """
-        local = [
-            pathlib.Path(directory) for directory in self._directories if not is_url(directory)
-        ]
-        missing = {path for own in local for path in (own, *own.parents) if not path.exists()}
-        self._made = sorted(missing, reverse=True)  # a directory before the one that it is in
         for directory, lock in zip(self._directories, self._locks, strict=True):
             try:
                 lock.acquire()
@@ -126,12 +93,9 @@ class CheckpointDirectories:
             lock.check(before_write=before_write)
 
     def unlock(self) -> None:
-        """Release the locks, and remove the directories that a refused run has made."""
+        """Release the locks."""
         for lock in self._locks:
             lock.release()
-        for directory in self._made:
-            with contextlib.suppress(OSError):  # not empty
-                directory.rmdir()
 
     def claim(self) -> list[str]:
         """Make the run the one that trains in the work dir, and move other checkpoints to
@@ -201,12 +165,9 @@ def _list_others(directory: pathlib.PurePath, run_id: str) -> list[pathlib.PureP
     return [
         path
         for path, manifest in find_manifests(directory).items()
-        # Directories without a manifest are the user's own, even with a name like a checkpoint's.
-        if (is_url(path) or has_manifest(path))
-        and (
-            manifest is None
-            or (manifest.run != run_id and (manifest.is_complete or path.suffix != INCOMING))
-        )
+        # A directory with other files is the user's own, even with a name like a checkpoint's.
+        if (path.suffix != INCOMING if manifest is None else manifest.run != run_id)
+        and (is_url(path) or commit.is_own(path))
     ]
 
 

@@ -21,23 +21,20 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
 from etils import epath
 
-from jengine.checkpoint import arrays
 from jengine.checkpoint.commit import INCOMING, OUTGOING
 from jengine.checkpoint.manifest import (
     BLOBS,
     MANIFEST,
     META,
     STATE,
-    DamagedFileError,
     Manifest,
-    find_incomplete,
-    read_complete,
+    open_manifest,
     read_files,
     read_manifest,
     read_manifests,
@@ -48,7 +45,6 @@ from jengine.config.errors import did_you_mean
 from jengine.config.json_codec import decode_object, encode, pack, unpack
 from jengine.config.storage import (
     StorageError,
-    exists,
     is_url,
     list_directory,
     make_pointer,
@@ -164,8 +160,7 @@ def find_latest(
 
     Args:
       work_dir: the run's directory; it may be missing.
-      checksums: whether to skip checkpoints whose files do not match the checksums, and to have
-        Orbax read the structure of the arrays.
+      checksums: whether to skip checkpoints whose files do not match the checksums.
       processes: those that look for it together: the first one finds it, and each verifies a share
         of the files.
 
@@ -205,7 +200,7 @@ def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
     run = read_current_run(root)
     target, pointer_problem = _read_pointer(root)
     pointed = None if target is None else read_manifest(target)
-    is_own = pointed is not None and pointed.is_complete and run in (None, pointed.run)
+    is_own = pointed is not None and run in (None, pointed.run)
     if target is not None and is_own:
         yield target, None  # before anything is listed: a bucket may have a thousand checkpoints
     listed = find_manifests(root)
@@ -213,7 +208,7 @@ def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
         listed |= find_manifests(target.parent)
     candidates = []
     for path, manifest in listed.items():
-        if manifest is None or not manifest.is_complete:
+        if manifest is None:
             if path.suffix != INCOMING:  # an unfinished save is no news
                 yield path, validate_checkpoint(path) or f"{MANIFEST} has other bytes at each read"
         elif (
@@ -227,13 +222,7 @@ def _iter_candidates(root: PurePath) -> Iterator[tuple[PurePath, str | None]]:
     if pointer_problem is not None:
         yield root / POINTER, pointer_problem
     if target is not None and pointed is None and target not in listed:
-        is_missing = not is_url(target) and not exists(target.parent)
-        yield (
-            target,
-            f"{target.parent} does not exist; is it mounted?"
-            if is_missing
-            else find_incomplete(target),
-        )
+        yield target, validate_checkpoint(target)
     # Regular ones first, then by iteration
     yield from ((path, None) for *_, path in sorted(candidates, reverse=True))
 
@@ -256,14 +245,9 @@ def _verify(path: PurePath, checksums: bool, processes: ProcessGroup) -> str | N
         problem = str(error)
     except StorageError as error:
         failure = str(error)
-    if problem is None and failure is None and checksums and processes.index == 0:
-        try:
-            arrays.read_structs(path / STATE)
-        except StorageError as error:
-            failure = str(error)
     if processes.count > 1:
         wait_for_processes("verification")  # may take longer than devices wait for each other
-    found = processes.all_gather(f"the verification of {path}", (problem, failure))
+    found = processes.all_gather("the verification of a checkpoint", (problem, failure))
     if failures := [failure for _, failure in found if failure is not None]:
         raise StorageError(failures[0])
     return next((problem for problem, _ in found if problem is not None), None)
@@ -306,59 +290,39 @@ def find_checkpoint(
       processes: those that verify it together, each a share of the files.
 
     Raises:
-      FileNotFoundError: the path does not exist, or the directory has no checkpoint; the message
-        lists the contents.
+      FileNotFoundError: there is no checkpoint; the message lists what is there.
       CorruptCheckpointError: the checkpoint is incomplete or damaged.
     """
-    return _locate(path, lambda found: _verify(found, checksums, processes), checksums, processes)
-
-
-def locate_checkpoint(path: str | os.PathLike[str]) -> str:
-    """Return the path as `find_checkpoint`, by the manifest alone: the other files are not
-    looked at.
-    """
-    if is_url(path) and find_incomplete(root := storage_path("path", path)) is None:  # one request
-        return str(root)
-    return _locate(path, find_incomplete)
-
-
-def _locate(
-    path: str | os.PathLike[str],
-    verify: Callable[[PurePath], str | None],
-    checksums: bool = False,
-    processes: ProcessGroup = ALONE,
-) -> str:
     root = storage_path("path", path)
-    if is_url(root) and read_manifest(root) is not None:  # one request
-        entries = {MANIFEST: False}
-    else:
-        entries = list_directory(root)
-    if not entries and not root.is_dir():
-        if root.exists():
-            raise FileNotFoundError(
-                f"a checkpoint must be a directory with {STATE}/ and {META}, got the file {root}"
-            )
-        replacement = root.with_name(root.name + INCOMING)
-        if validate_checkpoint(replacement) is None:  # killed between the renames of a replacement
-            return str(replacement)
-        names = _checkpoint_names(root.parent)
-        close = did_you_mean(root.name, names)
-        hint = (
-            f", which has {', '.join(names)}{close}"
-            if names
-            else f"; {_list_contents(root.parent, root.name)}"
-        )
-        raise FileNotFoundError(f"there is no checkpoint {root.name!r} in {root.parent}{hint}")
-    if _is_checkpoint(entries):
-        if (problem := verify(root)) is not None:
+    entries = list_directory(root)
+    if read_manifest(root) is not None or _is_checkpoint(entries):
+        if (problem := _verify(root, checksums, processes)) is not None:
             raise CorruptCheckpointError(f"checkpoint {root} is corrupt: {problem}")
         return str(root)
     if (latest := find_latest(root, checksums=checksums, processes=processes)) is not None:
         return latest
+    incoming = root.with_name(root.name + INCOMING)
+    if not entries and read_manifest(incoming) is not None:  # killed while it was replaced
+        return find_checkpoint(incoming, checksums=checksums, processes=processes)
+    place = root if entries else root.parent
+    names = sorted(entries or list_directory(place))
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     raise FileNotFoundError(
         f"{root} is neither a checkpoint ({STATE}/, {META}, {MANIFEST}) nor a work dir with "
-        f"complete checkpoints; {_list_contents(root)}"
+        f"complete checkpoints; {place} has {', '.join(names[:12]) or 'no files'}{more}"
+        f"{did_you_mean(root.name, names)}"
     )
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> tuple[epath.Path, Manifest]:
+    """Return the absolute path as `find_checkpoint` and the manifest, by which alone the
+    checkpoint is judged if it has one.
+    """
+    root = storage_path("path", path)
+    if (manifest := read_manifest(root)) is not None:
+        return root, manifest
+    found = storage_path("path", find_checkpoint(root))
+    return found, open_manifest(found)
 
 
 def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, Any]:
@@ -371,19 +335,11 @@ def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, A
     Raises:
       FileNotFoundError, CorruptCheckpointError: as `find_checkpoint`.
     """
-    directory = storage_path("path", locate_checkpoint(path))
-    manifest, problem = read_complete(directory)
-    if problem is None and META not in manifest.files:
-        problem = f"{META} is missing"
-    if problem is not None:
-        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {problem}")
+    directory, manifest = open_checkpoint(path)
     try:
         contents = read_files(directory, manifest, [META, BLOBS] if states else [META])
-    except DamagedFileError as error:
-        raise CorruptCheckpointError(f"checkpoint {directory} is corrupt: {error}") from None
-    blobs = contents.get(BLOBS, b"") if states else None
-    try:
         meta = decode_object(contents[META])
+        blobs = contents.get(BLOBS, b"") if states else None
         return meta | {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise CorruptCheckpointError(
@@ -435,24 +391,3 @@ def encode_meta(meta: Mapping[str, Any]) -> str:
 def _is_checkpoint(entries: Mapping[str, bool]) -> bool:
     # damaged ones count: they are reported
     return MANIFEST in entries or (META in entries and STATE in entries)
-
-
-def _checkpoint_names(directory: epath.Path) -> list[str]:
-    """Return the names of the checkpoints in a directory; at a URL each costs a request."""
-    names = [name for name, is_directory in list_directory(directory).items() if is_directory]
-    return [name for name in names if _is_checkpoint(list_directory(directory / name))]
-
-
-def _list_contents(directory: epath.Path, name: str = "") -> str:
-    """Return what is in `directory`, and what may be meant by `name`, for the end of an error
-    message.
-    """
-    entries = list_directory(directory)
-    if not entries and not directory.is_dir():
-        return f"the directory {directory} does not exist either"
-    if checkpoints := _checkpoint_names(directory):
-        return f"{directory} has the checkpoints {', '.join(checkpoints)}"
-    names = sorted(name + "/" * is_directory for name, is_directory in entries.items())
-    shown = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-    close = did_you_mean(name, entries) if name else ""
-    return f"{directory} contains {shown}{close}" if names else f"{directory} is empty"

@@ -10,13 +10,13 @@ Orbax's writes.
 import itertools
 import re
 import time
-from pathlib import Path, PurePath
-from typing import Any
+from pathlib import PurePath
 
 import jax
 
 from jengine.config.errors import read_seconds
-from jengine.config.storage import is_url, list_files
+from jengine.config.storage import list_files
+from jengine.parallel.processes import get_client
 
 _VARIABLE = "JENGINE_STALL_TIMEOUT"
 _LIMIT = read_seconds(_VARIABLE, 600, least=1)
@@ -34,7 +34,7 @@ def report_progress() -> None:
     now = time.monotonic()
     if now - _last_report >= _LIMIT / 10 and jax.distributed.is_initialized():
         _last_report = now
-        _get_client().key_value_increment(_COUNTER, 1)
+        get_client().key_value_increment(_COUNTER, 1)
 
 
 def wait_for_processes(name: str, directory: PurePath | None = None) -> None:
@@ -49,7 +49,7 @@ def wait_for_processes(name: str, directory: PurePath | None = None) -> None:
     """
     if jax.process_count() == 1:
         return
-    client = _get_client()
+    client = get_client()
     seen = None
     since = time.monotonic()
     for attempt in itertools.count():
@@ -73,23 +73,9 @@ def wait_for_processes(name: str, directory: PurePath | None = None) -> None:
 
 
 def _count_bytes(directory: PurePath | None, processes: list[str]) -> int:
-    """Return the bytes that processes have written.
-
-    Orbax renames the directory once it is complete.
-    """
-    if directory is None:
-        return 0
-    if is_url(directory):
-        return sum(info.size for info in list_files(directory).values())
-    patterns = [f"{directory.name}*/ocdbt.process_{process}/**/*" for process in processes]
-    if "0" in processes:  # it also merges the indices of the others
-        patterns.append(f"{directory.name}*/d/*")
-    return sum(
-        path.stat().st_size for pattern in patterns for path in Path(directory.parent).glob(pattern)
-    )
-
-
-def _get_client() -> Any:
-    from orbax.checkpoint import multihost
-
-    return multihost.get_jax_distributed_client()
+    """Return the bytes that processes have written."""
+    files = {} if directory is None else list_files(directory)
+    own = tuple(f"ocdbt.process_{process}/" for process in processes)
+    # the first one also merges the indices of the others
+    own += ("d/",) if "0" in processes else ()
+    return sum(info.size for name, info in files.items() if name.startswith(own))

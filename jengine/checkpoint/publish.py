@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from jengine.checkpoint import arrays, commit
+from jengine.checkpoint import commit
+from jengine.checkpoint.arrays import encode
 from jengine.checkpoint.layout import STATE, encode_meta, find_checkpoint, pack_states, write_meta
 from jengine.checkpoint.manifest import read_manifest, seal
+from jengine.checkpoint.orbax import start_write
 from jengine.checkpoint.restore import load
 from jengine.config.errors import UnknownNameError, closest
 from jengine.config.paths import flatten
@@ -56,7 +58,7 @@ def publish(
     commit.begin(copy, manifest.run)
     incoming = commit.find_incoming(copy)
     # no barriers of a save: only one process publishes
-    arrays.write_from_process(incoming / STATE, state)
+    start_write(incoming / STATE, encode(state, alone=True), alone=True)()
     meta, blobs = pack_states({key: x for key, x in checkpoint.meta.items() if key in selected})
     write_meta(incoming, encode_meta(meta), blobs)
     # no iteration: never resumed from

@@ -11,6 +11,7 @@ from jengine.logging.tables import format_table
 
 _MAX_ROWS = 20
 _MAX_NAMES = 2  # in a row of the summary
+_PROBLEMS = ("missing", "unexpected", "mismatched", "cast")  # rows of the table
 _ALWAYS_SHOWN = ("loaded", "renamed", "reshaped", "missing", "unexpected")  # also without names
 
 
@@ -57,23 +58,12 @@ class LoadReport:
         """Return one line for each path that does not match or is cast, at most twenty of each
         kind.
         """
-        kinds = {
-            # A renamed array is missing under one name and unexpected under the other
-            "missing": [
-                (path, did_you_mean(path, self.unexpected).removeprefix("; "))
-                for path in self.missing
-            ],
-            "unexpected": [(path, "") for path in self.unexpected],
-            "mismatch": [(path, self._describe_mismatch(path)) for path in self.mismatched],
-            "cast": [
-                (path, f"{stored} to {expected}") for path, (stored, expected) in self.cast.items()
-            ],
-        }
         rows: list[tuple[str, str, str]] = []
-        for kind, entries in kinds.items():
-            rows += [(kind, path, note) for path, note in entries[:_MAX_ROWS]]
-            if len(entries) > _MAX_ROWS:
-                rows.append((kind, f"… and {len(entries) - _MAX_ROWS} more", ""))
+        for kind, entries in self._list().items():
+            if kind in _PROBLEMS:
+                rows += [(kind, path, note) for path, note in entries[:_MAX_ROWS]]
+                if len(entries) > _MAX_ROWS:
+                    rows.append((kind, f"… and {len(entries) - _MAX_ROWS} more", ""))
         width = max((len(path) for _, path, _ in rows), default=0)
         return "\n".join(
             f"  {kind:<10}  {path:<{width}}  {note}".rstrip() for kind, path, note in rows
@@ -81,34 +71,43 @@ class LoadReport:
 
     def summary(self) -> str:
         """Return a table with the number of arrays of each kind, and the first few names."""
-        kinds: dict[str, list[str]] = {
-            "loaded": list(self.matched),
-            "renamed": [f"{stored} -> {path}" for path, stored in self.renamed.items()],
-            "reshaped": [
-                f"{path}: {stored} -> {expected}"
-                for path, (stored, expected) in self.reshaped.items()
-            ],
-            "cast": [
-                f"{path}: {stored} -> {expected}" for path, (stored, expected) in self.cast.items()
-            ],
-            "missing": list(self.missing),
-            "unexpected": list(self.unexpected),
-            "mismatched": [f"{path}: {self._describe_mismatch(path)}" for path in self.mismatched],
-            "excluded": list(self.excluded),
-            "ignored": list(self.ignored),
-        }
         rows = []
-        for kind, names in kinds.items():
-            if names or kind in _ALWAYS_SHOWN:
-                more = [f"… and {len(names) - _MAX_NAMES} more"] if len(names) > _MAX_NAMES else []
-                rows.append([kind, len(names), ", ".join([*names[:_MAX_NAMES], *more])])
+        for kind, entries in self._list().items():
+            if entries or kind in _ALWAYS_SHOWN:
+                names = [f"{path}: {note}" if note else path for path, note in entries[:_MAX_NAMES]]
+                more = len(entries) - _MAX_NAMES
+                names += [f"… and {more} more"] if more > 0 else []
+                rows.append([kind, len(entries), ", ".join(names)])
         return format_table(["parameters", "count", "names"], rows, align=["left", "right", "left"])
 
-    def _describe_mismatch(self, path: str) -> str:
-        stored, expected = self.mismatched[path]
-        return "; ".join(
-            filter(None, (f"stored {stored}, expected {expected}", self.notes.get(path)))
-        )
+    def _list(self) -> dict[str, list[tuple[str, str]]]:
+        """Return path and note of each array by kind."""
+
+        def compared(pairs: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:
+            return [(path, f"{stored} -> {expected}") for path, (stored, expected) in pairs.items()]
+
+        def named(paths: Iterable[str]) -> list[tuple[str, str]]:
+            return [(path, "") for path in paths]
+
+        return {
+            "loaded": named(self.matched),
+            "renamed": named(f"{stored} -> {path}" for path, stored in self.renamed.items()),
+            "reshaped": compared(self.reshaped),
+            # A renamed array is missing under one name and unexpected under the other
+            "missing": [
+                (path, did_you_mean(path, self.unexpected).removeprefix("; "))
+                for path in self.missing
+            ],
+            "unexpected": named(self.unexpected),
+            "mismatched": [
+                (path, "; ".join(filter(None, (text, self.notes.get(path)))))
+                for path, (stored, expected) in self.mismatched.items()
+                for text in [f"stored {stored}, expected {expected}"]
+            ],
+            "cast": compared(self.cast),
+            "excluded": named(self.excluded),
+            "ignored": named(self.ignored),
+        }
 
     def __str__(self) -> str:
         counts = (

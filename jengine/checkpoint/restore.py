@@ -10,18 +10,19 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint import arrays
+from jengine.checkpoint.arrays import decode_leaf, to_struct
 from jengine.checkpoint.layout import (
     STATE,
     CorruptCheckpointError,
     find_checkpoint,
-    locate_checkpoint,
+    open_checkpoint,
     read_meta,
 )
+from jengine.checkpoint.orbax import read, read_own, read_structs
 from jengine.checkpoint.report import LoadReport, compare, list_prefixes
 from jengine.config.annotations import checked
 from jengine.config.errors import CheckpointMismatchError, UnknownNameError, closest
-from jengine.config.paths import flatten
+from jengine.config.paths import flatten, map_with_path
 from jengine.config.storage import list_files, storage_path
 
 _MAX_RATIO = 1000  # bytes of arrays for each byte of their files
@@ -62,7 +63,8 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
         damaged.
     """
     directory = storage_path("path", find_checkpoint(path, checksums=checksums))
-    structs = flatten(arrays.read_structs(directory / STATE))
+    tree = read_structs(directory / STATE)
+    structs = flatten(tree)
     claimed = sum(leaf.size * leaf.dtype.itemsize for leaf in structs.values())
     actual = sum(info.size for info in list_files(directory / STATE).values())
     # before memory is allocated: files may be compressed, but not that much
@@ -70,13 +72,14 @@ def load(path: str | os.PathLike[str], *, checksums: bool = True) -> Checkpoint:
         raise CorruptCheckpointError(
             f"checkpoint {directory} is corrupt: {actual} bytes claim to be {claimed}"
         )
-    state = arrays.read(directory / STATE, structs)
+    values = read_own(directory / STATE, structs)
+    state = map_with_path(lambda name, _: values[name], tree)
     return Checkpoint(path=str(directory), state=state, meta=read_meta(directory, states=True))
 
 
 def list_arrays(path: str | os.PathLike[str]) -> dict[str, jax.ShapeDtypeStruct]:
     """Return shapes and dtypes by dotted path, without reading the arrays."""
-    return flatten(arrays.read_structs(storage_path("path", locate_checkpoint(path)) / STATE))
+    return flatten(read_structs(open_checkpoint(path)[0] / STATE))
 
 
 def list_item_arrays(path: str | os.PathLike[str], item: str) -> dict[str, jax.ShapeDtypeStruct]:
@@ -189,7 +192,7 @@ def _compare_items(
     ignore: Sequence[str],
     cast: bool,
 ) -> tuple[dict[str, jax.ShapeDtypeStruct], LoadReport]:
-    expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
+    expected = {name: to_struct(leaf) for name, leaf in flatten(target).items()}
     wanted = tuple(f"{prefix}." for prefix in (*target, *(old for old, _ in rename)))
     ignored = tuple(f"{prefix}." for prefix in ignore)
     stored = {
@@ -232,7 +235,7 @@ def load_params(
     """
     directory = storage_path("path", find_checkpoint(path, checksums=checksums))
     stored = list_item_arrays(directory, item)
-    expected = {name: arrays.to_struct(leaf) for name, leaf in flatten(target).items()}
+    expected = {name: to_struct(leaf) for name, leaf in flatten(target).items()}
     # Compared by names and shapes before a byte is read: an error costs no time, whatever the size.
     report = compare(stored, expected, rename=rename, cast=True)
     if not report.fits and strict:
@@ -251,11 +254,11 @@ def _read_matched(
     """Return `target` with the matched arrays from disk."""
     # The target's dtypes and shardings: Orbax casts, and reads onto the devices
     structs = {prefix + stored: expected[name] for name, stored in report.matched.items()}
-    loaded = arrays.read_flat(directory / STATE, structs)
+    loaded = read(directory / STATE, structs)
     leaves = flatten(target)
     for name, leaf in leaves.items():
         if name in report.matched:
-            leaves[name] = arrays.decode_leaf(loaded[prefix + report.matched[name]], leaf)
+            leaves[name] = decode_leaf(loaded[prefix + report.matched[name]], leaf)
         elif isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(
                 f"`{name}` must be an array, got a ShapeDtypeStruct: the checkpoint has no value "

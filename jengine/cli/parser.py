@@ -115,8 +115,8 @@ class Commands:
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser for all commands; `run` in the parsed arguments names their function.
 
-    >>> build_parser().parse_args(["ckpt", "ls", "work_dirs/digits"]).run
-    'jengine.cli.ckpt:ls'
+    >>> build_parser().parse_args(["groups", "configs/digits.py"]).run
+    'jengine.cli.commands:groups'
     """
     parser = _Parser(
         prog="jengine",
@@ -156,7 +156,7 @@ def build_parser() -> argparse.ArgumentParser:
         "print the table of parameter groups",
         commands.config,
     )
-    _add_ckpt(commands)
+    commands.add_group("ckpt", "list, show, remove or export checkpoints")
     # By name: options of a command, 'ckpt export --jax-export', come after the command
     for module in dict.fromkeys(module for _, module in sorted(provided("commands").items())):
         importlib.import_module(module).add_commands(commands)
@@ -188,40 +188,4 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     processes.add_argument("--num-processes", type=int, metavar="N", help="number of processes")
     processes.add_argument(
         "--process-id", type=int, metavar="I", help="index of this process, from 0"
-    )
-
-
-def _add_ckpt(commands: Commands) -> None:
-    commands.add_group("ckpt", "list, show, remove or export checkpoints")
-    files = [commands.traceback]
-    ls = commands.add(
-        "ckpt ls",
-        "jengine.cli.ckpt:ls",
-        "list the checkpoints of a run and why each is kept",
-        *files,
-        runs_code=False,
-    )
-    ls.add_argument("work_dir", metavar="WORK_DIR", help="a run's directory")
-    show = commands.add(
-        "ckpt show",
-        "jengine.cli.ckpt:show",
-        "show the contents of a checkpoint",
-        *files,
-        runs_code=False,
-    )
-    show.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
-    rm = commands.add(
-        "ckpt rm", "jengine.cli.ckpt:rm", "remove checkpoints of a run", *files, runs_code=False
-    )
-    rm.add_argument("work_dir", metavar="WORK_DIR", help="a run's directory")
-    rm.add_argument(
-        "names",
-        nargs="+",
-        metavar="NAME",
-        help="names of the checkpoints, as shown by `jengine ckpt ls`",
-    )
-    rm.add_argument(
-        "--force",
-        action="store_true",
-        help="remove the latest too, from which the run would resume",
     )

@@ -25,7 +25,6 @@ _FLAGS = (
 _NOT_COMPARED = (
     "randomness",
     "resume",
-    "resume_settings",
     "load_from",
     "work_dir",
     "experiment_name",

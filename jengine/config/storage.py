@@ -101,9 +101,6 @@ class PathScheme(Protocol):
     def find_local(self, directory: pathlib.PurePath, *, arrays: bool) -> pathlib.PurePath:
         """Return where Orbax can read the structure of arrays, or also the `arrays`."""
 
-    def remove_copy(self) -> None:
-        """Remove the local copy that `find_local` made last."""
-
     def upload_after(
         self,
         write: Callable[[pathlib.PurePath], Callable[[], None]],

@@ -11,7 +11,7 @@ from jengine.config.errors import ConfigError
 from jengine.config.registry import METRICS
 from jengine.data.host_entries import Batch
 from jengine.evaluation.metric import PairMetric, Predictions, element_mask
-from jengine.model.labels import explain_axes, require_class_indices
+from jengine.model.labels import require_class_indices
 from jengine.model.selection import Selector, describe_array
 
 
@@ -122,7 +122,7 @@ class Accuracy(PairMetric):
             raise ValueError(
                 "`Accuracy.label` must fit the predictions: logits float[B, C] or class indices "
                 f"int[B], and labels int[B], got {describe_array(predictions)} and "
-                f"{describe_array(labels)}{explain_axes(predictions.shape, labels.shape)}"
+                f"{describe_array(labels)}"
             )
         if not jnp.issubdtype(labels.dtype, jnp.integer):
             raise ValueError(f"Accuracy: labels must be class indices int[B], got {labels.dtype}")

@@ -50,7 +50,6 @@ _CHECKPOINT_KEYS = (
     "data",
     "accumulated",
     "exchanged",
-    "optimizer_settings",
     "set_by_hand",
     "fingerprint",
 )

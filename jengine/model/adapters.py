@@ -2,13 +2,9 @@
 written by the user.
 """
 
-import contextlib
 import inspect
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-import jax
 
 from jengine.config.errors import config_path
 from jengine.config.registry import MODELS, Registry, as_config, check_arguments, resolve_functions
@@ -107,7 +103,7 @@ def to_loss_dict(losses: Any) -> Losses:
 
 
 # Usual names of the argument that selects training or inference, and its value in training.
-_TRAIN_ARGUMENTS = {
+TRAIN_ARGUMENTS = {
     "train": True,
     "training": True,
     "is_train": True,
@@ -129,49 +125,7 @@ def train_arguments(fn: Callable[..., Any], *, train: bool) -> dict[str, bool]:
         return {}
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {
-        p.name: _TRAIN_ARGUMENTS[p.name] is train
+        p.name: TRAIN_ARGUMENTS[p.name] is train
         for p in parameters
-        if p.name in _TRAIN_ARGUMENTS and p.kind in kinds
+        if p.name in TRAIN_ARGUMENTS and p.kind in kinds
     }
-
-
-@contextlib.contextmanager
-def explain_static_modes(arguments: Iterable[str]) -> Iterator[None]:
-    """Add to errors of the body what to write where a transformation of JAX traces the argument for
-    the mode.
-
-    The engine passes a Python bool. `jax.jit` and `jax.checkpoint` make an array of it unless it is
-    static, and then `if train:` fails in the network, far from the line to change; a static
-    argument in turn must not get an array.
-
-    Args:
-      arguments: the names of the arguments with which the body calls the network; those of modes
-        are looked for.
-    """
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        # JAX names the argument; within a transformation of Flax it only has its position,
-        # `args[2]`
-        found = re.search(
-            r"shape bool\[\].*value of the argument (\w+)(\[\d+\])?", str(error), re.DOTALL
-        )
-        names = [
-            name
-            for name in arguments
-            if name in _TRAIN_ARGUMENTS and found and (found[1] == name or found[2])
-        ]
-        if names and isinstance(error, jax.errors.TracerBoolConversionError):
-            error.add_note(
-                f"`{names[0]}` must be static where the network, or a part of it, is transformed: "
-                f"write `jax.jit(f, static_argnames={names[0]!r})` or no jit at all, as the "
-                "engine compiles the whole step; in Flax `nn.remat(Block, static_argnums=...)`, "
-                "with the number of the argument."
-            )
-        elif "static arguments" in str(error) and "racer" in str(error):
-            error.add_note(
-                "A static argument of `jax.jit` must be a Python value, got one that depends on "
-                "traced arrays: pass True or False for the mode (`train`, `deterministic`), or "
-                "leave it out of `static_argnames` and select with `jnp.where` or `jax.lax.cond`."
-            )
-        raise

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.typing import ArrayLike, DTypeLike
 
 from jengine.model.model import Params, PyTree
@@ -165,10 +165,5 @@ def _product_dtypes(jaxpr: Jaxpr) -> Iterator[Any]:
             avals: list[Any] = [var.aval for var in eqn.invars[:2]]
             # One float32 operand makes the whole product float32.
             yield max((aval.dtype for aval in avals), key=lambda dtype: dtype.itemsize)
-        for value in eqn.params.values():
-            for item in value if isinstance(value, tuple | list) else [value]:
-                # `jit` and `scan` have a closed jaxpr, `cond` a tuple of them, and some primitives
-                # an open one.
-                inner: Any = getattr(item, "jaxpr", item)
-                if hasattr(inner, "eqns"):
-                    yield from _product_dtypes(inner)
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _product_dtypes(inner)

@@ -78,26 +78,9 @@ def axes_of_type(mesh: Mesh | AbstractMesh, kind: AxisType) -> set[str]:
     }
 
 
-def axes_that_divide(
-    mesh: Mesh | AbstractMesh, names: tuple[str, ...], size: int
-) -> tuple[str, ...]:
-    """Return those axes of the mesh that XLA shards, if they divide `size`."""
-    automatic = axes_of_type(mesh, AxisType.Auto)
-    found = tuple(name for name in names if name in automatic)
-    return found if size % math.prod(mesh.shape[name] for name in found) == 0 else ()
-
-
 def _select(axis: object, names: set[str]) -> object:
     """Return an entry in a spec with only these mesh axes."""
     if axis is PartitionSpec.UNCONSTRAINED:
         return axis
     wanted = axis if isinstance(axis, tuple) else (axis,)
     return tuple(name for name in wanted if name in names) or None
-
-
-def get_platform() -> str:
-    """Return the platform that the step is compiled for: that of the mesh, which need not be
-    that of this machine.
-    """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform

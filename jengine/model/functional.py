@@ -10,7 +10,7 @@ from jengine.config.errors import ConfigError
 from jengine.config.paths import closest_paths, flatten
 from jengine.config.plugins import load_provided
 from jengine.config.registry import MODELS
-from jengine.model.adapters import explain_static_modes, to_loss_dict, train_arguments
+from jengine.model.adapters import to_loss_dict, train_arguments
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree
 from jengine.model.module_types import has_equinox_modules
 
@@ -269,8 +269,7 @@ class _NamedArguments:
     def __call__(self, **available: Any) -> Any:
         args = [available[source] for source in self._args]
         named = {name: available[source] for name, source in self._kwargs.items()}
-        with explain_static_modes(self._modes):
-            return self._fn(*args, **named, **self._modes)
+        return self._fn(*args, **named, **self._modes)
 
 
 def _check_pair(function: str, first: str, value: Any) -> tuple[Any, Any]:

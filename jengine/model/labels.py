@@ -1,27 +1,6 @@
-"""Labels of losses and metrics: what they must be, and why their shape does not fit."""
+"""Labels of losses and metrics: what they must be."""
 
 from typing import Any
-
-
-def explain_axes(outputs: tuple[int, ...], labels: tuple[int, ...]) -> str:
-    """Return the likely reason why the shape of outputs does not fit that of labels, for an error
-    message; or "".
-
-    >>> explain_axes((2,), (16,))
-    '; the outputs have no axis of examples, as if the batch were one example: do images lack
-    channels, x[..., None]?'
-    """
-    if len(outputs) == len(labels) and outputs[:1] != labels[:1]:
-        return (
-            "; the outputs have no axis of examples, as if the batch were one example: do images "
-            "lack channels, x[..., None]?"
-        )
-    if len(outputs) > len(labels) + 1 and outputs[:1] == labels[:1]:
-        return (
-            "; the network keeps axes of its inputs: flatten them, x.reshape(len(x), -1), in the "
-            "network, or the samples in the dataset"
-        )
-    return ""
 
 
 def require_class_indices(

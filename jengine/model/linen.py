@@ -10,12 +10,12 @@ from flax import traverse_util
 
 from jengine.config.errors import config_path
 from jengine.config.paths import dotted
+from jengine.config.plugins import load_provided
 from jengine.config.registry import MODELS
 from jengine.model.adapters import (
     build_loss,
     build_module,
     call_loss,
-    explain_static_modes,
     select_inputs,
     train_arguments,
 )
@@ -112,8 +112,7 @@ class LinenModel(Model):
 
         variables, self.module_types = record_types(initialize)
         if self._remat:
-            from jengine.model.remat import check_patterns
-
+            check_patterns = load_provided("activation_checkpointing", "check_patterns")
             check_patterns(self._remat, self.module_types)
         # The box of `nn.with_partitioning` is the leaf here: the axis names are in it, not in the
         # array.
@@ -203,19 +202,17 @@ class LinenModel(Model):
     def _checkpoint_modules(self) -> Any:
         if not self._remat:
             return contextlib.nullcontext()
-        from jengine.model.remat import remat_linen
-
-        return remat_linen(self._remat)
+        return load_provided("activation_checkpointing", "remat_linen")(self._remat)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        with _dense_general_without_mesh(), explain_static_modes(kwargs):
+        with _dense_general_without_mesh():
             return autocast(self.module.apply)(*args, **kwargs)
 
     def _initialize(
         self, rngs: Mapping[str, jax.Array], inputs: tuple[Any, ...], train: bool
     ) -> Mapping[str, Any]:
         modes = train_arguments(type(self.module).__call__, train=train)
-        with _dense_general_without_mesh(), explain_static_modes(modes):
+        with _dense_general_without_mesh():
             variables: Mapping[str, Any] = self.module.init(rngs, *inputs, **modes)
             return variables
 

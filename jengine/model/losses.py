@@ -1,6 +1,9 @@
 """Losses with one value per example, and a switch between losses that does not recompile."""
 
+import abc
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +13,22 @@ from jengine.config.annotations import Decay
 from jengine.config.registry import MODELS
 from jengine.data.masking import get_mask
 from jengine.model.autocast import at_least_float32
-from jengine.model.labels import explain_axes, require_class_indices
-from jengine.model.logits import ChunkedLogits, map_tokens
+from jengine.model.labels import require_class_indices
 from jengine.model.model import ArrayTree, Batch, Losses
 from jengine.model.selection import Selector, describe_array, select_array
+
+
+class LazyLogits(abc.ABC):
+    """Logits f[..., V] that are not computed yet, such as those of many tokens at once."""
+
+    @property
+    @abc.abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all logits."""
+
+    @abc.abstractmethod
+    def map_tokens(self, fn: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
+        """Return `fn(logits, *arrays)`, a number for each token."""
 
 
 @MODELS.register_module()
@@ -21,8 +36,7 @@ from jengine.model.selection import Selector, describe_array, select_array
 class CrossEntropy:
     """Softmax cross-entropy with integer labels, or with soft labels: a probability for each class.
 
-    Logits may be `jengine.model.logits.ChunkedLogits` too, which are computed for a chunk of tokens
-    at a time.
+    Logits may be `LazyLogits` too, which are computed for a chunk of tokens at a time.
 
     A label outside [0, C) that is not `ignore_index` has the loss NaN, which ends a run with a
     message about the label.
@@ -59,16 +73,13 @@ class CrossEntropy:
           ValueError: the shape of integer labels is not the logits' without the last axis, that of
             soft labels is not the logits', or soft labels with `ignore_index`.
         """
-        is_chunked = isinstance(outputs, ChunkedLogits)
-        logits = (
-            outputs
-            if is_chunked
-            else select_array(outputs, self.output, "CrossEntropy.output", "outputs")
-        )
+        logits: Any = outputs
+        if not isinstance(outputs, LazyLogits):
+            logits = select_array(outputs, self.output, "CrossEntropy.output", "outputs")
         labels = select_array(batch, self.label, "CrossEntropy.label", "batch")
         is_soft = jnp.issubdtype(labels.dtype, jnp.floating) and labels.shape == logits.shape
         if is_soft and self.ignore_index is None:
-            return {self.name: map_tokens(self._compare, logits, labels)}
+            return {self.name: self._map(logits, labels)}
         if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != logits.shape[:-1]:
             if labels.shape == logits.shape[:-1]:
                 raise ValueError(
@@ -80,12 +91,12 @@ class CrossEntropy:
             raise ValueError(
                 "`CrossEntropy.label` must be class indices of the shape of the logits "
                 f"{describe_array(logits)} without the last axis, {soft}, got {self.label!r}, "
-                f"{describe_array(labels)}{explain_axes(logits.shape, labels.shape)}"
+                f"{describe_array(labels)}"
             )
         num_classes = logits.shape[-1]
         require_class_indices(labels, num_classes, "CrossEntropy.label", self.ignore_index)
         labels = jnp.asarray(labels).astype(jnp.int32)
-        losses = map_tokens(self._compare, logits, labels)
+        losses = self._map(logits, labels)
         # `one_hot` would give zeros
         losses = jnp.where((labels >= 0) & (labels < num_classes), losses, jnp.nan)
         if self.ignore_index is None:  # the step averages over the real examples
@@ -96,6 +107,11 @@ class CrossEntropy:
         return {
             self.name: (jnp.where(is_counted, losses, 0.0).sum(), is_counted.sum(dtype=jnp.float32))
         }
+
+    def _map(self, logits: Any, labels: jax.Array) -> jax.Array:
+        if isinstance(logits, LazyLogits):
+            return logits.map_tokens(self._compare, labels)
+        return self._compare(logits, labels)
 
     def _compare(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         """Return the losses f32[...] for logits f[..., C] and class indices or probabilities."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import jax
+import numpy as np
 import optax
 
 from jengine.config import paths
@@ -38,6 +39,15 @@ def check_state_names(kind: str, names: Iterable[str]) -> None:
             f"{kind} of the module must not be called {FROZEN!r}, as the item of the model state "
             "with parameters that are not trained; give it another name"
         )
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number on the host.
+
+    >>> [is_number(value) for value in (1, 0.5, np.float32(2), True, "1")]
+    [True, True, True, False, False]
+    """
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
 @allow_subclasses
@@ -86,8 +96,10 @@ class Model:
         super().__setattr__(name, value)
         # a weak reference, which copies of the model may have
         follower = self.__dict__.get("_follower")
-        if follower is not None and (programs := follower()) is not None:
-            programs.assign(name, value)
+        if follower is not None and is_number(value) and not name.startswith("_"):
+            programs = follower()
+            if programs is not None:
+                programs.assign(name, value)
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`, nested dicts with arrays.

@@ -16,12 +16,12 @@ import jax.numpy as jnp
 
 from jengine.config import paths
 from jengine.config.errors import config_path
+from jengine.config.plugins import load_each, load_provided
 from jengine.config.registry import MODELS, as_config
 from jengine.model.adapters import (
     build_loss,
     build_module,
     call_loss,
-    explain_static_modes,
     select_inputs,
     train_arguments,
 )
@@ -38,13 +38,6 @@ from jengine.model.model import (
     check_state_names,
 )
 from jengine.model.module_types import ModuleType
-from jengine.model.nnx_filters import (
-    NnxFilter,
-    announce_training,
-    build_filter,
-    is_adapter,
-    select_trained,
-)
 from jengine.model.nnx_state import (
     Path,
     from_dict,
@@ -61,6 +54,11 @@ from jengine.model.sown import Sown, SownValues
 
 if TYPE_CHECKING:
     from flax import nnx
+
+
+# A variable type, a predicate (path, variable) -> bool, an import path, the config of a predicate,
+# or a list of these.
+NnxFilter = type | Callable[..., bool] | str | Sequence[Any] | Mapping[str, Any] | None
 
 
 class _Structure(NamedTuple):
@@ -138,8 +136,10 @@ class NnxModel(Model):
         self._loss = build_loss(loss)
         self._inputs = inputs
         self._sown = SownValues("NnxModel", sown_losses, sown_predictions)
-        with config_path("wrt"):
-            self._wrt = build_filter(wrt)
+        self._wrt = wrt
+        if wrt is not None:
+            with config_path("wrt"):
+                self._wrt = load_provided("trained_variables", "build_filter")(wrt)
         self._remat = tuple(activation_checkpointing)
         self._structure: _Structure | None = None
         self.module_types: dict[str, ModuleType] = {}
@@ -147,18 +147,20 @@ class NnxModel(Model):
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
         """Create and split the module, and record the submodule types and the logical axes."""
+        from flax import nnx
+
         module = self._build(rng)
         self.module_types = self._list_types(module, batch)
         if self._remat:
-            from jengine.model.remat import check_patterns
-
+            check_patterns = load_provided("activation_checkpointing", "check_patterns")
             check_patterns(self._remat, self.module_types)
-        trained = select_trained(module, self._wrt)
+        trained = self._select_trained(module)
         graphdef, *states = _split(module, trained)  # parameters, random streams, all others
         variables = list_variables(states[0])
         # `init` may be traced several times in a run; one message is enough.
         if self._structure is None and self._wrt is None:
-            announce_training(variables.values())
+            for announce in load_each("training_announcements"):
+                announce(variables.values())
         self.logical_axes = _logical_axes(states[0])
         accepts_rngs = "rngs" in inspect.signature(type(module).__call__).parameters
         # Without values: they are the run's, and in a trace tracers, which must not outlive it.
@@ -174,7 +176,8 @@ class NnxModel(Model):
         if not frozen:
             check_state_names("an attribute", rest)
             return params, rest
-        adapters = [path for path in trained if is_adapter(variables[path])]
+        # which pretrained weights of the network do not have
+        adapters = [path for path in trained if isinstance(variables[path], nnx.LoRAParam)]
         self.adapter_paths = frozenset(map(".".join, adapters))
         return params, {FROZEN: to_dict(frozen), "state": rest}
 
@@ -274,6 +277,14 @@ class NnxModel(Model):
         jax.eval_shape(draw, select_inputs(batch, self._inputs, "NnxModel"))
         return tables[0]
 
+    def _select_trained(self, module: "nnx.Module") -> list[Path]:
+        from flax import nnx
+
+        if self._wrt is not None:
+            return load_provided("trained_variables", "select_trained")(module, self._wrt)
+        variables = nnx.to_flat_state(nnx.state(module))
+        return [tuple(map(str, path)) for path, x in variables if isinstance(x, nnx.Param)]
+
     def _get_structure(self) -> _Structure:
         if self._structure is None:
             raise RuntimeError(
@@ -352,9 +363,7 @@ class NnxModel(Model):
         arguments: dict[str, Any] = train_arguments(type(module).__call__, train=train)
         mask_batch_norms(module)  # after the merge, which makes a new module for each trace
         if train and self._remat:
-            from jengine.model.remat import remat_nnx
-
-            remat_nnx(module, self._remat)
+            load_provided("activation_checkpointing", "remat_nnx")(module, self._remat)
         # Streams of the module have folded in 0, 1, ...; this is the next number.
         if structure.accepts_rngs:
             arguments["rngs"] = nnx.Rngs(
@@ -364,8 +373,7 @@ class NnxModel(Model):
             # `nnx.capture` requires the types of all variables that are sown, which are not known
             # here.
             warnings.filterwarnings("ignore", r"\s*Using 'Module.(sow|perturb)", DeprecationWarning)
-            with explain_static_modes(arguments):
-                outputs = module(*inputs, **arguments)
+            outputs = module(*inputs, **arguments)
         return outputs, *_read_variables(module, structure, self._sown.names)
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.config.annotations import is_mapping
-from jengine.config.errors import closest, config_path
+from jengine.config.errors import config_path
 from jengine.config.registry import MODELS, Config, as_config
 from jengine.model.autocast import cast_floating, cast_floating_like, compute_in
 from jengine.model.model import (
@@ -44,9 +44,9 @@ class Precision:
     def __post_init__(self) -> None:
         for name, dtype in vars(self).items():
             if dtype not in _DTYPES:
-                hint = closest(str(dtype), _DTYPES)
                 raise ValueError(
-                    f"precision: `{name}` must be a floating-point dtype, got {dtype!r}{hint}"
+                    f"precision: `{name}` must be a floating-point dtype, one of "
+                    f"{', '.join(_DTYPES)}, got {dtype!r}"
                 )
 
 
@@ -71,10 +71,6 @@ def get_precision(precision: str | Mapping[str, str] | Precision | None) -> Prec
         raise TypeError(
             f"`precision` must be None, the name of a dtype or a dict, got {precision!r}"
         )
-    names = [field.name for field in dataclasses.fields(Precision)]
-    for key in precision:
-        if key not in names:
-            raise TypeError(f"precision has no field {key!r}{closest(str(key), names)}")
     return Precision(**precision)
 
 

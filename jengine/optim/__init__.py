@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from jengine.optim.optimizers.adam import Adam as Adam
     from jengine.optim.optimizers.adam import AdamW as AdamW
     from jengine.optim.optimizers.sgd import SGD as SGD
-    from jengine.optim.param_groups.multi_constructor import (
-        MultiOptimWrapperConstructor as MultiOptimWrapperConstructor,
-    )
 
 provides = {  # imported on use, as what extras provide
     "OPTIMIZERS": {
@@ -40,9 +37,6 @@ provides = {  # imported on use, as what extras provide
     },
     "OPTIM_WRAPPERS": {
         "AmpOptimWrapper": "jengine.optim.amp",
-    },
-    "OPTIM_WRAPPER_CONSTRUCTORS": {
-        "MultiOptimWrapperConstructor": "jengine.optim.param_groups.multi_constructor",
     },
 }
 __getattr__, __dir__ = _lazy_names(__name__, provides)

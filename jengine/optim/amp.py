@@ -20,7 +20,7 @@ from jengine.optim.transforms.accumulate import AccumulateState
 from jengine.optim.transforms.fields import get_field, set_fields
 from jengine.optim.transforms.groups import GroupHyperparamsState
 from jengine.optim.transforms.loss_scale import LossScale, LossScaleState, dynamic_loss_scale
-from jengine.optim.wrapper import OptimWrapper, functional
+from jengine.optim.wrapper import OptimWrapper
 
 _SAVED_SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")  # as PyTorch's GradScaler
 
@@ -109,7 +109,6 @@ class AmpOptimWrapper(OptimWrapper):
         # state.
         return chain if self.loss_scale is None else dynamic_loss_scale(chain, *self.loss_scale)
 
-    @functional("wrapper.state_dict(opt_state)")
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Return OptimWrapper's state dict, and with a loss scale `loss_scaler`, with
         GradScaler's keys.
@@ -124,7 +123,6 @@ class AmpOptimWrapper(OptimWrapper):
         loss_scaler = {"scale": float(scale), **settings, "_growth_tracker": int(tracker)}
         return {**super().state_dict(opt_state), "loss_scaler": loss_scaler}
 
-    @functional("opt_state = wrapper.load_state_dict(state_dict, opt_state)")
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
         """Restore a `state_dict`.
 

@@ -1,6 +1,5 @@
 """What depends on the batch size: scaled learning rates, and batch norms under accumulation."""
 
-import itertools
 import logging
 import math
 from collections.abc import Mapping
@@ -11,8 +10,9 @@ from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import check_arguments
 from jengine.data.step_values import StepValues
 from jengine.model.module_types import is_batch_norm
-from jengine.optim.schedules.batch_scale import BatchScaleLR
-from jengine.optim.schedules.scheduler import Schedulers
+from jengine.optim.schedules.chain import chain_of
+from jengine.optim.schedules.formulas import ConstantFormula
+from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 
 
@@ -94,12 +94,17 @@ def scale_with_batch(
     scaling: AutoScaleLR,
     batch_sizes: StepValues | None,
 ) -> None:
-    """Add a scheduler to each optimizer that scales the learning rate where the batch size
-    changes.
+    """Scale the learning rates of each optimizer where the batch size changes, on top of any
+    schedule.
     """
     if not scaling.enable or batch_sizes is None or not batch_sizes.milestones:
         return
-    factors = [scaling.factor(new, old) for old, new in itertools.pairwise(batch_sizes.values)]
+
+    def factor(iteration: int) -> float:
+        return scaling.factor(batch_sizes.at(iteration), batch_sizes.values[0])
+
     for name, wrapper in wrappers_by_name(optim_wrapper).items():
-        scheduler = BatchScaleLR(wrapper, batch_sizes.milestones, factors)
-        (schedulers[name] if isinstance(schedulers, dict) else schedulers).append(scheduler)
+        chain_of(wrapper).lr_factor = factor
+        # a schedule that changes nothing, so that the rate is set in each iteration
+        counter = ParamScheduler(wrapper, "lr", ConstantFormula(1.0), by_epoch=False)
+        (schedulers[name] if isinstance(schedulers, dict) else schedulers).append(counter)

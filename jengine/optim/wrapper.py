@@ -2,16 +2,13 @@
 
 import contextlib
 import functools
-import inspect
 import itertools
 import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from optax import OptState, Params, Updates
 
@@ -20,9 +17,8 @@ from jengine.data.step_values import StepCount, parse_step_values
 from jengine.optim.gradients import value_and_trainable_grad
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
-from jengine.optim.param_groups.chain import GroupHyperparamsState
 from jengine.optim.param_groups.grouped import GroupedOptimizer
-from jengine.optim.param_groups.param_group import GroupLayout, get_momentum
+from jengine.optim.param_groups.param_group import get_momentum
 from jengine.optim.schedules.chain import ScheduleChain, chain_of
 from jengine.optim.transforms.accumulate import (
     AccumulateState,
@@ -37,41 +33,6 @@ from jengine.optim.transforms.clip import (
     parse_clip_grad,
 )
 from jengine.optim.transforms.fields import get_field
-from jengine.optim.transforms.loss_scale import LossScaleState
-
-_get_lr = operator.itemgetter("lr")
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def functional(example: str) -> Callable[[Method], Method]:
-    """Have a method raise TypeError with `example` if it is called as MMEngine's, whose wrapper has
-    a state of its own.
-
-    The same holds for the value of a loss in the place of `loss_fn`.
-    """
-
-    def decorate(method: Method) -> Method:
-        signature = inspect.signature(method)
-
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                arguments = signature.bind(*args, **kwargs).arguments
-                if not callable(arguments.get("loss_fn", len)):
-                    raise TypeError(
-                        "`loss_fn` must be a function of the parameters, got "
-                        f"{arguments['loss_fn']!r}"
-                    )
-            except TypeError as error:
-                raise TypeError(
-                    f"{type(args[0]).__name__}.{method.__name__}: {error}. The wrapper keeps "
-                    f"neither parameters nor state, so write `{example}`"
-                ) from None
-            return method(*args, **kwargs)
-
-        return cast("Method", call)
-
-    return decorate
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -380,40 +341,6 @@ class OptimWrapper:
     ) -> Any:
         return loss_fn(params, *args, **kwargs)
 
-    def reset_state(
-        self, opt_state: OptState, params: Params, groups: Sequence[int] | None = None
-    ) -> OptState:
-        """Return a state in which the optimizer starts anew, with zero moments and step count.
-
-        The loss scale and the gradients of an unfinished accumulation window stay.
-
-        Args:
-          opt_state, params: the state, and the parameters.
-          groups: the parameter groups that start anew; None for all. The step count, which all
-            groups of an optimizer share, is kept for some: the bias correction of Adam then takes
-            the new moments for old ones, so that the first updates may be larger.
-        """
-        layout = self.grouped.layout(params)
-        return self._reset_part(
-            opt_state, self.tx.init(params), layout, None if groups is None else set(groups)
-        )
-
-    def _reset_part(self, old: Any, new: Any, layout: GroupLayout, groups: set[int] | None) -> Any:
-        if isinstance(old, GroupHyperparamsState | AccumulateState | LossScaleState):
-            return old._replace(
-                inner_state=self._reset_part(old.inner_state, new.inner_state, layout, groups)
-            )
-        if groups is None:
-            return new
-        flags: list[Any] = []
-        for member in layout.groups:
-            if isinstance(member, tuple):  # layers along the first axis
-                flags.append(np.array([group in groups for group in member]))
-            else:
-                flags.append(True if member in groups else None)
-        # What the other groups have, and what all share, is the current one
-        return self.grouped.select_state(layout, flags, new, old)
-
     # -------------------- host: counting, hyperparameters, checkpoints
 
     def initialize_count_status(self, init_counts: int, max_counts: int | float) -> None:
@@ -486,7 +413,7 @@ class OptimWrapper:
         base = self.base_param_settings
         return {
             **({} if base is None else {"base_lr": [base["lr"]]}),
-            "lr": list(map(_get_lr, self.param_groups)),
+            "lr": [group["lr"] for group in self.param_groups],
         }
 
     def set_lr(self, lr: float) -> None:
@@ -537,37 +464,12 @@ class OptimWrapper:
         if self.schedule_chain is not None:
             self.schedule_chain.refresh()
 
-    def load_base_settings(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace the settings before any schedule by those in a `group_state_dict`.
-
-        Raises:
-          ValueError: another number of groups, or another value of a setting that is part of the
-            compiled chain.
-        """
-        chain = chain_of(self)
-        self.grouped.load_state_dict(state_dict)
-        for index, (group, saved) in enumerate(
-            zip(self.param_groups, state_dict["param_groups"], strict=True)
-        ):
-            for key in self.optimizer.defaults.keys() & saved.keys():
-                own = list(group[key]) if isinstance(group[key], tuple) else group[key]
-                if own != saved[key]:
-                    raise ValueError(
-                        f"`{key}` of parameter group {index} must be {saved[key]} as in the "
-                        f"checkpoint, because it is part of the compiled chain, got {own}"
-                    )
-        self.grouped.hyperparams()  # refuses what the chain was built without
-        chain.rebase(recorded=False)
-        chain.refresh()
-
-    @functional("wrapper.state_dict(opt_state)")
     def state_dict(self, opt_state: OptState) -> dict[str, Any]:
         """Return `state` (arrays), `param_groups` and, with more than one group,
         `base_param_settings`.
         """
         return {"state": opt_state, **self.group_state_dict()}
 
-    @functional("opt_state = wrapper.load_state_dict(state_dict, opt_state)")
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
         """Restore a `state_dict` from a run with the same config.
 
@@ -590,9 +492,6 @@ class OptimWrapper:
 
     # -------------------- one call per iteration, without a Runner
 
-    @functional(
-        "params, opt_state, loss = wrapper.update_params(loss_fn, params, opt_state, *args)"
-    )
     def update_params(
         self,
         loss_fn: Callable[..., Any],
@@ -643,7 +542,6 @@ class OptimWrapper:
 
         return run_iteration
 
-    @functional("opt_state, loss = wrapper.backward(loss_fn, params, opt_state, *args)")
     def backward(
         self,
         loss_fn: Callable[..., Any],
@@ -668,7 +566,6 @@ class OptimWrapper:
         chain = self._build_chain(every=2)  # any number above 1: `is_last` is False
         return chain.update(grads, opt_state, None, is_last=False)[1], outputs
 
-    @functional("params, opt_state = wrapper.step(params, opt_state)")
     def step(
         self, params: Params, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
     ) -> tuple[Params, OptState]:
@@ -695,7 +592,6 @@ class OptimWrapper:
         new_state = state._replace(inner_state=window._replace(inner_state=state.inner_state))
         return optax.apply_updates(params, updates), new_state
 
-    @functional("opt_state = wrapper.zero_grad(opt_state)")
     def zero_grad(self, opt_state: OptState) -> OptState:
         """Clear the accumulated gradients."""
         window = opt_state.inner_state

@@ -1,25 +1,14 @@
 """Several optimizer wrappers by name, for models with parts trained by different optimizers."""
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
 
 from optax import OptState, Params
 
 from jengine.config.errors import ArgumentError, UnknownNameError, closest
 from jengine.config.registry import OPTIM_WRAPPERS
 from jengine.optim.param_groups.param_group import ParamGroup
-from jengine.optim.wrapper import OptimWrapper, functional
-
-
-def _rejected(method: str) -> Callable[..., NoReturn]:
-    """Return a method that raises NotImplementedError and says what to call instead."""
-
-    def reject(self: Mapping[str, Any], *args: Any, **kwargs: Any) -> NoReturn:
-        raise NotImplementedError(
-            f"OptimWrapperDict has no {method}: call it on one of its wrappers, {', '.join(self)}"
-        )
-
-    return reject
+from jengine.optim.wrapper import OptimWrapper
 
 
 @OPTIM_WRAPPERS.register_module()
@@ -81,7 +70,6 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         """The groups of every wrapper, by name."""
         return {name: wrapper.param_groups for name, wrapper in self.items()}
 
-    @functional("opt_state = wrappers.zero_grad(opt_state)")
     def zero_grad(self, opt_state: Mapping[str, OptState]) -> dict[str, OptState]:
         """Clear the accumulated gradients of every wrapper."""
         return {name: wrapper.zero_grad(opt_state[name]) for name, wrapper in self.items()}
@@ -130,12 +118,10 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         for name, saved in state_dict.items():
             self[name].load_group_state_dict(saved)
 
-    @functional("wrappers.state_dict(opt_state)")
     def state_dict(self, opt_state: Mapping[str, OptState]) -> dict[str, Any]:
         """Return the state dict of every wrapper, by name."""
         return {name: wrapper.state_dict(opt_state[name]) for name, wrapper in self.items()}
 
-    @functional("opt_state = wrappers.load_state_dict(state_dict, opt_state)")
     def load_state_dict(
         self, state_dict: Mapping[str, Any], opt_state: Mapping[str, OptState]
     ) -> dict[str, OptState]:
@@ -155,12 +141,6 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
                     "`state_dict` must have the names of optimizer wrappers, got "
                     f"{name!r}{closest(name, self)}"
                 )
-
-    # Methods that say what to call, as "no attribute" would not help after MMEngine.
-    update_params = _rejected("update_params")
-    backward = _rejected("backward")
-    step = _rejected("step")
-    optim_context = _rejected("optim_context")
 
     def __repr__(self) -> str:
         wrappers = ", ".join(f"{name}={wrapper!r}" for name, wrapper in self.items())

@@ -15,13 +15,25 @@ from jengine.config.errors import ConfigError
 from jengine.config.registry import STRATEGIES
 from jengine.model.constrain import set_sharding
 from jengine.model.model import ArrayTree
-from jengine.model.remat import HOST_MEMORY, check_host_memory
 from jengine.parallel.mesh import MeshSizes, build_mesh
 from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Axis, Placement, Rules
 from jengine.parallel.strategy import bind_axis_names
 
 PyTree = Any
+HOST_MEMORY = "pinned_host"
+
+
+def check_host_memory(setting: str, device: jax.Device) -> None:
+    """Raise ConfigError, with the name of the setting, unless the device reads and writes the
+    memory of its host.
+    """
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if HOST_MEMORY not in kinds:
+        found = f"{device.platform} devices with {', '.join(kinds)}"
+        raise ConfigError(
+            f"`{setting}` must not offload with devices without {HOST_MEMORY!r} memory, got {found}"
+        )
 
 
 @STRATEGIES.register_module()

@@ -152,7 +152,7 @@ def get_processes() -> ProcessGroup:
     """
     if not jax.distributed.is_initialized() or jax.process_count() == 1:
         return SingleProcess()
-    return _connect(_get_client())
+    return _connect(get_client())
 
 
 @functools.cache
@@ -162,7 +162,7 @@ def _connect(client: Any) -> Processes:
     return Processes(watch)
 
 
-def _get_client() -> Any:
+def get_client() -> Any:
     """Return the coordination service's client. JAX has no public access to it.
 
     Orbax and flax use it too.

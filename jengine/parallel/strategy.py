@@ -268,19 +268,19 @@ class DispatchLimiter:
       limit: number of steps.
 
     Attributes:
-      blocks: whether the host waits for each step right after its dispatch.
+      blocks: whether the training loop waits for each step right after its dispatch.
     """
 
     def __init__(self, limit: int) -> None:
         self.blocks = False
         # Outputs, not states: the next step donates the state, and a donated array cannot be waited
         # for.
-        self._tokens: collections.deque[jax.Array] = collections.deque()
+        self.tokens: collections.deque[jax.Array] = collections.deque()
         self.limit = limit
 
     def wait(self) -> None:
         """Call before a dispatch: block while `limit` steps are unfinished."""
-        tokens = self._tokens
+        tokens = self.tokens
         if len(tokens) < self.limit:
             return
         while len(tokens) > self.limit // 2:
@@ -290,15 +290,13 @@ class DispatchLimiter:
 
     def add(self, token: jax.Array) -> None:
         """Call after a dispatch, with an output of the step that is not donated."""
-        if self.blocks:
-            token.block_until_ready()
-        self._tokens.append(token)
+        self.tokens.append(token)
 
     def find_unfinished(self) -> list[jax.Array]:
         """Return the outputs that dispatched steps have yet to compute, without blocking."""
-        return [token for token in self._tokens if is_pending(token)]
+        return [token for token in self.tokens if is_pending(token)]
 
     def drain(self) -> None:
         """Block until every dispatched step is finished."""
-        while self._tokens:
-            self._tokens.popleft().block_until_ready()
+        while self.tokens:
+            self.tokens.popleft().block_until_ready()

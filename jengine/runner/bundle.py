@@ -21,7 +21,7 @@ from jengine.config.errors import ConfigError
 from jengine.config.fingerprint import name_model_settings
 from jengine.config.plugins import load_each
 from jengine.hooks.run_record import update_record
-from jengine.model.model import get_model
+from jengine.model.model import get_model, is_number
 from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.state import schedulers_state_dict
 from jengine.optim.wrapper_dict import wrappers_by_name
@@ -37,7 +37,6 @@ from jengine.runner.resume_data import collect_position, restore_position
 from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import TracedHooks, hook_names
-from jengine.train.traced_model import is_number
 from jengine.versions import __version__, environment_versions
 
 PyTree = Any
@@ -125,7 +124,6 @@ def collect_checkpoint(
     )
     bundle["meta"].update(meta)
     bundle["data"] = collect_position(runner, bundle["meta"])
-    bundle["optimizer_settings"] = runner.optimizer_settings
     bundle["set_by_hand"] = {
         name: chain_of(wrapper).unscheduled()
         for name, wrapper in wrappers_by_name(runner.optim_wrapper).items()

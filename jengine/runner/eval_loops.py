@@ -33,10 +33,10 @@ from jengine.parallel.processes import all_gather_objects, to_host
 from jengine.runner.failures import mark_inconsistent, wait_for_device
 from jengine.runner.interrupts import WaitedLoader, iterate
 from jengine.runner.runner_protocol import RunnerInternals
+from jengine.train.model_attributes import hyperparams_as_attributes, plain_attributes
 from jengine.train.programs import report_first_compile
 from jengine.train.recompilation import RecompilationGuard, compilation_counter
 from jengine.train.step import build_eval_step
-from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 
@@ -123,6 +123,7 @@ class EvalLoop:
         """Evaluate this model from now on, with the run's parameters."""
         self._model = model
         self._programs: dict[Any, EvalProgram] = {}
+        self._attributes = plain_attributes(self._model)
         for evaluation in self.evaluations.values():
             evaluation.program = None
 
@@ -146,16 +147,14 @@ class EvalLoop:
             step = build_eval_step(
                 runner.strategy.adapt_for_eval(model, rules), evaluator.update, runner.seed
             )
-            traced_model = TracedModel(model)
+            step = hyperparams_as_attributes(model)(step)
             traced = RecompilationGuard(
-                on_whole_batches(traced_model.record(step), rules is not None),
+                on_whole_batches(step, rules is not None),
                 ("params", "model_state", "metrics", "batch"),
                 name=f"the step of the {self.phase}",
                 on_recompile=None if runner.train_loop is None else runner.train_loop.on_recompile,
             )
-            self._programs[key] = EvalProgram(
-                traced, runner.strategy.compile_eval_step(traced), traced_model
-            )
+            self._programs[key] = EvalProgram(traced, runner.strategy.compile_eval_step(traced))
         return self._programs[key]
 
     def check(
@@ -197,15 +196,13 @@ class EvalLoop:
             self._current = None
 
     def _drop_changed(self) -> None:
-        """Drop the programs that have read an attribute of the model that has changed since, to
-        compile them again.
-        """
-        changed = {key for key, program in self._programs.items() if program.model.has_changed()}
-        for evaluation in self.evaluations.values() if changed else ():
-            evaluation.program = None
-        self._programs = {
-            key: program for key, program in self._programs.items() if key not in changed
-        }
+        """Drop the programs if an attribute of the model has changed, to compile them again."""
+        attributes = plain_attributes(self._model)
+        if attributes != self._attributes:
+            self._attributes = attributes
+            self._programs.clear()
+            for evaluation in self.evaluations.values():
+                evaluation.program = None
 
     def _run_one(self, evaluation: "Evaluation") -> dict[str, float]:
         self._current, metrics = evaluation, dict[str, float]()
@@ -234,7 +231,6 @@ class EvalProgram(NamedTuple):
 
     traced: RecompilationGuard  # the step, which reports other shapes
     step: Any  # compiled
-    model: TracedModel  # what the trace has read from it
 
 
 class Evaluation:

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from jengine.checkpoint.arrays import ignore_closed_event_loops
 from jengine.checkpoint.lock_holder import WorkDirLockedError
+from jengine.checkpoint.orbax import ignore_closed_event_loops
 from jengine.config.dump import write_config
 from jengine.config.errors import read_seconds
 from jengine.config.explain import explain

@@ -158,7 +158,6 @@ class TrainLoop:
         self.batch: Batch = None
         self.seconds = 0.0
         self._last_time = 0.0
-        self._checked_scan = False
         self._waited = WaitedLoader("train_dataloader", dataloader)
         self._check_batch = BatchCheck(
             "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
@@ -327,8 +326,6 @@ class TrainLoop:
             raise
         finally:
             runner.interrupts.wait = None
-        if len(taken) == size > 1 and not self._checked_scan:  # once, with the first chunk
-            self._check_scan(taken)
         runner.stopwatch.enter("hooks")
         return taken
 
@@ -457,6 +454,8 @@ class TrainLoop:
     def _measure_steps(self) -> float:
         """Return the seconds since the last steps were dispatched."""
         stopwatch = self.runner.stopwatch
+        if self.runner.dispatch_limiter.blocks:
+            self.runner.dispatch_limiter.drain()
         stopwatch.enter("hooks")
         elapsed = stopwatch.since - self._last_time
         self._last_time = stopwatch.since
@@ -474,36 +473,19 @@ class TrainLoop:
         mean = self.seconds / (self.runner.iters_this_session + 1)
         return mean * (self.max_iters - self.iter - 1)
 
-    def _check_scan(self, batches: Sequence[PyTree]) -> None:
-        """Warn and run single steps from now on if a chunk would be slow on this device."""
-        runner = self.runner
-        self._checked_scan = True
-        if runner.programs.is_slow_in_scan(runner.state, batches, runner.step_hyperparams()):
-            runner.logger.warning(
-                f"steps_per_call={self.steps_per_call} has no effect: the step has convolutions, "
-                "which XLA compiles to "
-                "slow code within a loop on a CPU; iterations run one by one."
-            )
-            self.steps_per_call = 1
-
     # --- Checks and validations ---
 
     def check(self) -> None:
-        """Check at a log line that model and hooks are still as they were traced, and that fetched
-        losses are finite.
+        """Check at a log line that fetched losses are finite.
 
         Raises:
-          RuntimeError: an attribute has changed that the trace has read from a hook, the model or
-            its loss.
           NonFiniteLossError: a loss is not finite. WorkDirLockedError: another run has taken over.
         """
         self.runner.files.check()
-        self.runner.programs.check_reads()
         check_losses(self.runner, at_line=True)
 
     def _validate_if_due(self, count: int, end: int) -> None:
         """Validate if it is due after `count` epochs or iterations."""
-        self.runner.programs.check_reads()
         check_losses(self.runner)  # before a validation that would be wasted
         intervals = self._get_intervals(count + 1)
         due = [

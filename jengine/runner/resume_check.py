@@ -43,8 +43,7 @@ def check_resume(runner: RunnerInternals, path: str) -> None:
     built.
 
     Raises:
-      ConfigError: the checkpoint is past the end; something differs with `resume='exact'`; or the
-        optimizer cannot have the checkpoint's settings, with `resume_settings='checkpoint'`.
+      ConfigError: the checkpoint is past the end; or something differs with `resume='exact'`.
     """
     saved = read_meta(path)
     check_length(runner, path, saved["meta"])
@@ -63,35 +62,12 @@ def check_resume(runner: RunnerInternals, path: str) -> None:
             f"others:{_list(lines)}"
         )
     if lines:
-        holds = "those of the run hold"
-        if runner.resume_settings == "checkpoint":
-            holds += (
-                ", but for the optimizer and the schedules those of the checkpoint "
-                "(resume_settings='checkpoint')"
-            )
         runner.logger.warning(
-            f"The settings of the run and of {path} differ; {holds}:{_list(lines)}"
+            f"The settings of the run and of {path} differ; those of the run hold:{_list(lines)}"
         )
     if all(name.startswith(_OUTSIDE_THE_STEP) for name in differences):
         # Else a program that has changed would be a second message of one cause
         runner.saved_hashes = dict(fingerprint["programs"])
-    if runner.resume_settings == "checkpoint":
-        _load_optimizer_settings(runner, saved["optimizer_settings"])
-
-
-def _load_optimizer_settings(runner: RunnerInternals, saved: Mapping[str, Any]) -> None:
-    """Replace the optimizer settings before any schedule."""
-    wrappers = wrappers_by_name(runner.optim_wrapper)
-    types = {name: wrapper.optimizer.name for name, wrapper in wrappers.items()}
-    saved_types = {name: settings["type"] for name, settings in saved.items()}
-    if types != saved_types:
-        raise ConfigError(
-            f"`optim_wrapper` must have the optimizers of the checkpoint, {saved_types}, with "
-            f"resume_settings='checkpoint', got {types}"
-        )
-    for name, wrapper in wrappers.items():
-        wrapper.load_base_settings(saved[name])
-    runner.optimizer_settings = dict(saved)
 
 
 def check_length(runner: RunnerInternals, path: str, meta: Mapping[str, Any]) -> None:
@@ -147,7 +123,8 @@ def match_optimizer_state(
     saved = {path: leaf.shape for path, leaf in stored.items() if path.startswith("opt_state.")}
     if _shapes(opt_state) == saved:
         return opt_state, []
-    names = [f"opt_state.{name}" if name else "opt_state" for name in runner.optimizer_settings]
+    optimizers = wrappers_by_name(runner.optim_wrapper)
+    names = [f"opt_state.{name}" if name else "opt_state" for name in optimizers]
     ignore = [f"{name}.hyperparams" for name in names]
     prefixes = tuple(f"{prefix}." for prefix in ignore)
     target = _strip_hyperparams(opt_state)
@@ -203,7 +180,6 @@ def restore_schedules(runner: RunnerInternals, bundle: Mapping[str, Any]) -> Non
         load_schedulers_state_dict(
             schedulers,
             bundle["param_schedulers"],
-            settings=runner.resume_settings,
             iters=loop.iter,
             epochs=loop.epoch,
         )

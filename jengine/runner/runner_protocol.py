@@ -7,7 +7,7 @@ the members.
 # ruff: noqa: D102
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import jax
 
@@ -61,10 +61,8 @@ class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     # a description of all arguments, see `describe_settings`; saved in checkpoints
     settings: dict[str, Json]
     # before schedulers change them; saved in checkpoints
-    optimizer_settings: dict[str, dict[str, Any]]
     configured_seed: int | None  # None if the config has none
     # whose optimizer and schedule settings hold after a resume
-    resume_settings: Literal["config", "checkpoint"]
     resume_is_exact: bool  # whether a difference from the checkpoint is an error
     # those of the programs in the checkpoint, if the run should have the same
     saved_hashes: dict[str, str]

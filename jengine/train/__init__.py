@@ -29,17 +29,12 @@ if TYPE_CHECKING:
     from jengine.train.average import AVERAGES as AVERAGES
     from jengine.train.average import Average as Average
     from jengine.train.average import AverageState as AverageState
-    from jengine.train.flops import count_flops as count_flops
-    from jengine.train.kinds import CosineEMA as CosineEMA
-    from jengine.train.kinds import ExpMomentumEMA as ExpMomentumEMA
     from jengine.train.kinds import ExponentialMovingAverage as ExponentialMovingAverage
     from jengine.train.kinds import MomentumAnnealingEMA as MomentumAnnealingEMA
     from jengine.train.kinds import StochasticWeightAverage as StochasticWeightAverage
 
 provides = {  # imported on use, as what extras provide
     "AVERAGES": {
-        "CosineEMA": "jengine.train.kinds",
-        "ExpMomentumEMA": "jengine.train.kinds",
         "ExponentialMovingAverage": "jengine.train.kinds",
         "MomentumAnnealingEMA": "jengine.train.kinds",
         "StochasticWeightAverage": "jengine.train.kinds",
@@ -48,7 +43,6 @@ provides = {  # imported on use, as what extras provide
         "Average": "jengine.train.average",
         "AVERAGES": "jengine.train.average",
         "AverageState": "jengine.train.average",
-        "count_flops": "jengine.train.flops",
     },
 }
 __getattr__, __dir__ = _lazy_names(__name__, provides)

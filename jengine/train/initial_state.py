@@ -3,7 +3,7 @@
 import functools
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,18 +13,10 @@ from jengine.logging.slow_call import report_if_slow
 from jengine.model.model import Batch, Model
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.parallel.strategy import Strategy
 from jengine.train.state import TrainState, create_train_state
 
 PyTree = Any
-
-
-class InitStrategy(Protocol):
-    """Part of a `Strategy` that creates a state."""
-
-    def with_explicit_mesh(self, call: Callable[..., Any]) -> Callable[..., Any]: ...  # noqa: D102
-    def compile_init(  # noqa: D102
-        self, make: Callable[..., PyTree], *args: Any, model: Model | None = None
-    ) -> Any: ...
 
 
 class StateInitializer:
@@ -33,7 +25,7 @@ class StateInitializer:
     `cfg` is the run's, for errors.
     """
 
-    def __init__(self, model: Model, strategy: InitStrategy, seed: int, cfg: Any = None) -> None:
+    def __init__(self, model: Model, strategy: Strategy, seed: int, cfg: Any = None) -> None:
         self._model = model
         self._strategy = strategy
         self._cfg = cfg

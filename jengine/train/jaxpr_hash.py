@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from jengine.config.description import describe, hash_text
-from jengine.train.flops import inner_jaxprs
 
 PyTree = Any
 
@@ -46,3 +45,12 @@ def _constants(jaxpr: Any) -> Iterator[Any]:
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         for inner in inner_jaxprs(eqn.params):
             yield from _constants(inner)
+
+
+def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
+    """Yield the jaxprs in equation parameters."""
+    for value in params.values():
+        # a cond has a list of branches
+        for item in value if isinstance(value, tuple | list) else [value]:
+            if hasattr(getattr(item, "jaxpr", item), "eqns"):
+                yield item

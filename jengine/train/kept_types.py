@@ -57,16 +57,13 @@ def keep_types(before: PyTree, after: PyTree, under: str) -> PyTree:
 
 
 def _fits(new: Any, old: Any) -> bool:
-    if new.shape != old.shape or new.dtype == old.dtype:
+    if new.dtype == old.dtype:
         return new.shape == old.shape
     is_one_kind = any(
         jnp.issubdtype(new.dtype, kind) and jnp.issubdtype(old.dtype, kind) for kind in _KINDS
     )
-    is_wider = (
-        new.dtype.itemsize < old.dtype.itemsize
-        and jnp.promote_types(new.dtype, old.dtype) == old.dtype
-    )
-    return is_one_kind and (is_wider or new.weak_type)
+    holds_all = jnp.promote_types(new.dtype, old.dtype) == old.dtype
+    return new.shape == old.shape and is_one_kind and (holds_all or new.weak_type)
 
 
 def _cast(old: Any, new: Any) -> Any:

@@ -17,13 +17,13 @@ from jengine.optim.gradients import loss_names
 from jengine.optim.transforms.fields import get_field
 from jengine.optim.transforms.loss_scale import LossScaleState
 from jengine.optim.wrapper import OptimWrapper
-from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.optim.wrapper_dict import AnyWrapper
 from jengine.train import phases as parts
 from jengine.train.kept_types import keep_types
+from jengine.train.model_attributes import hyperparams_as_attributes
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
-from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 LossFn = Callable[[PyTree], Any]  # params -> losses, or (losses, model_state)
@@ -234,7 +234,7 @@ class OwnStep(NamedTuple):
     """The `train_step` of a model, between `traced_batch` and `traced_update`."""
 
     model: Model
-    traced: TracedModel
+    optim_wrapper: AnyWrapper
     optimizers: Mapping[str, OptimWrapper]
     constrain: Constrain
     gather_tables: Gather
@@ -261,11 +261,11 @@ class OwnStep(NamedTuple):
             else {}
         )
         given = state.replace(hook_state={**hook_state, **flag})
-        with self.traced.trace(ctx.hyperparams) as hyperparams:
+        with hyperparams_as_attributes(self.model, ctx.hyperparams, self.optim_wrapper):
             update_ctx = UpdateContext(
                 ctx.batch,
                 ctx.rng,
-                hyperparams,
+                ctx.hyperparams,
                 self.optimizers,
                 ctx.axis_name,
                 hooks,
@@ -290,13 +290,12 @@ class OwnStep(NamedTuple):
 
 def build_own_step(
     model: Model,
-    traced: TracedModel,
-    optim_wrapper: OptimWrapper | OptimWrapperDict,
+    optim_wrapper: AnyWrapper,
     phases: Sequence[PhaseConfig] | None,
     constrain: Constrain,
     gather_tables: Gather,
 ) -> OwnStep | None:
-    """Return the model's own step, in which `traced` reads the attributes; None if it has none.
+    """Return the model's own step; None if it has none.
 
     Raises:
       ValueError: gradient accumulation or phases, which the model's step would not see.
@@ -316,9 +315,8 @@ def build_own_step(
         "batch itself",
     )
     optimizers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
-    return OwnStep(
-        parts.apply_precision(model, optim_wrapper), traced, optimizers, constrain, gather_tables
-    )
+    model = parts.apply_precision(model, optim_wrapper)
+    return OwnStep(model, optim_wrapper, optimizers, constrain, gather_tables)
 
 
 def check_result(
@@ -332,30 +330,21 @@ def check_result(
       TypeError: not a pair of a TrainState and a dict. ValueError: a state that has changed, see
         `keep_types`; metrics that are not scalars, or none with 'loss' in the name.
     """
-    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], TrainState):
-        got = (
-            [type(item).__name__ for item in result]
-            if isinstance(result, tuple)
-            else type(result).__name__
-        )
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    if not (is_pair and isinstance(result[0], TrainState) and isinstance(result[1], Mapping)):
+        got = [type(item).__name__ for item in (result if is_pair else [result])]
         raise TypeError(
-            "train_step must return (state, metrics), with the state from `state.replace(...)`, "
-            f"got {got}"
+            "train_step must return (state, metrics), with the state from `state.replace(...)` and "
+            f"the metrics as a dict by name, got {', '.join(got)}"
         )
     state, metrics = result
     state = keep_types(given, state, "")
-    if not isinstance(metrics, Mapping):
-        raise TypeError(
-            f"train_step must return its metrics as a dict by name, got {type(metrics).__name__}"
-        )
     for name, value in metrics.items():
-        if jnp.shape(value) or not (hasattr(value, "dtype") or isinstance(value, int | float)):
-            shape = (
-                f"{value.dtype}{list(value.shape)}"
-                if hasattr(value, "dtype")
-                else type(value).__name__
+        if jnp.shape(value):
+            raise ValueError(
+                f"train_step must return scalars as metrics, got {jax.typeof(value).str_short()} "
+                f"for {name!r}"
             )
-            raise ValueError(f"train_step must return scalars as metrics, got {shape} for {name!r}")
     scalars = OrderedDict(
         (name, jnp.asarray(value, jnp.result_type(float))) for name, value in metrics.items()
     )

@@ -20,8 +20,8 @@ from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.train.kept_types import keep_types
 from jengine.train.losses import example_weight, loss_weight, mean_over_replicas, total_loss
 from jengine.train.micro_batches import Part, differentiate_in_parts
+from jengine.train.model_attributes import reads_attributes
 from jengine.train.traced_hooks import StepContext
-from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 Metrics = OrderedDict[str, jax.Array]  # JAX sorts the keys of a dict
@@ -80,11 +80,6 @@ def parse_phases(phases: Sequence[PhaseConfig] | None) -> list[PhaseSettings] | 
                 if isinstance(phase, tuple | list)
                 else dict(phase)
             )
-            for name in fields:
-                if name not in PhaseSettings._fields:
-                    raise ConfigError(
-                        f"a phase has no {name!r}{closest(str(name), PhaseSettings._fields)}"
-                    )
             check_values("", PhaseSettings, fields)
             settings = PhaseSettings(**fields)
             # The loader must be asked for as many batches in each iteration, whatever the device
@@ -139,14 +134,11 @@ def _batch_indices(phases: Sequence[PhaseSettings]) -> list[list[int]]:
 
 def build_phases(
     model: Model,
-    traced: TracedModel,
     optim_wrapper: OptimWrapper | OptimWrapperDict,
     phases: Sequence[PhaseConfig] | None,
     micro_batches: int = 1,
 ) -> list[Phase]:
     """Return a step's updates in order; a phase with several updates is repeated.
-
-    `traced` wraps the losses of `model`.
 
     Raises:
       ValueError: a phase that is not an optimizer name, phases for a single optimizer, or
@@ -155,7 +147,8 @@ def build_phases(
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
             raise ValueError(f"phases must be None for a single optimizer, got {list(phases)}")
-        loss = traced.wrap(apply_precision(model, optim_wrapper).loss)
+        loss = apply_precision(model, optim_wrapper).loss
+        loss = reads_attributes(loss, model, optim_wrapper)
         return [Phase("", optim_wrapper, loss, micro_batches=micro_batches)]
     settings = (
         [PhaseSettings(name) for name in optim_wrapper]
@@ -169,9 +162,8 @@ def build_phases(
                 f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}"
             )
         check_no_accumulation(optim_wrapper, "with several optimizers in one step")
-        loss = traced.wrap(
-            functools.partial(apply_precision(model, optim_wrapper[name]).phase_loss, name)
-        )
+        loss = functools.partial(apply_precision(model, optim_wrapper[name]).phase_loss, name)
+        loss = reads_attributes(loss, model, optim_wrapper)
         built += [Phase(name, optim_wrapper[name], loss, every, batch) for batch in batches]
     return built
 

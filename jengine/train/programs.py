@@ -16,25 +16,23 @@ from jengine.data.host_entries import select_arrays
 from jengine.data.masking import on_whole_batches
 from jengine.logging.slow_call import report_if_slow
 from jengine.logging.stopwatch import Stopwatch
-from jengine.model.model import Model, ModelWrapper
-from jengine.optim.param_groups.freeze import PREFIX
+from jengine.model.model import Model
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.parallel.placement import Rules
 from jengine.parallel.strategy import DispatchLimiter, Strategy
 from jengine.train.hyperparams import HyperparamsRaveler, HyperparamsVector
+from jengine.train.model_attributes import list_models, optimizer_names
 from jengine.train.phases import PhaseConfig
 from jengine.train.recompilation import RecompilationGuard, compilation_counter
 from jengine.train.scanned_step import ChunkMetrics, build_scanned_step
 from jengine.train.state import TrainState
 from jengine.train.step import WEIGHT, TrainStep, build_train_step, with_flat_metrics
-from jengine.train.traced_model import is_number, optimizer_names
 
 PyTree = Any
 
 logger = logging.getLogger("jengine")
 _NOTHING = contextlib.nullcontext()
-_SLOW_IN_SCAN = "conv_general_dilated"  # on CPUs; https://github.com/jax-ml/jax/issues/12868
 
 
 class TrainPrograms:
@@ -56,6 +54,7 @@ class TrainPrograms:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
       accumulate: the step that only accumulates gradients.
       chunk: several steps, see `build_scanned_step`.
+      compiled: what `Strategy.compile_train_step` returns for 'update', 'accumulate' and 'chunk'.
       hashes: hashes of the traced programs, by program, batch structure, devices and versions; a
         resumed run starts with those in the checkpoint.
       failed: whether a dispatch raised.
@@ -77,11 +76,6 @@ class TrainPrograms:
         hyperparams: MutableMapping[str, Any] | None = None,
         refuse_changes: bool = False,
     ) -> None:
-        def guard(step: Callable[..., Any]) -> RecompilationGuard:
-            return RecompilationGuard(
-                step, ("state", "batch", "hyperparams"), on_recompile=on_recompile
-            )
-
         def compile_step(step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
             step = on_whole_batches(step, batch_rules is not None)
             return strategy.compile_train_step(step, chunked, batch_rules)
@@ -101,19 +95,27 @@ class TrainPrograms:
 
         update = build_step(update=True)  # the host knows which one it needs
         accumulate = build_step(update=False)
-        steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
-        scanned = build_scanned_step(*steps)
-        self.update, self.accumulate = guard(update), guard(accumulate)
-        self.chunk = guard(lambda state, batches, inputs: scanned(state, batches, *inputs))
+        self._steps = (update, accumulate) if optim_wrapper.accumulates else (update,)
+        chunk = build_scanned_step(*self._steps)
+
+        def guard(step: Callable[..., Any]) -> RecompilationGuard:
+            arguments = ("state", "batch", "hyperparams")
+            return RecompilationGuard(step, arguments, on_recompile=on_recompile)
+
+        self.update = guard(update)
+        self.accumulate = guard(accumulate)
+        self.chunk = guard(lambda state, batches, inputs: chunk(state, batches, *inputs))
+        self._guards = dict(update=self.update, accumulate=self.accumulate, chunk=self.chunk)
+        self.compiled: dict[str, Any] = {
+            "update": compile_step(with_flat_metrics(self.update)),
+            "accumulate": compile_step(with_flat_metrics(self.accumulate)),
+            "chunk": compile_step(self.chunk, chunked=True),
+        }
+        self.hashes: dict[str, str] = {}
+        self.failed = False
         self._model = model
         self._optim_wrapper = optim_wrapper
-        self.hashes: dict[str, str] = {}
         self._refuse_changes = refuse_changes
-        self._compiled: dict[RecompilationGuard, Any] = {
-            self.update: compile_step(with_flat_metrics(self.update)),
-            self.accumulate: compile_step(with_flat_metrics(self.accumulate)),
-            self.chunk: compile_step(self.chunk, chunked=True),
-        }
         self._strategy = strategy
         self._batch_rules = batch_rules
         self._limiter = limiter
@@ -124,22 +126,18 @@ class TrainPrograms:
         # on the device.
         self._takes_host_arrays = strategy.platform == "cpu"
         self._sent: tuple[HyperparamsVector | None, Any] = (None, None)
-        self._steps = steps
         self._hyperparams: MutableMapping[str, Any] = {} if hyperparams is None else hyperparams
-        self._optimizer_names = optimizer_names(optim_wrapper)
-        self._reported: set[str] = set()  # hyperparameters that nothing reads
         self._intervals = update.intervals  # of phases that act every n-th iteration
-        self._last: RecompilationGuard | None = None  # the suspect if the device runs out of memory
-        self.failed = False
+        self._last = ""  # the suspect if the device runs out of memory
         self._environment = (
             f"{type(strategy).__name__} {strategy.mesh_description or {}} {strategy.platform} "
             f"jax-{jax.__version__}"
         )
-        self._not_hashed: list[tuple[RecompilationGuard, tuple[Any, ...]]] = []
+        self._hashed: set[str] = set()  # in this run
 
     def expect_shapes(self) -> None:
         """Expect batches of another shape, for which the programs compile once."""
-        for guard in (self.update, self.accumulate, self.chunk):
+        for guard in self._guards.values():
             guard.expect_change()
 
     def run_step(
@@ -159,13 +157,13 @@ class TrainPrograms:
           The pending state, the metrics, and the iteration's weight in a mean, f32[]; None if all
           are equal.
         """
-        step = self.update if is_update else self.accumulate
+        kind = "update" if is_update else "accumulate"
         inputs = self._raveler.ravel(hyperparams)
         if not self._takes_host_arrays:
             inputs = self._put_hyperparams(inputs)
-        new_state, metrics = self._call(step, state, select_arrays(batch), inputs)
+        new_state, metrics = self._call(kind, state, select_arrays(batch), inputs)
         named = dict(zip(metrics.names, metrics.values, strict=True))
-        self._limiter.add(named["loss"])
+        self._limiter.tokens.append(named["loss"])
         for name, every in self._intervals.items():
             if (iteration + 1) % every:
                 named.pop(name, None)
@@ -185,11 +183,11 @@ class TrainPrograms:
         `iteration` is the index of the first. The weights are f32[K].
         """
         updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
-        inputs = self._raveler.stack(hyperparams), updates
+        inputs: Any = self._raveler.stack(hyperparams), updates
         if not self._takes_host_arrays:
             inputs = self._put_hyperparams(inputs[0]), self._strategy.put_replicated(updates)
-        new_state, metrics = self._call(self.chunk, state, self._put_chunk(batches), inputs)
-        self._limiter.add(metrics.values["loss"])
+        new_state, metrics = self._call("chunk", state, self._put_chunk(batches), inputs)
+        self._limiter.tokens.append(metrics.values["loss"])
         reports = dict.fromkeys(metrics.update_only, updates)
         for name, every in self._intervals.items():
             reports[name] = (iteration + 1 + np.arange(len(updates))) % every == 0
@@ -218,132 +216,83 @@ class TrainPrograms:
             stack_batches(batches), chunked=True, rules=self._batch_rules
         )
 
-    def _call(
-        self, step: RecompilationGuard, state: TrainState, batch: PyTree, inputs: PyTree
-    ) -> Any:
+    def _call(self, kind: str, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
         """Call a program; the timer runs for 'step' from now on."""
+        guard = self._guards[kind]
+        program = self.compiled[kind]
         self._timer.enter("step")  # until the loop enters the next phase
-        compiled = compilation_counter.count
-        self._limiter.wait()  # bounds the run-ahead
-        if step.shapes is None:
-            if hasattr(program := self._compiled[step], "trace"):  # a pmap cannot be traced
+        count = compilation_counter.count
+        if len(self._limiter.tokens) >= self._limiter.limit:
+            self._limiter.wait()  # bounds the run-ahead
+        if guard.shapes is None:
+            if hasattr(program, "trace"):  # a pmap cannot be traced
                 program.trace(state, batch, inputs)  # the call below uses this trace
             self._on_traced()
-        self._last = step
+        report = _NOTHING if guard.shapes else report_first_compile(guard)
+        self._last = kind
         try:
-            report = report_first_compile(step) if step.shapes is None else _NOTHING
             # On a CPU the step takes host arrays: a user's guard is about all other transfers. To
             # enter one costs as much as the rest of this method.
             has_guard = jax.config.jax_transfer_guard_host_to_device is not None
-            guard = jax.transfer_guard_host_to_device("allow") if has_guard else _NOTHING
-            with report, guard:
-                new_state, metrics = self._compiled[step](state, batch, inputs)
+            allowed = jax.transfer_guard_host_to_device("allow") if has_guard else _NOTHING
+            with report, allowed:
+                result = program(state, batch, inputs)
         except jax.errors.JaxRuntimeError:
             self.failed = True
-            step.record_shapes(state, batch, inputs)  # for the estimate in the note
+            guard.record_shapes(state, batch, inputs)  # for the estimate in the note
             raise
-        if compilation_counter.count != compiled:
+        if compilation_counter.count != count:
             self._timer.relabel("compile")  # the time since `enter`
-            step.check_shardings(state, batch, inputs)
-            self._not_hashed.append((step, step.shapes or ()))
+            guard.check_shardings(state, batch, inputs)
             if self.hashes:  # the run continues another, whose programs may differ
                 self.hash_jaxprs()
-        return new_state, metrics
-
-    def is_slow_in_scan(
-        self, state: TrainState, batches: Sequence[PyTree], hyperparams: Mapping[str, Any]
-    ) -> bool:
-        """Return whether the step has convolutions, which XLA compiles to slow code within a
-        loop on a CPU.
-        """
-        program = self._compiled[self.chunk]
-        if self._strategy.platform != "cpu" or not hasattr(program, "trace"):
-            return False
-        inputs = self._raveler.stack([hyperparams] * len(batches)), np.ones(len(batches), bool)
-        return _SLOW_IN_SCAN in str(program.trace(state, self._put_chunk(batches), inputs).jaxpr)
+        return result
 
     def follow_model(self, *, end: bool = False) -> None:
         """Let numbers that hooks assign to attributes of the model be hyperparameters, until the
         end of training.
         """
-        model: Any = self._model
-        while isinstance(model, Model):
+        for model in list_models(self._model):
             vars(model)["_follower"] = None if end else weakref.ref(self)
-            model = model.model if isinstance(model, ModelWrapper) else None
 
     def assign(self, name: str, value: Any) -> None:
         """Make a number that a hook has assigned to an attribute of the model an input of the
         steps.
-
-        Once the step is traced, only attributes that it has read: others would compile it again for
-        nothing.
         """
-        if name.startswith("_") or name in self._optimizer_names or not is_number(value):
-            return
-        is_traced = any(step.shapes is not None for step in self._compiled)
-        if (
-            name in self._hyperparams
-            or not is_traced
-            or any(step.model.has_read(name) for step in self._steps)
-        ):
-            self._hyperparams[name] = value
+        if name in optimizer_names(self._optim_wrapper):
+            raise ConfigError(
+                f"the attribute `{name}` of the model must have another name to be assigned during "
+                f"training, when {name!r} is a hyperparameter of the optimizer, got {value!r}"
+            )
+        self._hyperparams[name] = value
 
-    def check_reads(self) -> None:
-        """Check that attributes that the compiled steps have read are unchanged, and report unread
-        hyperparameters.
+    def called(self) -> dict[str, tuple[Any, ...]]:
+        """Return the last argument shapes of the programs that have been called, by name.
 
-        Raises:
-          RuntimeError: an attribute of a hook, of the model or of its loss has changed.
+        `compiled[name].trace(*shapes)` is the trace that JAX has kept; a pmap has none.
         """
-        read: set[str] = set()
-        for step in self._steps:
-            step.hooks.check_unchanged()
-            step.model.check_unchanged(self._hyperparams)
-            read |= step.hooks.hyperparams_read | step.model.hyperparams_read
-        if all(step.shapes is None for step in self._compiled):
-            return
-        for name in self._hyperparams.keys() - self._optimizer_names - read - self._reported:
-            if not name.startswith(PREFIX):  # which the optimizer reads
-                self._reported.add(name)
-                logger.warning(
-                    f"{name!r}, which a hook sets in runner.hyperparams or as an attribute of the "
-                    "model, has no effect in the step, which does not read it: read "
-                    f"hyperparams[{name!r}] in the loss, or `self.{name}` in a method of the model"
-                )
-
-    def flops(self) -> dict[str, float]:
-        """Return per-iteration FLOPs over all devices, see `count_flops`.
-
-        {} before the first iteration.
-        """
-        from jengine.train.flops import count_flops
-
-        for step, program in self._compiled.items():
-            if step.shapes is not None and hasattr(program, "trace"):
-                flops = count_flops(program.trace(*step.shapes).jaxpr)
-                # `is_update` has one entry per step
-                steps = len(step.shapes[2][1]) if step is self.chunk else 1
-                return {kind: count / steps for kind, count in flops.items()}
-        return {}
+        return {
+            kind: guard.shapes
+            for kind, guard in self._guards.items()
+            if guard.shapes is not None and hasattr(self.compiled[kind], "trace")
+        }
 
     def hash_jaxprs(self) -> dict[str, str]:
-        """Return `hashes` with those of all programs compiled so far.
+        """Return `hashes` with those of the programs as they were called last.
 
         Log a warning for one that has changed.
         """
         from jengine.train.jaxpr_hash import hash_jaxpr, hash_shapes
 
-        names = {self.update: "update", self.accumulate: "accumulate", self.chunk: "chunk"}
-        while self._not_hashed:
-            step, shapes = self._not_hashed.pop(0)
-            if not hasattr(self._compiled[step], "trace"):
+        for kind, shapes in self.called().items():
+            key = f"{kind} {hash_shapes(shapes[1])} {self._environment}"
+            if key in self._hashed:
                 continue
-            key = f"{names[step]} {hash_shapes(shapes[1])} {self._environment}"
-            # JAX has kept the trace from the compilation, so only the program text is new
-            new = hash_jaxpr(self._compiled[step].trace(*shapes).jaxpr)
+            self._hashed.add(key)
+            new = hash_jaxpr(self.compiled[kind].trace(*shapes).jaxpr)
             if self.hashes.get(key, new) != new:
                 message = (
-                    f"The computation of the training step ({names[step]}) has changed since the "
+                    f"The computation of the training step ({kind}) has changed since the "
                     "checkpoint: "
                     "the model, the loss, the optimizer or a hook computes something else"
                 )
@@ -366,23 +315,22 @@ class TrainPrograms:
         is for chunks.
         """
         vector = self._raveler.ravel(hyperparams)
-        programs = {"update": self._compiled[self.update].trace(state, batch, vector)}
+        programs = {"update": self.compiled["update"].trace(state, batch, vector)}
         if self._optim_wrapper.accumulates:
-            programs["accumulate"] = self._compiled[self.accumulate].trace(state, batch, vector)
+            programs["accumulate"] = self.compiled["accumulate"].trace(state, batch, vector)
         if batches is not None:
             num_steps = len(jax.tree.leaves(batches)[0])
             inputs = self._raveler.stack([hyperparams] * num_steps), np.ones(num_steps, bool)
-            programs["chunk"] = self._compiled[self.chunk].trace(state, batches, inputs)
+            programs["chunk"] = self.compiled["chunk"].trace(state, batches, inputs)
         return programs
 
     @property
     def last(self) -> tuple[str, Any, Any] | None:
         """Name, compiled function and argument shapes of the last program that was called."""
-        if self._last is None:
+        if not self._last:
             return None
-        kinds = {self.update: "update", self.accumulate: "accumulation", self.chunk: "chunk"}
-        name = f"{self._last.name} ({kinds[self._last]})"
-        return name, self._compiled[self._last], self._last.shapes
+        guard = self._guards[self._last]
+        return f"{guard.name} ({self._last})", self.compiled[self._last], guard.shapes
 
 
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:

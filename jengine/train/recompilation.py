@@ -1,21 +1,18 @@
-"""Recompilations: how many programs were compiled, and whether a function compiles again."""
+"""Compilations: their number and cache, and whether a function compiles again."""
 
 import functools
 import logging
 import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.typing import ArrayLike
 
-from jengine.config.errors import closest
 from jengine.config.explain import explain
 
 logger = logging.getLogger("jengine")
-PyTree = Any
-_Placed = dict[tuple[Any, ...], jax.ShapeDtypeStruct]  # by path
-
 _MODES = ("warn", "raise")
 
 
@@ -25,25 +22,46 @@ class CompilationCounter:
     Attributes:
       count: programs compiled since the first call to `install`. Compare it before and after a
         call.
+      cache_hits, cache_misses: of the persistent cache.
     """
-
-    _EVENT = "/jax/core/compile/backend_compile_duration"
 
     def __init__(self) -> None:
         self.count = 0
+        self.cache_hits = 0
+        self.cache_misses = 0
         self._installed = False
 
     def install(self) -> None:
         """Start counting; further calls do nothing."""
         if not self._installed:
             jax.monitoring.register_event_duration_secs_listener(self._on_event)
+            jax.monitoring.register_event_listener(lambda event, **_: self._on_event(event))
             self._installed = True  # JAX cannot remove a single listener
 
-    def _on_event(self, event: str, duration_secs: float, **_: object) -> None:
-        self.count += event == self._EVENT  # JAX reports many kinds of events
+    def _on_event(self, event: str, duration_secs: float = 0.0, **_: object) -> None:
+        # JAX reports many kinds of events
+        self.count += event == "/jax/core/compile/backend_compile_duration"
+        self.cache_hits += event == "/jax/compilation_cache/cache_hits"
+        self.cache_misses += event == "/jax/compilation_cache/cache_misses"
 
 
 compilation_counter = CompilationCounter()
+
+
+def use_compilation_cache() -> None:
+    """Store compiled programs in the user's cache directory, unless JAX is configured otherwise.
+
+    `JAX_COMPILATION_CACHE_DIR` selects another directory, `JAX_ENABLE_COMPILATION_CACHE=false`
+    disables the cache.
+    """
+    compilation_counter.install()
+    settings = jax.config.values
+    # The user's choice holds, by environment or in code
+    if settings["jax_compilation_cache_dir"] is None and settings["jax_enable_compilation_cache"]:
+        root = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+        jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(root) / "jengine" / "jax"))
+        # JAX's 1 s leaves out small programs
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 class RecompilationError(TypeError):
@@ -59,10 +77,7 @@ def check_on_recompile(mode: str | None) -> str:
     """
     checked = os.environ.get("JENGINE_ON_RECOMPILE", "warn") if mode is None else mode
     if checked not in _MODES:
-        raise ValueError(
-            "on_recompile must be 'warn' or 'raise', got "
-            f"{checked!r}{closest(str(checked), _MODES)}"
-        )
+        raise ValueError(f"on_recompile must be 'warn' or 'raise', got {checked!r}")
     return checked
 
 
@@ -70,9 +85,10 @@ class RecompilationGuard:
     """Function for `jax.jit` that reports each call whose arguments cause a recompilation.
 
     Each change is reported once: as a warning, after which the new arguments are compiled too; or
-    as an error, before they are compiled. Explainers name the changed paths. The wrapper runs only
-    when JAX traces, so it adds no cost to compiled calls. A changed sharding alone will recompile
-    without a trace: callers detect it with `compilation_counter`, and call `check_shardings`.
+    as an error, before they are compiled. Explainers name the changed paths, and so does
+    `JAX_EXPLAIN_CACHE_MISSES=1`. The wrapper runs only when JAX traces, so it adds no cost to
+    compiled calls. A changed sharding alone will recompile without a trace: callers detect it with
+    `compilation_counter`, and call `check_shardings`.
 
     >>> guard = RecompilationGuard(lambda x: 2 * x, ["batch"], on_recompile="raise")
     >>> step = jax.jit(guard)
@@ -101,12 +117,11 @@ class RecompilationGuard:
         functools.update_wrapper(self, fn)  # `jax.jit` reads name and signature
         self.traces = 0
         self.shapes: tuple[Any, ...] | None = None
+        self.name = name
         self._fn = fn
         self._arguments = tuple(arguments)
-        self.name = name
         self._on_recompile = check_on_recompile(on_recompile)
-        self._signatures: list[tuple[tuple[str, ...], Any]] = []
-        self._placed: list[_Placed] = []
+        self._known: list[tuple[list[Any], Any]] = []  # shapes and structures of all traces
         self._expects_change = False
         compilation_counter.install()
 
@@ -116,15 +131,13 @@ class RecompilationGuard:
         Raises:
           RecompilationError: with `on_recompile='raise'`, an earlier call had another signature.
         """
-        advice = (
-            "Keep the structure of batches: pad or drop a smaller last one, and keep keys and "
-            "dtypes. Batches of many "
-            "sizes need few of them: pad each to the next of some fixed sizes (bucketing)."
-        )
-        leaves, structure = jax.tree.flatten(args)
-        signature = tuple(map(_describe, leaves)), structure
-        if signature not in self._signatures:
-            self._report(self._signatures, signature, advice)
+        shapes = jax.tree.map(_shape, args)
+        signature = jax.tree.flatten(shapes)
+        if signature not in self._known:  # else JAX has dropped a program
+            if self._known:
+                leaves, structure = self._known[0]
+                self._report(jax.tree.unflatten(structure, leaves), shapes)
+            self._known.append(signature)
         self.traces += 1
         return self._fn(*args)
 
@@ -134,58 +147,55 @@ class RecompilationGuard:
 
     def record_shapes(self, *args: Any) -> None:
         """Record a call's argument shapes; the call may have failed."""
-        self.shapes = jax.tree.map(_shape, args)
+        self.shapes = jax.tree.map(_placed_shape, args)
 
     def check_shardings(self, *args: Any) -> None:
         """Record the argument shardings of a call that compiled; donated arrays are allowed.
 
         Raises:
-          RecompilationError: with `on_recompile='raise'`, an earlier call had other shardings.
+          RecompilationError: with `on_recompile='raise'`, the call before that compiled had other
+            shardings.
         """
+        before = self.shapes
         self.record_shapes(*args)
-        placed = dict(jax.tree_util.tree_flatten_with_path(self.shapes)[0])
-        # JAX has a program for known ones, even if the last call had others
-        if not any(_have_equal_shardings(placed, known) for known in self._placed):
-            advice = "Keep the shardings of arrays that the strategy has set."
-            self._report(self._placed, placed, advice)
+        structure: Any = jax.tree.structure(self.shapes)
+        if structure == jax.tree.structure(before) and not all(  # else the trace has reported it
+            jax.tree.leaves(jax.tree.map(_is_placed_alike, before, self.shapes))
+        ):
+            self._report(before, self.shapes)
 
-    def _report(self, known: list[Any], new: Any, advice: str) -> None:
+    def _report(self, known: Any, new: Any) -> None:
         is_expected = self._expects_change
         self._expects_change = False
-        if known and not is_expected:
-            error = RecompilationError(
-                f"{self.name} is compiled again, because its arguments changed. {advice}"
-            )
-            explain(error, changed=(self._arguments, known[0], new))
-            if self._on_recompile == "raise":
-                raise error
-            hint = "`on_recompile='raise'` in train_cfg makes this an error."
-            logger.warning("\n".join([f"{error} {hint}", *getattr(error, "__notes__", ())]))
-        known.append(new)
+        if is_expected:
+            return
+        error = RecompilationError(
+            f"{self.name} is compiled again, because its arguments changed. Keep the structure, "
+            "dtypes and shardings of batches: pad or drop a smaller last one, or pad each to the "
+            "next of some fixed sizes (bucketing)."
+        )
+        explain(error, changed=(self._arguments, known, new))
+        if self._on_recompile == "raise":
+            raise error
+        hint = "`on_recompile='raise'` in train_cfg makes this an error."
+        logger.warning("\n".join([f"{error} {hint}", *getattr(error, "__notes__", ())]))
 
 
 def _shape(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(leaf)
+    weak_type = getattr(aval, "weak_type", False)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak_type)
+
+
+def _placed_shape(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
     # an uncommitted array follows the others, so its current device would be wrong for another call
-    sharding = leaf.sharding if isinstance(leaf, jax.Array) and leaf.committed else None
-    return jax.ShapeDtypeStruct(
-        aval.shape, aval.dtype, sharding=sharding, weak_type=getattr(aval, "weak_type", False)
-    )
+    if isinstance(leaf, jax.Array) and leaf.committed:
+        return _shape(leaf).update(sharding=leaf.sharding)
+    return _shape(leaf)
 
 
-def _describe(leaf: ArrayLike) -> str:
-    aval = jax.typeof(leaf)
-    return f"{aval.str_short()}{' (weakly typed)' if getattr(aval, 'weak_type', False) else ''}"
-
-
-def _have_equal_shardings(first: _Placed, second: _Placed) -> bool:
-    # the trace has already reported added and removed entries
-    pairs = [(leaf, second[path]) for path, leaf in first.items() if path in second]
-    return all(
-        a.sharding is b.sharding
-        or (
-            None not in (a.sharding, b.sharding)
-            and a.sharding.is_equivalent_to(b.sharding, len(a.shape))
-        )
-        for a, b in pairs
-    )
+def _is_placed_alike(first: jax.ShapeDtypeStruct, second: jax.ShapeDtypeStruct) -> bool:
+    a, b = first.sharding, second.sharding
+    if a is None or b is None or first.shape != second.shape:
+        return a is b or first.shape != second.shape
+    return a.is_equivalent_to(b, len(first.shape))

@@ -22,7 +22,6 @@ from jengine.train.own_step import OwnStep, build_own_step
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig, build_phases
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
-from jengine.train.traced_model import TracedModel
 
 PyTree = Any
 StepHyperparams = Mapping[str, Any] | HyperparamsVector
@@ -51,7 +50,6 @@ class TrainStep:
     Attributes:
       phases: the updates, in order; none with `own`.
       own: the model's own step.
-      model: what the traces have read from the model.
       optim_wrapper, constrain, gather_tables: see `build_train_step`.
       hooks: the hooks whose traced points are part of the step.
       update: whether `finish` updates.
@@ -65,7 +63,6 @@ class TrainStep:
 
     phases: Sequence[Phase]
     own: OwnStep | None
-    model: TracedModel
     optim_wrapper: OptimWrapper | OptimWrapperDict
     hooks: TracedHooks
     update: bool
@@ -263,53 +260,42 @@ class TrainStep:
         """Run one phase if it is due."""
         before = ctx.replace(metrics=OrderedDict(ctx.metrics))  # a branch sorts the names in a dict
 
-        def act() -> tuple[Any, ...]:
+        def act() -> tuple[tuple[Any, ...], HookStates]:
             ctx, states = self._differentiate(phase, before, hook_state)
             ctx = parts.update(phase, ctx, before.model_state)
-            return (
-                ctx.params,
-                ctx.model_state,
-                ctx.opt_state,
-                OrderedDict(ctx.metrics),
-                ctx.apply_update,
-                states,
-            )
+            return _changed(ctx.replace(metrics=OrderedDict(ctx.metrics))), states
 
-        def skip() -> tuple[Any, ...]:
+        def skip() -> tuple[tuple[Any, ...], HookStates]:
             unknown = {
                 name: jnp.full(like.shape, jnp.nan, like.dtype) for name, like in missing.items()
             }
-            metrics = OrderedDict({**before.metrics, **unknown})
-            apply_update = (
-                jnp.ones((), bool)
-                if before.apply_update is None and decides
-                else before.apply_update
-            )
-            return (
-                before.params,
-                before.model_state,
-                before.opt_state,
-                metrics,
-                apply_update,
-                hook_state,
-            )
+            ctx = before.replace(metrics=OrderedDict({**before.metrics, **unknown}))
+            if before.apply_update is None and decides:
+                ctx = ctx.replace(apply_update=jnp.ones((), bool))
+            return _changed(ctx), hook_state
 
         if is_due is True:
-            changed = act()
-            for name in [
-                name for name, value in changed[3].items() if before.metrics.get(name) is not value
-            ]:
-                self.intervals.pop(name, None)
+            changed, states = act()
+            for name, value in changed[_CHANGED.index("metrics")].items():
+                if before.metrics.get(name) is not value:
+                    self.intervals.pop(name, None)
         else:
-            _, _, _, metrics, decides, _ = jax.eval_shape(act)
-            missing = {name: like for name, like in metrics.items() if name not in before.metrics}
+            shapes = dict(zip(_CHANGED, jax.eval_shape(act)[0], strict=True))
+            decides = shapes["apply_update"]
+            missing = {
+                name: like for name, like in shapes["metrics"].items() if name not in before.metrics
+            }
             self.intervals.update(dict.fromkeys(missing, phase.every))
-            changed = jax.lax.cond(is_due, act, skip)
-        params, model_state, opt_state, metrics, apply_update, states = changed
-        ctx = ctx.replace(
-            params=params, model_state=model_state, opt_state=opt_state, metrics=metrics
-        )
-        return ctx.replace(apply_update=apply_update), states
+            changed, states = jax.lax.cond(is_due, act, skip)
+        return ctx.replace(**dict(zip(_CHANGED, changed, strict=True))), states
+
+
+# what a phase changes in the context
+_CHANGED = ("params", "model_state", "opt_state", "metrics", "apply_update")
+
+
+def _changed(ctx: StepContext) -> tuple[Any, ...]:
+    return tuple(getattr(ctx, name) for name in _CHANGED)
 
 
 def build_train_step(
@@ -373,18 +359,16 @@ def build_train_step(
     """
     # A step of the model's own replaces phases and micro-batches, which are therefore refused and
     # not ignored.
-    traced = TracedModel(model, optim_wrapper)
-    own = build_own_step(model, traced, optim_wrapper, phases, constrain, gather_tables)
+    own = build_own_step(model, optim_wrapper, phases, constrain, gather_tables)
     if micro_batches > 1 and (own is not None or isinstance(optim_wrapper, Mapping)):
         kind = "several optimizers" if own is None else "a model with its own train_step"
         raise ConfigError(
             f"`train_cfg.micro_batch` must be None with {kind}, which cannot be computed in parts"
         )
-    built = [] if own else build_phases(model, traced, optim_wrapper, phases, micro_batches)
+    built = [] if own else build_phases(model, optim_wrapper, phases, micro_batches)
     return TrainStep(
         built,
         own,
-        traced,
         optim_wrapper,
         TracedHooks(hooks),
         update,

@@ -10,7 +10,6 @@ from optax import OptState, Params, Updates
 
 from jengine.data.batch_check import Batch
 from jengine.train.kept_types import keep_types
-from jengine.train.traced_reads import RecordedScalars, check_reads, record_reads
 
 PyTree = Any
 
@@ -61,27 +60,17 @@ class StepContext(struct.PyTreeNode):
 
 
 POINTS = ("traced_batch", "traced_grads", "traced_update", "traced_accumulate")
-_INSTEAD = (
-    "Set runner.hyperparams[NAME], first in before_train, and read ctx.hyperparams[NAME] in the "
-    "traced method instead"
-)
 
 
 class TracedHooks:
     """Hooks with traced points or state, in the given order, under names that are stable across
     restarts.
-
-    Attributes:
-      hyperparams_read: names of the hyperparameters that hooks have read while they were traced.
     """
 
     def __init__(self, hooks: Sequence[Any]) -> None:
         self._hooks = hook_names(
             [hook for hook in hooks if hook.get_traced_points() or _has_state(hook)]
         )
-        # attributes read while tracing
-        self._reads: dict[str, dict[str, Any]] = {name: {} for name in self._hooks}
-        self.hyperparams_read: set[str] = set()
 
     def init(self, params: Params, model_state: PyTree) -> dict[str, PyTree]:
         """Return the initial hook states by name, for hooks that have one."""
@@ -102,18 +91,14 @@ class TracedHooks:
             `keep_types`. Exception: a hook's error, with its name as a note.
         """
         rng = ctx.rng
-        hyperparams = ctx.hyperparams
         for name, hook in self._hooks.items():
             if point not in hook.get_traced_points():
                 continue
             # a key from the name, not the position: another hook in the config must not change the
             # random numbers CRC32, because `hash` differs between processes
-            recorded = RecordedScalars(hyperparams, self.hyperparams_read)
             key = jax.random.fold_in(rng, zlib.crc32(name.encode()))
-            hook_ctx = ctx.replace(hook_state=states.get(name), rng=key, hyperparams=recorded)
             try:
-                with record_reads(hook, self._reads[name]):
-                    ctx = getattr(hook, point)(hook_ctx)
+                ctx = getattr(hook, point)(ctx.replace(hook_state=states.get(name), rng=key))
             except Exception as error:
                 error.add_note(f"in {type(hook).__name__}.{point}, within the step")
                 raise
@@ -122,27 +107,17 @@ class TracedHooks:
                     f"{type(hook).__name__}.{point} must return the context (`return "
                     f"ctx.replace(...)`), got {type(ctx).__name__}"
                 )
-            if ctx.hyperparams is not recorded:  # the hook has changed them
-                hyperparams = ctx.hyperparams
             if name in states:  # a new dict: a branch may not change the old one
                 states = {
                     **states,
                     name: keep_types(states[name], ctx.hook_state, f"hook_state.{name}."),
                 }
         # these belonged to the last hook
-        return ctx.replace(rng=rng, hook_state=None, hyperparams=hyperparams), states
+        return ctx.replace(rng=rng, hook_state=None), states
 
     def have(self, point: str) -> bool:
         """Return whether a hook defines one of the `POINTS`."""
         return any(point in hook.get_traced_points() for hook in self._hooks.values())
-
-    def check_unchanged(self) -> None:
-        """Check that no attribute that a traced point has read has changed since.
-
-        See `check_reads`.
-        """
-        for name, hook in self._hooks.items():
-            check_reads(hook, self._reads[name], _INSTEAD)
 
     def states_after_skip(
         self, before: Mapping[str, PyTree], after: Mapping[str, PyTree]

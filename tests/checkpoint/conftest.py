@@ -37,3 +37,8 @@ def make_meta(iteration=3, **more):
 @pytest.fixture
 def state():
     return make_state()
+
+
+def save_and_wait(checkpointer, *args, **kwargs):
+    checkpointer.save(*args, **kwargs)
+    checkpointer.wait()

@@ -5,11 +5,12 @@ import resource
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
-from jengine.checkpoint import Checkpointer, CheckpointSaveError, arrays, find_latest, load
+from jengine.checkpoint import Checkpointer, CheckpointSaveError, find_latest, load
 
-from .conftest import make_meta, make_state
+from .conftest import make_meta, make_state, save_and_wait
 
 
 @contextlib.contextmanager
@@ -23,18 +24,15 @@ def limit_file_size(size):
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-def save_and_wait(checkpointer, *args, **kwargs):
-    checkpointer.save(*args, **kwargs)
-    checkpointer.wait()
-
-
 def test_a_full_disk_is_an_error_and_leaves_the_earlier_checkpoint(checkpointer, tmp_path):
     first = checkpointer.save(tmp_path / "epoch_1", make_state(1.0), make_meta(1))
     checkpointer.wait()
     noise = {"params": np.random.default_rng(0).random(100_000)}  # 800 kB that do not compress
     with (
         limit_file_size(50_000),
-        pytest.raises(CheckpointSaveError, match="could not save checkpoint .*epoch_2 .earlier") as error,
+        pytest.raises(
+            CheckpointSaveError, match="could not save checkpoint .*epoch_2 .earlier"
+        ) as error,
     ):
         save_and_wait(checkpointer, tmp_path / "epoch_2", noise, make_meta(2), evict=[first])
     assert error.value.earlier == [first]
@@ -59,7 +57,8 @@ def test_a_failure_in_the_background_is_raised_once_by_the_next_save(checkpointe
     (tmp_path / "last_checkpoint").mkdir()  # cannot be replaced by a file
     checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta(1))
     with pytest.raises(
-        CheckpointSaveError, match=r"could not save checkpoint .*epoch_1 \(there is no earlier one\)"
+        CheckpointSaveError,
+        match=r"could not save checkpoint .*epoch_1 \(there is no earlier one\)",
     ) as error:
         checkpointer.save(tmp_path / "epoch_2", make_state(), make_meta(2))
     assert error.value.earlier == []
@@ -71,13 +70,15 @@ def test_a_directory_that_cannot_be_created_is_an_error_with_its_path(tmp_path):
     (tmp_path / "file").write_text("")
     writer = Checkpointer(tmp_path / "file")
     with pytest.raises(
-        CheckpointSaveError, match=r"could not save checkpoint .*file/epoch_1.*(Not a directory|File exists)"
+        CheckpointSaveError,
+        match=r"could not save checkpoint .*file/epoch_1.*(Not a directory|File exists)",
     ):
-        writer.save(tmp_path / "file" / "epoch_1", make_state(), make_meta())
-    writer.close()
+        save_and_wait(writer, tmp_path / "file" / "epoch_1", make_state(), make_meta())
 
 
-def test_a_leaf_that_cannot_be_stored_is_an_error_before_anything_is_written(checkpointer, tmp_path):
+def test_a_leaf_that_cannot_be_stored_is_an_error_before_anything_is_written(
+    checkpointer, tmp_path
+):
     with pytest.raises(TypeError, match=r"`params\.layer` must be an array, got str"):
         checkpointer.save(tmp_path / "epoch_1", {"params": {"layer": "text"}}, make_meta())
     assert os.listdir(tmp_path) == []
@@ -99,8 +100,16 @@ def test_two_arrays_with_the_same_dotted_path_are_refused(checkpointer, tmp_path
 @pytest.mark.parametrize(
     ("section", "entry", "message"),
     [
-        ("hooks", {"seen": {1, 2}}, r"`Mine\.state_dict\(\)\.seen` must be made of numbers, .*, got set"),
-        ("infos", {"seen": {1, 2}}, r"`checkpoint\.infos\.Mine\.seen` must be JSON-serializable \(.*\), got set"),
+        (
+            "hooks",
+            {"seen": {1, 2}},
+            r"`Mine\.state_dict\(\)\.seen` must be made of numbers, .*, got set",
+        ),
+        (
+            "infos",
+            {"seen": {1, 2}},
+            r"`checkpoint\.infos\.Mine\.seen` must be JSON-serializable \(.*\), got set",
+        ),
         ("infos", {3: "x"}, r"keys of `checkpoint\.infos\.Mine` must be strings, got 3"),
     ],
 )
@@ -111,32 +120,21 @@ def test_a_value_that_cannot_be_stored_is_an_error_with_its_path(
         checkpointer.save(tmp_path / "epoch_1", state, make_meta(**{section: {"Mine": entry}}))
 
 
-def test_a_save_whose_arrays_cannot_be_read_back_does_not_count(checkpointer, tmp_path, monkeypatch):
+def test_a_save_whose_arrays_cannot_be_read_back_does_not_count(
+    checkpointer, tmp_path, monkeypatch
+):
     first = checkpointer.save(tmp_path / "epoch_1", make_state(1.0), make_meta(1))
     checkpointer.wait()
-    write = arrays.write_from_process
+    finalize = ocp.PyTreeCheckpointHandler.finalize
 
-    def lose_the_index(directory, state):
-        write(directory, state)
+    def lose_the_index(handler, directory):
+        finalize(handler, directory)
         (directory / "manifest.ocdbt").unlink()
 
-    monkeypatch.setattr(arrays, "write_from_process", lose_the_index)
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "finalize", lose_the_index)
     with pytest.raises(CheckpointSaveError, match="what was written to .*epoch_2.* cannot be read"):
-        save_and_wait(checkpointer, tmp_path / "epoch_2", make_state(2.0), make_meta(2), evict=["epoch_1"])
+        save_and_wait(
+            checkpointer, tmp_path / "epoch_2", make_state(2.0), make_meta(2), evict=["epoch_1"]
+        )
     assert find_latest(tmp_path) == first
     assert sorted(os.listdir(tmp_path)) == ["epoch_1", "last_checkpoint"]
-
-
-def test_the_first_save_of_a_run_is_read_back_with_an_array(tmp_path, monkeypatch):
-    write = arrays.write_from_process
-
-    def write_others(directory, state):
-        write(directory, jax.tree.map(lambda x: x + 1 if x.dtype == np.int32 else x, state))
-
-    monkeypatch.setattr(arrays, "write_from_process", write_others)
-    with (
-        contextlib.closing(Checkpointer(tmp_path)) as checkpointer,
-        pytest.raises(CheckpointSaveError, match="has other values"),
-    ):
-        save_and_wait(checkpointer, tmp_path / "epoch_1", {"step": jnp.int32(3), "w": jnp.ones(9)}, make_meta(1))
-    assert find_latest(tmp_path) is None

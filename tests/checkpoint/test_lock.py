@@ -53,7 +53,9 @@ def start_holder(tmp_path):
 def test_a_second_process_is_refused_with_the_pid_and_host_of_the_first(tmp_path, start_holder):
     process = start_holder()
     assert is_locked(tmp_path)
-    with pytest.raises(WorkDirLockedError, match=f"process {process.pid} on host .*another work_dir") as error:
+    with pytest.raises(
+        WorkDirLockedError, match=f"process {process.pid} on host .*another work_dir"
+    ) as error:
         WorkDirLock(tmp_path).acquire()
     assert (error.value.pid, error.value.host) == (process.pid, os.uname().nodename)
     assert isinstance(error.value, ConfigError)
@@ -70,9 +72,15 @@ def test_code_that_reads_or_copies_the_lock_file_does_not_release_it(tmp_path):
     (tmp_path / "run" / LOCK).read_text()
     program = f"from jengine.checkpoint.lock import WorkDirLock; WorkDirLock({str(tmp_path / 'run')!r}).acquire()"
     other = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, cwd=pathlib.Path(__file__).parents[2]
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=pathlib.Path(__file__).parents[2],
     )
-    assert f"another run is training in {tmp_path / 'run'}: process {os.getpid()} on host" in other.stderr
+    assert (
+        f"another run is training in {tmp_path / 'run'}: process {os.getpid()} on host"
+        in other.stderr
+    )
     lock.release()
     assert not is_locked(tmp_path / "run")
 
@@ -122,7 +130,9 @@ def test_a_truncated_lock_file_of_a_killed_run_is_taken_over(tmp_path, caplog):
     assert caplog.text == ""
 
 
-def test_a_file_removed_between_opening_and_locking_is_not_mistaken_for_the_lock(tmp_path, monkeypatch):
+def test_a_file_removed_between_opening_and_locking_is_not_mistaken_for_the_lock(
+    tmp_path, monkeypatch
+):
     flock, removed = fcntl.flock, []
 
     def remove_first(file, how):

@@ -26,7 +26,9 @@ def save_two(work_dir):
         for iteration in (1, 2):
             state = {"params": {"w": jnp.arange(3.0) * iteration, "b": jnp.ones(5)}}
             evict = [f"iter_{iteration - 1}"]
-            checkpointer.save(f"{work_dir}/iter_{iteration}", state, make_meta(iteration), evict=evict)
+            checkpointer.save(
+                f"{work_dir}/iter_{iteration}", state, make_meta(iteration), evict=evict
+            )
     assert find_latest(work_dir, checksums=True) == f"{work_dir}/iter_2"
     assert [os.path.basename(path) for path in checkpoint.list_checkpoints(work_dir)] == ["iter_2"]
     assert checkpoint.load(work_dir).params["w"].tolist() == [0.0, 2.0, 4.0]
@@ -36,7 +38,9 @@ def save_two(work_dir):
 
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
 def test_a_directory_of_any_name_on_a_disk_has_checkpoints_that_can_be_read(tmp_path, name):
-    (tmp_path / "run1" / "iter_1" / "state" / "ocdbt.process_7").mkdir(parents=True)  # which the patterns match
+    (tmp_path / "run1" / "iter_1" / "state" / "ocdbt.process_7").mkdir(
+        parents=True
+    )  # which the patterns match
     (tmp_path / "aXb").mkdir()
     save_two(str(tmp_path / name))
     assert sorted(os.listdir(tmp_path)) == sorted({"run1", "aXb", name})
@@ -48,11 +52,14 @@ def test_names_that_buckets_take_have_checkpoints_that_can_be_read(request, buck
     save_two(f"{request.getfixturevalue(bucket)}/{name}")
 
 
-@pytest.mark.parametrize("name", ["run[1]", "a*b", "a?b", "a#b", "a;b", "a\nb", "a\x7fb"], ids=ascii)
+@pytest.mark.parametrize(
+    "name", ["run[1]", "a*b", "a?b", "a#b", "a;b", "a\nb", "a\x7fb"], ids=ascii
+)
 def test_a_url_with_characters_that_libraries_misread_is_refused(name):
     for scheme in ("gs", "s3"):
         with pytest.raises(
-            ConfigError, match=r"`work_dir` must be a URL without '.*', which libraries .* misread, got"
+            ConfigError,
+            match=r"`work_dir` must be a URL without '.*', which libraries .* misread, got",
         ):
             storage_path("work_dir", f"{scheme}://bucket/{name}/run")
     with pytest.raises(ConfigError, match="at most 800 bytes after the bucket"):

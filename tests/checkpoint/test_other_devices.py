@@ -13,7 +13,9 @@ from jengine.train import TrainState, build_train_step, create_train_state
 
 MODEL = FunctionalModel(
     init=lambda rng: {"w": jax.random.normal(rng, (8, 16)), "v": jnp.ones((16,))},
-    loss=lambda params, batch: jnp.square(jnp.tanh(batch["x"] @ params["w"]) @ params["v"] - batch["y"]),
+    loss=lambda params, batch: jnp.square(
+        jnp.tanh(batch["x"] @ params["w"]) @ params["v"] - batch["y"]
+    ),
 )
 WRAPPER = dict(optimizer=dict(type="AdamW", lr=0.02), clip_grad=dict(max_norm=1.0))
 
@@ -25,7 +27,9 @@ def make_batches(count):
 
 def put_on(tree, devices):
     """Shard the matrices of `tree` over `devices`; replicate the other arrays."""
-    mesh = jax.make_mesh((devices,), ("fsdp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+    mesh = jax.make_mesh(
+        (devices,), ("fsdp",), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices]
+    )
 
     def put(leaf):
         spec = PartitionSpec("fsdp") if leaf.ndim == 2 else PartitionSpec()
@@ -61,7 +65,9 @@ def test_a_run_continues_with_the_same_losses_on_another_number_of_devices(tmp_p
         assert len(state.params["w"].sharding.device_set) == devices
         state, new_losses = train(state, make_batches(9)[3 * stage : 3 * stage + 3])
         losses += new_losses
-        checkpointer.save(tmp_path / f"iter_{stage + 1}", to_dict(state), {"meta": {"iter": 3 * stage + 3}})
+        checkpointer.save(
+            tmp_path / f"iter_{stage + 1}", to_dict(state), {"meta": {"iter": 3 * stage + 3}}
+        )
         checkpointer.wait()
     checkpointer.close()
     assert losses == pytest.approx(expected, rel=1e-6)

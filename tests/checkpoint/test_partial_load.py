@@ -29,19 +29,25 @@ def test_averaged_parameters_load_from_the_state_of_their_hook(path):
 
 
 def test_another_model_is_refused_by_default_with_a_table(path):
-    target = {"backbone": {"kernel": jnp.zeros((8, 5)), "bias": jnp.zeros(4, jnp.bfloat16)}, "neck": jnp.zeros(1)}
+    target = {
+        "backbone": {"kernel": jnp.zeros((8, 5)), "bias": jnp.zeros(4, jnp.bfloat16)},
+        "neck": jnp.zeros(1),
+    }
     with pytest.raises(CheckpointMismatchError, match="strict=False") as caught:
         load_params(path, target)
     assert caught.value.report.table().splitlines() == [
         "  missing     neck",
         "  unexpected  head.0",
         "  unexpected  head.1",
-        "  mismatch    backbone.kernel  stored float32[8,4], expected float32[8,5]",
+        "  mismatched  backbone.kernel  stored float32[8,4], expected float32[8,5]",
     ]
 
 
 def test_a_partial_load_keeps_the_models_own_values_and_reports_them(path):
-    target = {"backbone": {"kernel": jnp.zeros((8, 5)), "bias": jnp.ones(4, jnp.bfloat16)}, "neck": jnp.full(1, 7.0)}
+    target = {
+        "backbone": {"kernel": jnp.zeros((8, 5)), "bias": jnp.ones(4, jnp.bfloat16)},
+        "neck": jnp.full(1, 7.0),
+    }
     params, report = load_params(path, target, strict=False)
     np.testing.assert_array_equal(params["backbone"]["kernel"], np.zeros((8, 5)))
     np.testing.assert_array_equal(params["backbone"]["bias"], np.zeros(4))
@@ -52,7 +58,10 @@ def test_a_partial_load_keeps_the_models_own_values_and_reports_them(path):
 
 
 def test_prefixes_are_renamed_by_whole_segments(path):
-    target = {"model": {"encoder": make_state(0.0)["params"]["backbone"]}, "head": make_state(0.0)["params"]["head"]}
+    target = {
+        "model": {"encoder": make_state(0.0)["params"]["backbone"]},
+        "head": make_state(0.0)["params"]["head"],
+    }
     params, report = load_params(path, target, rename=[("backbone", "model.encoder")])
     np.testing.assert_array_equal(params["model"]["encoder"]["kernel"], np.full((8, 4), 2.0))
     assert report.matched["model.encoder.kernel"] == "backbone.kernel"
@@ -60,7 +69,9 @@ def test_prefixes_are_renamed_by_whole_segments(path):
 
 def test_an_empty_name_adds_or_removes_a_prefix(path):
     backbone, head = make_state(0.0)["params"]["backbone"], make_state(0.0)["params"]["head"]
-    params, report = load_params(path, {"module": {"backbone": backbone, "head": head}}, rename=[("", "module")])
+    params, report = load_params(
+        path, {"module": {"backbone": backbone, "head": head}}, rename=[("", "module")]
+    )
     assert report.fits
     params, report = load_params(path, backbone, rename=[("backbone", "")], strict=False)
     np.testing.assert_array_equal(params["kernel"], np.full((8, 4), 2.0))
@@ -88,7 +99,8 @@ def test_float_parameters_are_cast_to_the_dtype_of_the_model_and_reported(path):
 
 def test_a_missing_item_is_an_error_with_the_closest(path):
     with pytest.raises(
-        KeyError, match=r"has no 'hook_state\.EMAHok\.params'; did you mean 'hook_state\.EMAHook\.params'"
+        KeyError,
+        match=r"has no 'hook_state\.EMAHok\.params'; did you mean 'hook_state\.EMAHook\.params'",
     ):
         load_params(path, make_state()["params"], item="hook_state.EMAHok.params")
 

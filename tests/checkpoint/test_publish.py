@@ -9,7 +9,9 @@ from .conftest import make_meta, make_state
 
 @pytest.fixture
 def path(checkpointer, tmp_path):
-    path = checkpointer.save(tmp_path / "epoch_1", make_state(2.0), make_meta(hooks={}, message_hub={"lr": 0.1}))
+    path = checkpointer.save(
+        tmp_path / "epoch_1", make_state(2.0), make_meta(hooks={}, message_hub={"lr": 0.1})
+    )
     checkpointer.wait()
     return path
 
@@ -31,7 +33,9 @@ def test_the_name_depends_on_the_arrays_alone(path, checkpointer, tmp_path):
     same = checkpointer.save(tmp_path / "epoch_2", make_state(2.0), make_meta(99))
     other = checkpointer.save(tmp_path / "epoch_3", make_state(3.0), make_meta(99))
     checkpointer.wait()
-    first, second, third = (publish(p, ["params"])[0].rpartition("-")[2] for p in (path, same, other))
+    first, second, third = (
+        publish(p, ["params"])[0].rpartition("-")[2] for p in (path, same, other)
+    )
     assert first == second != third
 
 
@@ -47,5 +51,7 @@ def test_an_unknown_key_is_refused_with_the_closest(path):
 
 
 def test_keys_without_arrays_are_refused(path):
-    with pytest.raises(ValueError, match=r"`keys` must include an item of the state .*, got \['meta'\]"):
+    with pytest.raises(
+        ValueError, match=r"`keys` must include an item of the state .*, got \['meta'\]"
+    ):
         publish(path, ["meta"])

@@ -51,4 +51,7 @@ def test_keeping_all_does_not_import_orbax():
         "import sys; from jengine.checkpoint.retention import keep_regular\n"
         "keep_regular([1, 2], latest=-1); print('orbax.checkpoint' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+        == "False\n"
+    )

@@ -103,7 +103,10 @@ for load_from in (average, dict(path="work_dirs/first", rename=[("body", "stem")
     )
     memory, rules, file, strict = (line for line in printed.splitlines() if "refused:" in line)
     for line in (memory, rules):
-        assert "`load_from` must be a checkpoint or dict(path=, strict=, raw=) without an extra for other weights, got {" in line
-    assert "a checkpoint must be a directory with state/" in file
+        assert (
+            "`load_from` must be a checkpoint or dict(path=, strict=, raw=) without an extra for other weights, got {"
+            in line
+        )
+    assert "w.npz is neither a checkpoint (state/, meta.json, manifest.json)" in file
     assert "Weights in other formats need an extra that reads them." in file
     assert "`load_from.strict` must be True or False, got 'no'" in strict

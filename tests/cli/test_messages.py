@@ -135,12 +135,12 @@ MISTAKES = {
     ),
     "images without channels": (
         [f"{mode}_dataloader.dataset.type=mistaken_nets.Images" for mode in ("train", "val")] + ["model.module.type=mistaken_nets.PoolNet"],
-        r"`Accuracy.label` must fit the predictions: .* got f32\[2\] and i32\[4\]; the outputs have no axis of examples, .* x\[..., None\]\?",
+        r"`Accuracy.label` must fit the predictions: .* got f32\[2\] and i32\[4\]\n(  .*\n)*  the outputs have no axis of examples, .* x\[..., None\]\?",
     ),
     "images for a network that keeps their axes": (
         ["train_dataloader.dataset={'type': 'mistaken_nets.Images', 'channels': 3}", "val_dataloader=None", "val_cfg=None", "val_evaluator=None"],
-        r"`CrossEntropy.label` must be class indices of the shape of the logits f32\[4,4,4,2\] .*; the network keeps axes of its "
-        r"inputs: flatten them, x.reshape\(len\(x\), -1\), .*\n  in the config at `model.loss.label`\n",
+        r"`CrossEntropy.label` must be class indices of the shape of the logits f32\[4,4,4,2\] .*\n  in the config at `model.loss.label`\n"
+        r"  the network keeps axes of its inputs: flatten them, x.reshape\(len\(x\), -1\), .*\n",
     ),
     "a misspelled loss": (
         ["model.loss.type=CrossEntrpy"],
@@ -238,7 +238,7 @@ def test_a_resume_with_another_model_names_the_config_and_the_way_to_start_from_
     wider = ["--resume", "--config.model.module.width=4", "--config.train_cfg.max_epochs=2"]
     assert main(["train", str(config), "--work-dir", str(work_dir), *wider]) == 2
     shown = capsys.readouterr().err
-    assert "mismatch    params.Dense_1.kernel  stored float32[5,3], expected float32[5,4]" in shown
+    assert "mismatched  params.Dense_1.kernel  stored float32[5,3], expected float32[5,4]" in shown
     cause = "the model has other settings, model.module.width: 4 in the config, not set in the checkpoint"
     assert f"epoch_1 does not fit: {cause}; to resume, remove model.module.width\n" in shown
     assert "in the config at `model.module.width`, from the command line: --config.model.module.width=4\n" in shown

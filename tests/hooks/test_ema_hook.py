@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from jengine.config import HOOKS
+from jengine.extras.optimizers.averages import CosineEMA
 from jengine.hooks import EMAHook
 from jengine.model import FunctionalModel
 from jengine.optim import AmpOptimWrapper, OptimWrapper
 from jengine.train import (
     Average,
-    CosineEMA,
     ExponentialMovingAverage,
     RecompilationGuard,
     StepContext,

@@ -8,6 +8,7 @@ from flax import nnx
 from jengine.config import MODELS
 from jengine.config.errors import ConfigError
 from jengine.extras.networks import SmallCNN, SmallViT
+from jengine.extras.plan.flops import count_flops
 from jengine.model import (
     CastModel,
     CrossEntropy,
@@ -20,7 +21,6 @@ from jengine.model import (
     autocast,
     get_precision,
 )
-from jengine.train.flops import count_flops
 
 BATCH = {"image": np.linspace(0, 1, 4 * 8 * 8, dtype=np.float32).reshape(4, 8, 8, 1), "label": np.array([0, 1, 2, 1])}
 FLAT = {"image": BATCH["image"].reshape(4, 64), "label": BATCH["label"]}
@@ -316,7 +316,7 @@ def test_a_policy_casts_parameters_and_predictions_but_not_the_model_state():
 def test_get_precision_builds_a_policy():
     assert get_precision(None) is None
     assert get_precision(dict(compute="float16", output="float16")) == Precision("float16", "float32", "float16")
-    with pytest.raises(ValueError, match="got 'bfloat61'; did you mean 'bfloat16'"):
+    with pytest.raises(ValueError, match="`compute` must be a floating-point dtype, one of float32, .* got 'bfloat61'"):
         get_precision("bfloat61")
-    with pytest.raises(TypeError, match="no field 'computes'; did you mean 'compute'"):
+    with pytest.raises(TypeError, match="computes"):
         get_precision(dict(computes="float16"))

@@ -7,6 +7,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+from jengine.config.explain import explain
 from jengine.model import FunctionalModel, LinenModel, NnxModel
 
 BATCH = {"image": np.ones((4, 2), np.float32)}
@@ -103,6 +104,7 @@ def jitted(params, batch, *, train):
 def test_a_mode_that_a_transformation_traces_is_explained(model, name):
     with pytest.raises(jax.errors.TracerBoolConversionError) as caught:
         model.loss(*model.init(jax.random.key(0), BATCH), BATCH, rng=jax.random.key(0), hyperparams={})
+    explain(caught.value)
     (note,) = [note for note in caught.value.__notes__ if "static" in note]
     assert f"`{name}` must be static" in note
     assert f"static_argnames={name!r}" in note
@@ -117,4 +119,5 @@ def test_an_array_for_a_static_argument_is_explained():
     step = jax.jit(lambda batch: model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={}))
     with pytest.raises((TypeError, ValueError)) as caught:
         step(BATCH)
+    explain(caught.value)
     assert any("must be a Python value, got one that depends on traced arrays" in x for x in caught.value.__notes__)

@@ -312,8 +312,8 @@ def test_a_subclass_of_a_norm_is_one_and_another_class_with_norm_in_its_name_is_
         "dense.kernel": (0.1, DECAY), "dense.bias": (0.2, DECAY), "rms.scale": (0.1, DECAY),
         "flax_rms.scale": (0.1, DECAY), "named.scale": (0.1, DECAY / 2),
     }  # fmt: skip
-    reports = [message for message in caplog.messages if "norm_decay_mult does not apply to" in message]
-    assert sorted(message.partition(",")[0].rpartition(" to ")[2] for message in reports) == [
+    (report,) = [message for message in caplog.messages if "norm_decay_mult does not apply to" in message]
+    assert sorted(report.partition(" to ")[2].partition(":")[0].split(", ")) == [
         "LayerNormedDense (dense)", "RMSNorm (flax_rms)", "RootMeanSquareNorm (rms)",
     ]  # fmt: skip
 

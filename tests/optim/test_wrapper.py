@@ -285,19 +285,19 @@ def test_names_of_mmengine():
 
 @pytest.mark.parametrize("wrapper", [OptimWrapper(SGD(lr=0.1)), AmpOptimWrapper(optimizer=SGD(lr=0.1))])
 @pytest.mark.parametrize(
-    ("method", "arguments", "example"),
+    ("method", "arguments"),
     [
-        ("update_params", (jnp.float32(1.0),), "params, opt_state, loss = wrapper.update_params(loss_fn, params, "),
-        ("update_params", (jnp.float32(1.0), {}, {}), "`loss_fn` must be a function of the parameters, got Array(1."),
-        ("backward", (jnp.float32(1.0),), "opt_state, loss = wrapper.backward(loss_fn, params, opt_state, *args)"),
-        ("step", (), "params, opt_state = wrapper.step(params, opt_state)"),
-        ("zero_grad", (), "opt_state = wrapper.zero_grad(opt_state)"),
-        ("state_dict", (), "wrapper.state_dict(opt_state)"),
-        ("load_state_dict", ({},), "opt_state = wrapper.load_state_dict(state_dict, opt_state)"),
+        ("update_params", (jnp.float32(1.0),)),
+        ("update_params", (jnp.float32(1.0), {}, {})),
+        ("backward", (jnp.float32(1.0),)),
+        ("step", ()),
+        ("zero_grad", ()),
+        ("state_dict", ()),
+        ("load_state_dict", ({},)),
     ],
 )
-def test_calls_as_in_mmengine_say_the_functional_form(wrapper, method, arguments, example):
-    with pytest.raises(TypeError, match=re.escape(example)):
+def test_calls_as_in_mmengine_without_parameters_or_state_are_errors(wrapper, method, arguments):
+    with pytest.raises(TypeError):
         getattr(wrapper, method)(*arguments)
 
 

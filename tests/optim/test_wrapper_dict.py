@@ -40,7 +40,7 @@ def test_values_have_the_name_of_the_wrapper():
 
 @pytest.mark.parametrize("method", ["update_params", "backward", "step", "optim_context"])
 def test_methods_of_a_single_wrapper_are_not_available(method):
-    with pytest.raises(NotImplementedError, match=f"no {method}: call it on one of its wrappers, gen, disc"):
+    with pytest.raises(AttributeError, match=method):
         getattr(make(), method)(None)
 
 

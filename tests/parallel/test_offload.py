@@ -6,8 +6,8 @@ import pytest
 
 from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
-from jengine.model.remat import check_host_memory
 from jengine.parallel import Pjit
+from jengine.parallel.pjit import check_host_memory
 
 MESH = dict(type="Pjit", mesh=dict(fsdp=4, data=2), fsdp_min_size=16)
 

@@ -272,7 +272,6 @@ BY_HAND = [
     dict(load_from=5),
     dict(load_from=dict(path="/nowhere/epoch_1")),
     dict(load_from=dict(pth="/nowhere/epoch_1")),
-    dict(resume_settings="both"),
     dict(resume_policy=dict(optimizer="config")),
     dict(log_processor=5),
     dict(log_processor="LogProcesor"),

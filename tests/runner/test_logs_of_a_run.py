@@ -288,7 +288,7 @@ def test_the_time_of_an_iteration_includes_its_data_and_with_blocking_the_device
                 yield item
 
     class Limiter(DispatchLimiter):
-        def add(self, token):
+        def drain(self):
             clock.now += 0.05 * self.blocks
 
     def times(block):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, Model, get_model
@@ -141,24 +142,45 @@ def test_a_number_that_is_first_assigned_in_the_middle_compiles_the_step_once_mo
     assert "loss_lambda" in caplog.text  # the warning about the new trace names what has changed
 
 
-def test_a_number_that_the_step_does_not_read_is_no_input(tmp_path):
+@pytest.mark.parametrize(("name", "inputs"), [("seen", {"seen": 3}), ("_seen", {})])
+def test_a_public_number_is_an_input_whether_the_step_reads_it_or_not_and_a_private_one_never(tmp_path, name, inputs):
     model = DenseCL()
-    model.seen = 0
-    runner = run(tmp_path, [PrintedHook("seen", value=3, first=None)], model)
-    assert (model.seen, runner.programs.update.traces, dict(runner.hyperparams)) == (3, 1, {})
+    setattr(model, name, 0)
+    runner = run(tmp_path, [PrintedHook(name, value=3, first=0)], model)
+    assert (getattr(model, name), runner.programs.update.traces, dict(runner.hyperparams)) == (3, 1, inputs)
 
 
-@pytest.mark.parametrize(
-    ("name", "first", "value", "message"),
-    [
-        ("is_dense", True, False, r"`DenseCL.is_dense` must not change .* read, True; got False. Set a number"),
-        # the optimizer's momentum must not become that of the model
-        ("momentum", 0.0, 0.5, r"`DenseCL.momentum` must not change .* under a name that no hyperparameter of the opt"),
-    ],
-)
-def test_an_attribute_that_cannot_be_an_input_stops_the_run_at_the_next_log_line(tmp_path, name, first, value, message):
+def test_a_number_called_like_a_hyperparameter_of_the_optimizer_cannot_be_assigned(tmp_path):
+    with pytest.raises(ConfigError, match=r"attribute `momentum` of the model must have another name .* got 0.0"):
+        run(tmp_path, [PrintedHook("momentum", 0.5, 0.0)])
+
+
+def test_an_attribute_that_cannot_be_an_input_stops_the_run(tmp_path):
+    message = r"`DenseCL.is_dense` must not change .* read, True; got False. Set a number"
     with pytest.raises(RuntimeError, match=message):
-        run(tmp_path, [PrintedHook(name, value, first)])
+        run(tmp_path, [PrintedHook("is_dense", value=False, first=True)])
+
+
+def test_an_attribute_that_the_step_does_not_read_may_change_and_one_of_a_hook_that_it_reads_may_not(tmp_path):
+    class Scale(Hook):
+        scale, mode, calls = 1.0, "a", 0
+
+        def traced_grads(self, ctx):
+            return ctx.replace(metrics={**ctx.metrics, "scaled": self.scale * ctx.metrics["loss"]})
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            self.calls += 1
+            self.mode = f"mode {self.calls}"
+            if runner.iter == self.until:
+                self.scale = 2.0
+
+    hook = Scale()
+    hook.until = 99
+    runner = run(tmp_path / "unread", [hook])
+    assert (hook.calls, runner.programs.update.traces) == (10, 1)
+    hook.until = START
+    with pytest.raises(RuntimeError, match=r"`Scale.scale`.* must not change during training"):
+        run(tmp_path / "read", [hook])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +319,8 @@ def test_a_python_branch_on_an_assigned_number_says_that_it_is_an_array(tmp_path
 
     with pytest.raises(Exception, match="bool") as error:
         run(tmp_path, [PrintedHook()], Branch())
-    assert "hooks assign the attributes ['loss_lambda'] of the model during training" in error.value.__notes__[0]
+    text = "\n".join(error.value.__notes__)
+    assert "hooks assign the attributes ['loss_lambda'] of the model during training" in text
 
 
 def test_after_a_resume_without_the_hook_the_attribute_has_the_value_of_the_model(tmp_path, caplog):
@@ -326,8 +349,8 @@ def test_a_hyperparameter_that_nothing_reads_is_reported_once(tmp_path, caplog):
         run(tmp_path, [Publish()], FunctionalModel(lambda: {"w": jnp.zeros(())}, loss))
     reports = [record.message for record in caplog.records if "has no effect" in record.message]
     assert reports == [
-        "'unread', which a hook sets in runner.hyperparams or as an attribute of the model, has no effect in the step, "
-        "which does not read it: read hyperparams['unread'] in the loss, or `self.unread` in a method of the model"
+        "'unread', which a hook sets in runner.hyperparams, has no effect in the step, which does not read it: "
+        "read hyperparams['unread'] in the loss"
     ]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from jengine.config import plugins
 from jengine.extras.plan import peak_flops
+from jengine.extras.plan.flops import step_flops
 from jengine.extras.report.goodput import format_time, measure_goodput
 from jengine.hooks import Hook
 from jengine.logging import Stopwatch
@@ -58,17 +59,15 @@ class SlowDevice(DispatchLimiter):
     def __init__(self):
         super().__init__(limit=2)
         self.now = 0.0
-        self.unfinished = 0
 
     def wait(self):
-        if self.unfinished == self.limit:
-            self.now, self.unfinished = self.now + 1.0, self.unfinished - 1
-
-    def add(self, token):
-        self.unfinished += 1
+        if len(self.tokens) == self.limit:
+            self.now += 1.0
+            self.tokens.popleft()
 
     def drain(self):
-        self.now, self.unfinished = self.now + self.unfinished, 0
+        self.now += len(self.tokens)
+        self.tokens.clear()
 
 
 def test_waiting_for_the_device_is_time_of_the_step(make_runner):
@@ -79,13 +78,13 @@ def test_waiting_for_the_device_is_time_of_the_step(make_runner):
             self.unfinished = []
 
         def before_val(self, runner):
-            self.unfinished.append(device.unfinished)
+            self.unfinished.append(len(device.tokens))
 
         def after_val(self, runner):
-            device.unfinished = 0  # the metrics were read
+            device.tokens.clear()  # the metrics were read
 
         def before_save_checkpoint(self, runner, checkpoint):
-            self.unfinished.append(device.unfinished)
+            self.unfinished.append(len(device.tokens))
 
     watch, device = Watch(), SlowDevice()
     runner = make_runner(default_hooks={}, custom_hooks=[watch])
@@ -134,13 +133,13 @@ def test_utilisation_is_reported_for_devices_with_a_known_peak(make_runner, monk
 def test_operations_are_counted_over_all_devices(make_runner, parallel):
     runner = make_runner(parallel=parallel, train_cfg=dict(max_epochs=1))
     runner.train()
-    assert runner.programs.flops() == {"float32": FLOPS}
+    assert step_flops(runner.programs) == {"float32": FLOPS}
     assert runner.programs.update.traces == 1
 
 
 def test_each_iteration_of_a_chunk_counts(make_runner):
     runner, _ = train_with_fake_clock(make_runner, train_cfg=dict(max_epochs=2, steps_per_call=4))
-    assert runner.programs.flops() == {"float32": FLOPS}
+    assert step_flops(runner.programs) == {"float32": FLOPS}
     assert runner.programs.chunk.traces == 1
     logged = read_last_scalars(runner)
     training = sum(logged[f"seconds/{phase}"] for phase in ("input", "hooks", "step", "logging"))
@@ -151,7 +150,7 @@ def test_each_iteration_of_a_chunk_counts(make_runner):
 def test_a_run_with_pmap_reports_no_operations(make_runner):
     runner = make_runner(parallel=dict(type="DataParallel", devices=4, impl="pmap"), train_cfg=dict(max_epochs=1))
     runner.train()
-    assert runner.programs.flops() == {}
+    assert step_flops(runner.programs) == {}
     assert "speed/flops_per_second" not in read_last_scalars(runner)
 
 

@@ -10,11 +10,10 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from jengine.config.errors import ArgumentError
+from jengine.extras.optimizers.averages import CosineEMA, ExpMomentumEMA
 from jengine.train import (
     AVERAGES,
     Average,
-    CosineEMA,
-    ExpMomentumEMA,
     ExponentialMovingAverage,
     MomentumAnnealingEMA,
     StochasticWeightAverage,

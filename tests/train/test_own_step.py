@@ -337,7 +337,7 @@ def test_gradients_are_unscaled_under_a_loss_scale_and_networks_compute_in_low_p
         (
             lambda state, m: (state.params, m),
             TypeError,
-            r"must return \(state, metrics\).*got \['dict', 'OrderedDict'\]",
+            r"must return \(state, metrics\).*got dict, OrderedDict",
         ),
         (
             lambda state, m: (state.replace(params={"w": state.params["w"]}), m),
@@ -354,7 +354,7 @@ def test_gradients_are_unscaled_under_a_loss_scale_and_networks_compute_in_low_p
             ValueError,
             r"scalars as metrics, got float32\[2\] for 'p'",
         ),
-        (lambda state, m: (state, [m]), TypeError, "metrics as a dict by name, got list"),
+        (lambda state, m: (state, [m]), TypeError, "metrics as a dict by name, got TrainState, list"),
         (lambda state, m: (state, {"accuracy": 1.0}), ValueError, "must have 'loss' in its name"),
     ],
 )

@@ -148,7 +148,7 @@ def _find_whole(directory: Path, newer_than: int) -> dict[int, str]:
     """Return the complete copies by iteration, with all files verified."""
     found = {}
     for path, manifest in find_manifests(storage_path("directory", directory)).items():
-        if manifest is None or not manifest.is_complete or manifest.iteration is None:
+        if manifest is None or manifest.iteration is None:
             continue  # the process was killed while it wrote it
         if manifest.iteration > newer_than:
             if (problem := validate_checkpoint(path, checksums=True)) is None:

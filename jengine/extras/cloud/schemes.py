@@ -62,7 +62,6 @@ class _Buckets:
             return directory
         return staging.copy_arrays(directory)
 
-    remove_copy = staticmethod(staging.remove_copy)
     upload_after = staticmethod(staging.upload_after)
 
 

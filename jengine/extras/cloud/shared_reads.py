@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jengine.checkpoint.arrays import read_chunk_shapes, read_own
+from jengine.checkpoint.orbax import read_chunk_shapes, read_own
 
 _BATCH = 2**28  # bytes on each device that one program sends; they are there twice until it is done
 _REGION = 2**30  # bytes that a device may need for larger regions than its own

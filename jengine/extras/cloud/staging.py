@@ -97,12 +97,6 @@ def copy_arrays(directory: PurePath) -> PurePath:
     return PurePath(_copy[1].name)
 
 
-def remove_copy() -> None:
-    """Remove the local copy that `copy_arrays` made last."""
-    global _copy
-    _copy = None
-
-
 def _download(url: PurePath, target: Path, size: int, digest: str | None) -> None:
     os.makedirs(target.parent, exist_ok=True)
     problem = None

@@ -1,7 +1,7 @@
 """Which arguments changed, for which a program compiles again."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,16 +23,13 @@ def list_changed_arguments(error: BaseException, context: Mapping[str, Any]) -> 
     """
     if "changed" not in context:
         return None
-    names, first, now = context["changed"]
-    # by path, with shardings; or as leaves and structure
-    is_placed = isinstance(now, Mapping)
+    names, *both = context["changed"]
     before, after = (
-        placed_signature(each, names) if is_placed else abstract_signature(each, names)
-        for each in (first, now)
+        dict(entry for name, arg in zip(names, args, strict=True) for entry in _entries(arg, name))
+        for args in both
     )
-    if is_placed:  # the trace has already reported added and removed entries
-        after = {path: after.get(path, sharding) for path, sharding in before.items()}
-    return "\n".join(differences(before, after))
+    changed = differences(before, after, _describe_shape)
+    return "\n".join(changed or differences(before, after, _describe_sharding))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,48 +43,27 @@ class _Static:
         return f"{text if len(text) <= _MAX_CHARACTERS else text[:_MAX_CHARACTERS] + '…'} (static)"
 
 
-def abstract_signature(flat: tuple[Sequence[str], Any], names: Sequence[str]) -> Signature:
-    """Return what a trace depends on: shape, dtype and weak type of each leaf, container types,
-    static values.
-
-    >>> abstract_signature(jax.tree.flatten(({"x": "int32[3]"},)), ["batch"])
-    {'batch': 'a dict', 'batch.x': 'int32[3]'}
-
-    Args:
-      flat: the leaves' descriptions, and the structure of the tuple of arguments.
-      names: argument names.
-    """
-    leaves, structure = flat
-    args = jax.tree.unflatten(structure, leaves)
-    return dict(
-        entry for name, arg in zip(names, args, strict=True) for entry in _entries(arg, name)
+def differences(
+    first: Signature, second: Signature, describe: Callable[[Any], str] = str
+) -> list[str]:
+    """Return a line for each entry with another description, at most five of them."""
+    before, after = (
+        {path: describe(value) for path, value in each.items()} for each in (first, second)
     )
-
-
-def placed_signature(
-    placed: Mapping[tuple[Any, ...], jax.ShapeDtypeStruct], names: Sequence[str]
-) -> Signature:
-    """Return what a compilation depends on besides the trace: devices and shardings."""
-    return {
-        ".".join(filter(None, (names[path[0].idx], dotted(path[1:])))): _describe_sharding(leaf)
-        for path, leaf in placed.items()
-    }
-
-
-def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    """Return a line for each changed entry, at most five of them."""
-    changed = [
-        path
-        for path in {**first, **second}
-        if first.get(path, "absent") != second.get(path, "absent")
-    ]
     lines = [
-        f"  {path}: was {first.get(path, 'absent')}, is {second.get(path, 'absent')}"
-        for path in changed[:_MAX_LINES]
+        f"  {path}: was {before.get(path, 'absent')}, is {after.get(path, 'absent')}"
+        for path in {**before, **after}
+        if before.get(path) != after.get(path)
     ]
-    return lines + (
-        [f"  and {len(changed) - _MAX_LINES} more"] if len(changed) > _MAX_LINES else []
-    )
+    more = [f"  and {len(lines) - _MAX_LINES} more"] if len(lines) > _MAX_LINES else []
+    return lines[:_MAX_LINES] + more
+
+
+def _describe_shape(value: Any) -> str:
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        return str(value)
+    weak = " (weakly typed)" if value.weak_type else ""
+    return f"{jax.typeof(value).str_short()}{weak}"
 
 
 def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, Any]]:
@@ -118,8 +94,10 @@ def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, Any]]:
         yield from _entries(child, f"{path}.{name}")
 
 
-def _describe_sharding(leaf: jax.ShapeDtypeStruct) -> str:
-    sharding = leaf.sharding
+def _describe_sharding(value: Any) -> str:
+    if not isinstance(value, jax.ShapeDtypeStruct):
+        return str(value)
+    sharding = value.sharding
     if sharding is None:
         return "uncommitted"
     memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"

@@ -9,11 +9,11 @@ import optax
 
 from jengine.cli.commands import load, temporary_runner
 from jengine.config.errors import ConfigError
+from jengine.config.plugins import load_provided, provided
 from jengine.data.batch_check import Batch
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
 from jengine.runner.runner import Runner
-from jengine.train.flops import count_flops
 
 _WIDTH = 160  # columns, unless a terminal has fewer
 
@@ -46,6 +46,9 @@ def _describe_flops(runner: Runner, batch: Batch) -> str:
     """Return the FLOPs of matrix products and convolutions for a batch, in the prediction and in
     training.
     """
+    if "count_flops" not in provided("names"):
+        return "The FLOPs are unknown: they need the extra `plan`."
+    count_flops = load_provided("names", "count_flops")
     model = runner.model
     key = jax.random.key(0)
     params, state = jax.eval_shape(model.init, key, batch)

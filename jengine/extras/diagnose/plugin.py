@@ -24,7 +24,10 @@ provides = {
     "explainers": {
         "add_place": "jengine.extras.diagnose.locate",
         "describe_failing_layer": "jengine.extras.diagnose.failing_layer",
+        "explain_assigned_attributes": "jengine.extras.diagnose.frozen_attributes",
+        "explain_label_axes": "jengine.extras.diagnose.label_axes",
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
+        "explain_static_modes": "jengine.extras.diagnose.static_modes",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
     },
@@ -32,6 +35,7 @@ provides = {
         "check_labels": "jengine.extras.diagnose.labels",
     },
     "run_watches": {
+        "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",
     },
     "names": {

@@ -73,7 +73,7 @@ def _find_checkpoints(run: Any, iteration: int) -> tuple[str | None, ...]:
     found = [
         (manifest.iteration, manifest.is_latest, str(path))
         for path, manifest in manifests.items()
-        if manifest is not None and manifest.is_complete and manifest.run == run.run_id
+        if manifest is not None and manifest.run == run.run_id
         if manifest.iteration is not None
     ]
     parts = [x for x in found if x[0] < iteration], [x for x in found if x[0] >= iteration]

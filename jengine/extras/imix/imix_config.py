@@ -35,7 +35,6 @@ class _Sections(NamedTuple):
     custom_hooks: Any = None
     load_from: Any = None
     resume_from: Any = None
-    resume_settings: Any = "config"
     seed: int | None = 0
 
 
@@ -77,7 +76,7 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         `gradient_accumulation_steps`, `is_lr_accumulation`, `lr_config=dict(policy=, ...)`,
         `momentum_config=dict(policy=, ...)`, `log_config=dict(period=, hooks=[...])`,
         `checkpoint_config`, `is_run_eval`, `eval_iter_period`, `custom_hooks`, `load_from`,
-        `resume_from`, `resume_settings` (the Runner's), `seed`. It is not modified.
+        `resume_from`, `seed`. It is not modified.
 
     Returns:
       A plain dict for `Runner.from_cfg`, or for a config file to return.
@@ -113,7 +112,6 @@ def from_imix(cfg: Mapping[str, Any]) -> dict[str, Any]:
         custom_hooks=[optimizer, *_hooks(sections, lr, momentum), *(hooks or [])],
         load_from=sections.load_from,
         resume=sections.resume_from or False,
-        resume_settings=sections.resume_settings,
         randomness=dict(seed=sections.seed),
     )
     if sections.test_data is None or not sections.is_run_eval:

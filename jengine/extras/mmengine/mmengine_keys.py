@@ -43,7 +43,6 @@ SECTIONS = (
     "auto_scale_lr",
     "experiment_name",
     "log_level",
-    "resume_settings",
     "vars",
 )
 

@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jengine.model.constrain import BATCH, CONTEXT, axes_of_type, axes_that_divide, get_platform
+from jengine.extras.networks.mesh_axes import axes_that_divide, get_platform
+from jengine.model.constrain import BATCH, CONTEXT, axes_of_type
 
 if TYPE_CHECKING:
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import (

@@ -9,7 +9,8 @@ from flax import linen as nn
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jengine.model.constrain import BATCH, CONTEXT, axes_of_type, axes_that_divide
+from jengine.extras.networks.mesh_axes import axes_that_divide
+from jengine.model.constrain import BATCH, CONTEXT, axes_of_type
 
 EXPERT = "expert"  # axis of the mesh over which experts are sharded
 HIDDEN = "tensor"  # axis of the mesh over which their hidden channels are sharded

@@ -9,9 +9,21 @@ provides = {
         "SmallViT": "jengine.extras.networks.networks",
         "TransformerLM": "jengine.extras.networks.transformer",
     },
+    "activation_checkpointing": {
+        "check_patterns": "jengine.extras.networks.remat",
+        "remat_linen": "jengine.extras.networks.remat",
+        "remat_nnx": "jengine.extras.networks.remat",
+    },
     "module_trees": {
         "select_params": "jengine.extras.networks.equinox_modules",
         "split_module": "jengine.extras.networks.equinox_modules",
+    },
+    "training_announcements": {
+        "announce_training": "jengine.extras.networks.nnx_filters",
+    },
+    "trained_variables": {
+        "build_filter": "jengine.extras.networks.nnx_filters",
+        "select_trained": "jengine.extras.networks.nnx_filters",
     },
     "names": {
         "MixtureOfExperts": "jengine.extras.networks.mixture",

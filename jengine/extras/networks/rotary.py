@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jengine.config.annotations import Count, Positive
 from jengine.config.errors import ConfigError, config_path, did_you_mean
 from jengine.config.registry import check_arguments
-from jengine.model.constrain import get_platform
+from jengine.extras.networks.mesh_axes import get_platform
 
 # ratio of the longest to the shortest wavelength of the rotary position embedding
 ROTARY_BASE = 10_000.0

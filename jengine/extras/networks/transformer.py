@@ -12,11 +12,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jengine.config.annotations import Count, Positive
 from jengine.config.registry import MODELS
 from jengine.extras.networks.attention import attend
+from jengine.extras.networks.logits import ChunkedLogits
 from jengine.extras.networks.mixture import MixtureOfExperts
 from jengine.extras.networks.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
 from jengine.model.constrain import BATCH, CONTEXT, constrain
-from jengine.model.logits import ChunkedLogits
-from jengine.model.remat import HOST_MEMORY, check_host_memory
+from jengine.parallel.pjit import HOST_MEMORY, check_host_memory
 
 # axes of the mesh over which the width of the embedding is sharded
 _WIDTH = (CONTEXT, "fsdp", "expert", "tensor")
@@ -248,7 +248,7 @@ class TransformerLM(nn.Module):
         `jengine.extras.language.generate`.
       logits_chunk: tokens per example for which the loss computes logits at a time, in training:
         less memory if the vocabulary is large, for computing the logits twice. None for all. The
-        loss must know `jengine.model.logits.ChunkedLogits`, as `CrossEntropy` does.
+        loss must know `jengine.extras.networks.logits.ChunkedLogits`, as `CrossEntropy` does.
 
     Sources: Vaswani et al. 2017 (transformer); Zhang and Sennrich 2019 (RMSNorm); Shazeer 2020
     (gated MLP); Su et al. 2021 (rotary position embedding); Ainslie et al. 2023 (shared keys and

@@ -10,11 +10,11 @@ from optax import Params, Updates
 from jengine.config.annotations import NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
-from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer
+from jengine.optim.optimizers.optimizer import define_optimizer
 from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
 
 
-@define_optimizer("lr", "beta2_decay", "d", "weight_decay", whole_tensor=True)
+@define_optimizer("lr", "beta2_decay", "d", "weight_decay", decay="decoupled", whole_tensor=True)
 def TorchAdafactor(
     lr: NonNegative = 1e-2,
     beta2_decay: Annotated[float, Range(le=0)] = -0.8,
@@ -39,7 +39,7 @@ def TorchAdafactor(
     # PyTorch takes the epsilon of the parameter, but states and gradients are float32 here,
     # whatever the parameter is.
     eps1 = float(jnp.finfo(jnp.float32).eps) if eps1 is None else eps1
-    scale = [
+    return [
         ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, eps1)),
         ("clip_by_block_rms", optax.clip_by_block_rms(d)),
         ("scale_by_param_block_rms", optax.scale_by_param_block_rms(eps2)),
@@ -47,10 +47,6 @@ def TorchAdafactor(
         # too, and that decay is not capped.
         ("cap_learning_rate", cap_learning_rate(lr)),
     ]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True, maximize=maximize)
-
-
-Adafactor = rename_optimizer("Adafactor", TorchAdafactor)
 
 
 class FactoredRmsState(NamedTuple):

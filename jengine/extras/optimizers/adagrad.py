@@ -11,7 +11,7 @@ from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
 
 
-@define_optimizer("lr", "lr_decay", "weight_decay", "eps")
+@define_optimizer("lr", "lr_decay", "weight_decay", "eps", decay="coupled")
 def Adagrad(
     lr: NonNegative = 1e-2,
     lr_decay: NonNegative = 0.0,
@@ -30,16 +30,15 @@ def Adagrad(
       eps: added to the root of the sum.
       maximize: maximize the loss.
     """
-    scale = [
+    return [
         ("scale_by_adagrad", scale_by_adagrad(initial_accumulator_value, eps)),
         # Traced, with a count in the state: the host changes `lr` only by schedules, and this one
         # belongs to the optimizer.
         ("scale_by_schedule", optax.scale_by_schedule(lambda count: 1 / (1 + count * lr_decay))),
     ]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
 
 
-@define_optimizer("lr", "rho", "eps", "weight_decay")
+@define_optimizer("lr", "rho", "eps", "weight_decay", decay="coupled")
 def Adadelta(
     lr: NonNegative = 1.0,
     rho: Decay = 0.9,
@@ -56,8 +55,7 @@ def Adadelta(
       weight_decay: weight decay coefficient.
       maximize: maximize the loss.
     """
-    scale = [("scale_by_adadelta", optax.scale_by_adadelta(rho, eps))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+    return [("scale_by_adadelta", optax.scale_by_adadelta(rho, eps))]
 
 
 def scale_by_adagrad(initial_accumulator_value: float, eps: Scalar) -> optax.GradientTransformation:

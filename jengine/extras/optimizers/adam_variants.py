@@ -16,7 +16,7 @@ from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
 
 
-@define_optimizer("lr", "betas", "eps", "weight_decay")
+@define_optimizer("lr", "betas", "eps", "weight_decay", decay="coupled")
 def Adamax(
     lr: NonNegative = 2e-3,
     betas: tuple[Decay, Decay] = (0.9, 0.999),
@@ -34,11 +34,10 @@ def Adamax(
       weight_decay: weight decay coefficient.
       maximize: maximize the loss.
     """
-    scale = [("scale_by_adamax", optax.scale_by_adamax(*betas, eps))]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+    return [("scale_by_adamax", optax.scale_by_adamax(*betas, eps))]
 
 
-@define_optimizer("lr", "betas", "eps", "weight_decay", "momentum_decay")
+@define_optimizer("lr", "betas", "eps", "weight_decay", "momentum_decay", decay="coupled")
 def NAdam(
     lr: NonNegative = 2e-3,
     betas: tuple[Decay, Decay] = (0.9, 0.999),
@@ -54,13 +53,10 @@ def NAdam(
       lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: see `Adam`.
       momentum_decay: how fast the momentum increases from `betas[0] / 2` to `betas[0]`.
     """
-    scale = [("scale_by_nadam", scale_by_nadam(*betas, eps, momentum_decay))]
-    return common.chain_with_decay(
-        scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize
-    )
+    return [("scale_by_nadam", scale_by_nadam(*betas, eps, momentum_decay))]
 
 
-@define_optimizer("lr", "betas", "eps", "weight_decay")
+@define_optimizer("lr", "betas", "eps", "weight_decay", decay="coupled")
 def RAdam(
     lr: NonNegative = 1e-3,
     betas: tuple[Decay, Decay] = (0.9, 0.999),
@@ -74,10 +70,7 @@ def RAdam(
     Args:
       lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: see `Adam`.
     """
-    scale = [("scale_by_radam", scale_by_radam(*betas, eps))]
-    return common.chain_with_decay(
-        scale, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize
-    )
+    return [("scale_by_radam", scale_by_radam(*betas, eps))]
 
 
 @OPTIMIZERS.register_module()

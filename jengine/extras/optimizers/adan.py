@@ -10,7 +10,7 @@ from optax import Params, Updates
 from jengine.config.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
-from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer
+from jengine.optim.optimizers.optimizer import define_optimizer
 from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
 
 
@@ -49,9 +49,6 @@ def ProximalAdan(
     )
     scale = [("scale_by_adan", scale_by_adan(*betas, eps))]
     return [*clip, *common.chain_with_decay(scale, lr, weight_decay, decoupled=True), *proximal]
-
-
-Adan = rename_optimizer("Adan", ProximalAdan)
 
 
 class AdanState(NamedTuple):

@@ -15,8 +15,6 @@ from jengine.extras.optimizers.layer_depth import STEM, LayerPattern
 from jengine.optim.param_groups.constructor import (
     DECAY_RULES,
     DefaultOptimWrapperConstructor,
-    find_overridden_rules,
-    format_pattern,
 )
 from jengine.optim.param_groups.modules import (
     Module,
@@ -228,11 +226,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         patterns = tuple(rule for rule in typed.get("patterns", ()) if rule.endswith("decay_mult"))
         if not custom or (self.paramwise_cfg.get("force_default_settings") and patterns):
             return ParameterDecay(parameter, typed.get("weight_decay", self.base_wd), patterns)
-        overridden = find_overridden_rules(
-            custom, {"weight_decay": typed.get("weight_decay"), "patterns": patterns}
-        )
-        custom_patterns = tuple(format_pattern(key, overridden) for key in custom["patterns"])
-        return ParameterDecay(parameter, custom["weight_decay"], custom_patterns)
+        return ParameterDecay(parameter, custom["weight_decay"], custom["patterns"])
 
     def _upstream_decay(self, parameter: LayerParameter) -> ParameterDecay:
         decay = ParameterDecay(parameter, self.base_wd)

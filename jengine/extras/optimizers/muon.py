@@ -14,10 +14,10 @@ from jengine.config import paths
 from jengine.config.annotations import Decay, Finite, Fraction, NonNegative, Range
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
-from jengine.optim.optimizers.optimizer import define_optimizer, rename_optimizer
+from jengine.optim.optimizers.optimizer import define_optimizer
 
 
-@define_optimizer("lr", "weight_decay", "momentum", whole_tensor=True)
+@define_optimizer("lr", "weight_decay", "momentum", decay="decoupled", whole_tensor=True)
 def TorchMuon(
     lr: NonNegative = 1e-3,
     weight_decay: NonNegative = 0.1,
@@ -45,19 +45,15 @@ def TorchMuon(
       adjust_lr_fn: learning rate scale of a matrix: 'original' (None) multiplies lr by `sqrt(max(1,
         out / in))`, 'match_rms_adamw' by `0.2 sqrt(max(out, in))`.
     """
-    scale = [
+    return [
         (
             "scale_by_muon",
             scale_by_muon(momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn),
         )
     ]
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=True)
 
 
-Muon = rename_optimizer("Muon", TorchMuon)
-
-
-@define_optimizer("lr", "betas", "weight_decay")
+@define_optimizer("lr", "betas", "weight_decay", decay="decoupled")
 def Lion(
     lr: NonNegative = 1e-4,
     betas: tuple[Decay, Decay] = (0.9, 0.99),
@@ -71,9 +67,7 @@ def Lion(
       betas: decay rates for the interpolation whose sign is the update, and for the momentum.
       weight_decay: weight decay coefficient.
     """
-    return common.chain_with_decay(
-        [("scale_by_lion", optax.scale_by_lion(*betas))], lr, weight_decay, decoupled=True
-    )
+    return [("scale_by_lion", optax.scale_by_lion(*betas))]
 
 
 class MuonState(NamedTuple):

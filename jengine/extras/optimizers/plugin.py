@@ -1,21 +1,25 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "AVERAGES": {
+        "CosineEMA": "jengine.extras.optimizers.averages",
+        "ExpMomentumEMA": "jengine.extras.optimizers.averages",
+    },
     "HOOKS": {
         "ScheduleFreeHook": "jengine.extras.optimizers.schedule_free",
     },
     "OPTIMIZERS": {
         "ASGD": "jengine.extras.optimizers.averaged_sgd",
         "Adadelta": "jengine.extras.optimizers.adagrad",
-        "Adafactor": "jengine.extras.optimizers.adafactor",
+        "Adafactor": "jengine.extras.optimizers.aliases",
         "Adagrad": "jengine.extras.optimizers.adagrad",
         "Adamax": "jengine.extras.optimizers.adam_variants",
-        "Adan": "jengine.extras.optimizers.adan",
+        "Adan": "jengine.extras.optimizers.aliases",
         "DAdaptAdam": "jengine.extras.optimizers.estimated_rate",
         "LARS": "jengine.extras.optimizers.large_batch",
         "Lamb": "jengine.extras.optimizers.large_batch",
         "Lion": "jengine.extras.optimizers.muon",
-        "Muon": "jengine.extras.optimizers.muon",
+        "Muon": "jengine.extras.optimizers.aliases",
         "NAdam": "jengine.extras.optimizers.adam_variants",
         "Prodigy": "jengine.extras.optimizers.estimated_rate",
         "ProximalAdan": "jengine.extras.optimizers.adan",
@@ -26,9 +30,14 @@ provides = {
         "TorchAdafactor": "jengine.extras.optimizers.adafactor",
         "TorchMuon": "jengine.extras.optimizers.muon",
     },
+    "optimizer_parts": {
+        "reset_state": "jengine.extras.optimizers.freeze",
+        "skip_frozen": "jengine.extras.optimizers.freeze",
+    },
     "OPTIM_WRAPPER_CONSTRUCTORS": {
         "LayerDecayOptimizerConstructor": "jengine.extras.optimizers.layer_decay",
         "LearningRateDecayOptimWrapperConstructor": "jengine.extras.optimizers.layer_decay",
         "LearningRateDecayOptimizerConstructor": "jengine.extras.optimizers.layer_decay",
+        "MultiOptimWrapperConstructor": "jengine.extras.optimizers.multi_constructor",
     },
 }

@@ -17,7 +17,9 @@ from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
 
 
 @define_optimizer(
-    "lr", "alpha", "eps", "weight_decay", "momentum", absent_at_zero=("weight_decay", "momentum")
+    *("lr", "alpha", "eps", "weight_decay", "momentum"),
+    decay="coupled",
+    absent_at_zero=("weight_decay", "momentum"),
 )
 def RMSprop(
     lr: NonNegative = 1e-2,
@@ -48,8 +50,7 @@ def RMSprop(
     else:
         # eps outside the root, as in PyTorch; optax's default and TensorFlow have it inside.
         scale = ("scale_by_rms", optax.scale_by_rms(alpha, eps, eps_in_sqrt=False))
-    parts = [scale, *momentum_parts(momentum, dampening=0, nesterov=False)]
-    return common.chain_with_decay(parts, lr, weight_decay, decoupled=False, maximize=maximize)
+    return [scale, *momentum_parts(momentum, dampening=0, nesterov=False)]
 
 
 def _check_step_sizes(optimizer: str, settings: Mapping[str, Any]) -> None:

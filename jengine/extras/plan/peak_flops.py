@@ -4,6 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jengine.extras.plan.flops import step_flops
+
 # Dense peaks in TFLOP/s: products in 16 bits, and in float32 as JAX computes them by default, which
 # means TensorFloat-32 from Ampere on and bfloat16 on TPUs. GPUs: NVIDIA's data sheets and
 # whitepapers, halved if given "with sparsity". TPUs:
@@ -97,7 +99,7 @@ def report_flops(
       seconds: the time of this session by phase.
       speed: iterations per second; 0 for a session without iterations.
     """
-    flops = runner.programs.flops() if speed else {}
+    flops = step_flops(runner.programs) if speed else {}
     if not flops:
         return {}, []
     rate = speed * sum(flops.values())

@@ -11,6 +11,7 @@ provides = {
         "Collective": "jengine.extras.plan.collectives",
         "Operation": "jengine.extras.plan.hlo",
         "Program": "jengine.extras.plan.hlo",
+        "count_flops": "jengine.extras.plan.flops",
         "measure_program": "jengine.extras.plan.program_costs",
         "find_collectives": "jengine.extras.plan.collectives",
         "traffic": "jengine.extras.plan.collectives",

@@ -16,6 +16,7 @@ from jengine.config import paths
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
 from jengine.extras.plan.collectives import Collective, find_collectives
+from jengine.extras.plan.flops import count_flops
 from jengine.extras.plan.hlo import Program
 from jengine.extras.plan.memory_traffic import compute_loop_factor
 from jengine.extras.plan.peak_flops import get_peak_flops
@@ -24,7 +25,6 @@ from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Rules
 from jengine.runner.config_checks import check_top_level
 from jengine.runner.runner import Runner
-from jengine.train.flops import count_flops
 from jengine.train.initial_state import StateInitializer
 from jengine.train.state import TrainState
 

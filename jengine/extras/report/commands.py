@@ -1,12 +1,13 @@
-"""The commands `jengine report` and `jengine table`."""
+"""The commands `jengine report`, `jengine table` and `jengine ckpt`."""
 
-from jengine.cli.parser import Commands
+from jengine.cli.parser import CHECKPOINT, Commands
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `report` and `table`."""
+    """Add `report`, `table`, and `ckpt ls`, `ckpt show` and `ckpt rm`."""
     _add_report(commands)
     _add_table(commands)
+    _add_ckpt(commands)
 
 
 def _add_report(commands: Commands) -> None:
@@ -83,3 +84,42 @@ def _add_table(commands: Commands) -> None:
             f"--{style}", dest="style", action="store_const", const=style, help=f"print {style}"
         )
     table.set_defaults(style="text")
+
+
+def _add_ckpt(commands: Commands) -> None:
+    files = [commands.traceback]
+    ls = commands.add(
+        "ckpt ls",
+        "jengine.extras.report.ckpt:ls",
+        "list the checkpoints of a run and why each is kept",
+        *files,
+        runs_code=False,
+    )
+    ls.add_argument("work_dir", metavar="WORK_DIR", help="a run's directory")
+    show = commands.add(
+        "ckpt show",
+        "jengine.extras.report.ckpt:show",
+        "show the contents of a checkpoint",
+        *files,
+        runs_code=False,
+    )
+    show.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    rm = commands.add(
+        "ckpt rm",
+        "jengine.extras.report.ckpt:rm",
+        "remove checkpoints of a run",
+        *files,
+        runs_code=False,
+    )
+    rm.add_argument("work_dir", metavar="WORK_DIR", help="a run's directory")
+    rm.add_argument(
+        "names",
+        nargs="+",
+        metavar="NAME",
+        help="names of the checkpoints, as shown by `jengine ckpt ls`",
+    )
+    rm.add_argument(
+        "--force",
+        action="store_true",
+        help="remove the latest too, from which the run would resume",
+    )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jengine.hooks.run_record import read_sessions, update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.tables import format_table
-from jengine.train.compilation_cache import cache_counts
+from jengine.train.recompilation import compilation_counter
 
 _TRAINING = ("step", "input", "hooks", "logging")  # the phases that lost iterations have spent
 
@@ -125,7 +125,7 @@ def format_time(seconds: Mapping[str, float], goodput: Goodput) -> list[str]:
     lines = [table]
     if goodput.sessions:
         lines.append(f"goodput: {goodput.share:.1%} of the time in steps{lost}")
-    hits, misses = cache_counts()
+    hits, misses = compilation_counter.cache_hits, compilation_counter.cache_misses
     return [*lines, f"compilation cache: {hits} programs found, {misses} compiled"]
 
 

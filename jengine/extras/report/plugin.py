@@ -2,6 +2,9 @@
 
 provides = {
     "commands": {
+        "ckpt ls": "jengine.extras.report.commands",
+        "ckpt rm": "jengine.extras.report.commands",
+        "ckpt show": "jengine.extras.report.commands",
         "report": "jengine.extras.report.commands",
         "table": "jengine.extras.report.commands",
     },

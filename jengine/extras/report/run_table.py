@@ -26,7 +26,6 @@ _NO_HYPERPARAMS = (
     "work_dir",
     "experiment_name",
     "resume",
-    "resume_settings",
     "log_level",
     "visualizer",
     "vars",

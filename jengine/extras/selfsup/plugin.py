@@ -44,5 +44,6 @@ provides = {
     },
     "requires": {
         "drawing": "jengine.extras.drawing",
+        "optimizers": "jengine.extras.optimizers",
     },
 }

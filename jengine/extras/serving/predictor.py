@@ -28,7 +28,7 @@ from jengine.parallel.mesh import DataShard
 from jengine.parallel.placement import Rules
 from jengine.parallel.processes import ProcessGroup
 from jengine.parallel.strategy import DispatchLimiter, Strategy
-from jengine.train.traced_model import TracedModel
+from jengine.train.model_attributes import hyperparams_as_attributes, plain_attributes
 
 PyTree = Any
 # A host batch with leading axis B, and the position of each example in the data, int32[B]; -1 for
@@ -82,11 +82,11 @@ class Predictor:
             return ((seed, outputs), None) if self._is_shared else ((seed, None), outputs)
 
         def compile_step() -> Callable[..., Any]:
-            self._model = TracedModel(model)
-            return strategy.compile_eval_step(
-                on_whole_batches(self._model.record(step), self._is_whole)
-            )
+            self._attributes = plain_attributes(model)
+            traced = hyperparams_as_attributes(model)(step)
+            return strategy.compile_eval_step(on_whole_batches(traced, self._is_whole))
 
+        self._model = model
         self._compile_step, self._step = compile_step, compile_step()
 
     def predict(
@@ -113,7 +113,7 @@ class Predictor:
           A pytree of NumPy arrays with one leading entry per example; for whole batches a list with
           one per batch.
         """
-        if self._model.has_changed():  # an attribute of the model that the step has read
+        if plain_attributes(self._model) != self._attributes:
             self._step = self._compile_step()
         parts: list[tuple[PyTree, np.ndarray]] = []
         pending: collections.deque[Any] = collections.deque()

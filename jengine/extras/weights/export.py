@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.checkpoint import arrays
+from jengine.checkpoint import arrays, orbax
 from jengine.checkpoint.layout import INCOMING, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.report import compare
 from jengine.checkpoint.restore import list_arrays, list_item_arrays
@@ -202,7 +202,7 @@ def read_source(source: Any, item: str, batch_stats: Any) -> tuple[dict[str, Any
 def _read_item(directory: str, item: str) -> dict[str, np.ndarray]:
     """Return the arrays of a checkpoint item by path below it."""
     structs = {f"{item}.{name}": leaf for name, leaf in list_item_arrays(directory, item).items()}
-    loaded = arrays.read_flat(storage_path("path", directory) / STATE, structs)
+    loaded = orbax.read(storage_path("path", directory) / STATE, structs)
     return {name.removeprefix(f"{item}."): array for name, array in loaded.items()}
 
 

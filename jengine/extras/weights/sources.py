@@ -20,8 +20,8 @@ from typing import Any
 
 from etils import epath
 
-from jengine.checkpoint import arrays
 from jengine.checkpoint.layout import list_checkpoints
+from jengine.checkpoint.orbax import read_structs
 from jengine.config.paths import flatten
 from jengine.config.storage import download_file, is_url, list_directory
 from jengine.data.npz import list_npz, read_npz
@@ -188,7 +188,7 @@ def _open_orbax(path: epath.Path, structure: Any) -> WeightSource:
     entries: dict[str, Entry] = {
         ("" if len(items) == 1 else f"{item}.") + name: (directory, name, struct)
         for item, directory in items.items()
-        for name, struct in flatten(arrays.read_structs(directory)).items()
+        for name, struct in flatten(read_structs(directory)).items()
     }
     return make_source(path, entries, read_orbax)
 

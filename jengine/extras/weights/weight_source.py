@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from jengine.checkpoint import arrays
+from jengine.checkpoint import arrays, orbax
 from jengine.checkpoint.layout import ALONE, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.report import rename_paths
@@ -190,7 +190,7 @@ def _open_checkpoint(path: epath.Path, moved: str) -> WeightSource:
 
 def read_orbax(directory: epath.Path, structs: Structs) -> Iterable[tuple[str, Any]]:
     """Return pairs of name and array from a directory that Orbax has written."""
-    return arrays.read_flat(directory, structs).items()
+    return orbax.read(directory, structs).items()
 
 
 def make_source(

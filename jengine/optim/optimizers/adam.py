@@ -16,7 +16,7 @@ from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import Optimizer, define_optimizer
 
 
-@define_optimizer("lr", "betas", "eps", "weight_decay")
+@define_optimizer("lr", "betas", "eps", "weight_decay", decay="coupled")
 def Adam(
     lr: NonNegative = 1e-3,
     betas: tuple[Decay, Decay] = (0.9, 0.999),
@@ -41,10 +41,7 @@ def Adam(
     name, scale = (
         ("scale_by_amsgrad", scale_by_amsgrad) if amsgrad else ("scale_by_adam", scale_by_adam)
     )
-    parts = [(name, scale(*betas, eps))]
-    return common.chain_with_decay(
-        parts, lr, weight_decay, decoupled=decoupled_weight_decay, maximize=maximize
-    )
+    return [(name, scale(*betas, eps))]
 
 
 @OPTIMIZERS.register_module()

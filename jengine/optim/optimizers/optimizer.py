@@ -9,17 +9,16 @@ import dataclasses
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from typing import Any, ParamSpec
+from typing import Any, Literal, ParamSpec
 
 import optax
 from optax import OptState, Params, Updates
 
 from jengine.config.errors import ConfigError
 from jengine.config.registry import OPTIM_WRAPPERS, OPTIMIZERS
-from jengine.optim.optimizers.common import Parts
+from jengine.optim.optimizers.common import Parts, chain_with_decay
 
 P = ParamSpec("P")
 
@@ -120,7 +119,10 @@ class Optimizer:
 
 
 def define_optimizer(
-    *hyperparams: str, check: Callable[[str, Mapping[str, Any]], None] | None = None, **flags: Any
+    *hyperparams: str,
+    decay: Literal["coupled", "decoupled"] | None = None,
+    check: Callable[[str, Mapping[str, Any]], None] | None = None,
+    **flags: Any,
 ) -> Callable[[Callable[P, Parts]], Callable[P, Optimizer]]:
     """Turn a function from settings to chain parts into a registered optimizer with these settings.
 
@@ -129,16 +131,31 @@ def define_optimizer(
 
     Args:
       *hyperparams: see `Optimizer`.
+      decay: the function returns only the parts that rescale gradients, which
+        `chain_with_decay` completes by weight decay and learning rate; None if it returns all.
       check: takes name and settings, and raises ValueError for those that annotations cannot
         exclude.
       **flags: further attributes of the `Optimizer`.
     """
 
-    def define(parts: Callable[P, Parts]) -> Callable[P, Optimizer]:
-        signature = inspect.signature(parts)
-        name = parts.__name__
+    def define(row: Callable[P, Parts]) -> Callable[P, Optimizer]:
+        signature = inspect.signature(row)
+        name = row.__name__
 
-        @functools.wraps(parts)
+        @functools.wraps(row)
+        def parts(*args: P.args, **settings: P.kwargs) -> Parts:
+            scale = row(*args, **settings)
+            if decay is None:
+                return scale
+            return chain_with_decay(
+                scale,
+                settings["lr"],
+                settings["weight_decay"],
+                decoupled=decay == "decoupled" or settings.get("decoupled_weight_decay", False),
+                maximize=settings.get("maximize", False),
+            )
+
+        @functools.wraps(row)
         def build(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
@@ -154,26 +171,6 @@ def define_optimizer(
         return OPTIMIZERS.register_module()(build)
 
     return define
-
-
-def rename_optimizer(old: str, factory: Callable[P, Optimizer]) -> Callable[P, Optimizer]:
-    """Register `factory` under the old name too, with a warning.
-
-    A name that differs from optax's only in case is easily mistaken for it.
-    """
-
-    @functools.wraps(factory)
-    def build(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
-        new = factory.__name__
-        warnings.warn(
-            f"{old} is the old name of {new}; optax's {old.lower()} computes other updates",
-            FutureWarning,
-            stacklevel=3,
-        )
-        return factory(*args, **kwargs)
-
-    build.__name__ = build.__qualname__ = old
-    return OPTIMIZERS.register_module()(build)
 
 
 def _plain(value: Any) -> Any:

@@ -28,6 +28,7 @@ def check_nesterov(optimizer: str, settings: Mapping[str, Any]) -> None:
 
 @define_optimizer(
     *("lr", "momentum", "dampening", "weight_decay"),
+    decay="coupled",
     check=check_nesterov,
     absent_at_zero=("weight_decay", "momentum", "dampening"),
 )
@@ -49,8 +50,7 @@ def SGD(
       nesterov: use Nesterov momentum.
       maximize: maximize the loss.
     """
-    scale = momentum_parts(momentum, dampening, nesterov)
-    return common.chain_with_decay(scale, lr, weight_decay, decoupled=False, maximize=maximize)
+    return momentum_parts(momentum, dampening, nesterov)
 
 
 def momentum_parts(momentum: Scalar, dampening: Scalar, nesterov: bool) -> Parts:

@@ -15,14 +15,15 @@ import jax.numpy as jnp
 import optax
 from optax import OptState, Params, Updates
 
+from jengine.config.plugins import load_provided
 from jengine.model.autocast import cast_floating_like
 from jengine.optim.optimizers.common import Parts, strip_weak_types, upcast
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.param_groups import freeze
 from jengine.optim.param_groups.param_group import GroupLayout
 from jengine.optim.transforms.groups import GroupHyperparamsState
 
 Wrap = Callable[[optax.GradientTransformationExtraArgs], optax.GradientTransformationExtraArgs]
+FROZEN = "frozen:"  # before a part of parameter paths, in the name of a hyperparameter
 _FIELDS = {"lr": ("learning_rate",), "betas": ("b1", "b2", "b3")}  # optax's names
 
 
@@ -102,9 +103,7 @@ class GroupedChain:
         ) -> tuple[Updates, GroupHyperparamsState]:
             given = hyperparams or {}
             # Some may be unknown: a step passes the hyperparameters for the model as well.
-            is_known = any(
-                name in state.hyperparams or name.startswith(freeze.PREFIX) for name in given
-            )
+            is_known = any(name in state.hyperparams or name.startswith(FROZEN) for name in given)
             # most likely PyTorch's names, which would have no effect
             if given and state.hyperparams and not is_known:
                 raise KeyError(
@@ -118,8 +117,9 @@ class GroupedChain:
             # Built anew in each trace: optax's factories close over their hyperparameters, here
             # over traced values.
             chain = self._build(before, values, layout, grads if params is None else params)
-            if (frozen := freeze.frozen_flags(layout, given)) is not None:
-                chain = freeze.skip_frozen(chain, layout, frozen, self.members)
+            if any(name.startswith(FROZEN) for name in given):
+                skip_frozen = load_provided("optimizer_parts", "skip_frozen")
+                chain = skip_frozen(chain, layout, given, self.members)
             if None in layout.groups:  # line searches must receive only the trainable parameters
                 extra = _restrict_to_trainable(extra, layout, params)
             trainable = None if params is None else upcast(layout.trainable(params))

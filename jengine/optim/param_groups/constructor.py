@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from optax import Params
@@ -261,16 +261,14 @@ class DefaultOptimWrapperConstructor:
                 )
                 continue
             for key, value in settings.items():
-                if key not in ("patterns", "switched_off"):
+                if key != "patterns":
                     self._options.append(f"paramwise_options -- {full_name}:{key}={value}")
             # add the optimizer's values for missing settings, so that equal groups can be merged
             lr = {} if self.base_lr is None else {"lr": self.base_lr}
             weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
             params.append({"params": [parameter], **lr, **weight_decay, **settings})
-        is_dcn = module.is_deformable_conv() or any(
-            key in alias
-            for key in self.paramwise_cfg.get("dcn_modules", ())
-            for alias in paths.path_aliases(prefix)
+        is_dcn = module.is_deformable_conv() or _matches(
+            self.paramwise_cfg.get("dcn_modules", ()), prefix
         )
         for name, child in module.named_children():
             self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
@@ -369,7 +367,7 @@ class DefaultOptimWrapperConstructor:
         custom = self.custom_settings(parameter.path)
         typed = self.typed_settings(name, parameter, module, is_dcn_module)
         if custom and not self.paramwise_cfg.get("force_default_settings"):
-            return {**custom, "switched_off": find_overridden_rules(custom, typed)}
+            return custom
         return {
             **custom,
             **typed,
@@ -406,12 +404,24 @@ class DefaultOptimWrapperConstructor:
         With `strict` raise a ConfigError.
         """
         leaves = paths.flatten(params)
+        keys = self.paramwise_cfg.get("custom_keys", {})
         if "norm_decay_mult" in rules and self.paramwise_cfg.get("norm_decay_mult") is not None:
-            self._report_norms(module_tree(params, types))
+            others = [
+                f"{module.type} ({module.path})"
+                for module in module_tree(params, types).walk()
+                if "norm" in (module.type or "").lower()
+                and not module.is_norm()
+                and any(not _matches(keys, p.path) for p in module.parameters.values())
+            ]
+            if others:
+                logger.warning(
+                    f"paramwise_cfg: norm_decay_mult does not apply to {', '.join(others)}: no "
+                    "batch, instance, group or layer norm; name it in custom_keys"
+                )
         # A key may match only parameters for which a longer key was used; it is no typo.
         names = {alias for path in leaves for alias in paths.path_aliases(path)}
         unmatched: dict[str, str] = {}
-        for key in self.paramwise_cfg.get("custom_keys", {}):
+        for key in keys:
             if key not in self.matched and not any(key in name for name in names):
                 listed = ", ".join(list(leaves)[:_MAX_NAMES]) + ", …" * (len(leaves) > _MAX_NAMES)
                 hint = paths.closest_paths(key, leaves) or f"; the parameters are {listed}"
@@ -438,42 +448,9 @@ class DefaultOptimWrapperConstructor:
             )
         self.unmatched += unmatched
 
-    def _report_norms(self, root: Module) -> None:
-        """Warn of modules that are called a norm and are none for the rules, unless custom keys
-        name them.
-        """
-        custom_keys = self.paramwise_cfg.get("custom_keys", {})
-        others: dict[str, list[str]] = {}  # paths by class
-        for module in root.walk():
-            paths_of = [
-                alias for p in module.parameters.values() for alias in paths.path_aliases(p.path)
-            ]
-            is_named = any(key in alias for key in custom_keys for alias in paths_of)
-            if (
-                "norm" in (module.type or "").lower()
-                and paths_of
-                and not module.is_norm()
-                and not is_named
-            ):
-                others.setdefault(str(module.type), []).append(module.path)
-        for kind, places in others.items():
-            more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-            logger.warning(
-                f"paramwise_cfg: norm_decay_mult does not apply to {kind} ({places[0]}{more}), "
-                "which is no batch, instance, group or layer norm of Flax or Equinox, nor derived "
-                "from one; name it in custom_keys"
-            )
 
-
-def find_overridden_rules(custom: Mapping[str, Any], typed: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the rules, the `patterns` of `typed`, whose value for a parameter differs from its
-    custom key's.
-    """
-    setting = {
-        rule: "lr" if rule.endswith("lr_mult") else "weight_decay"
-        for rule in typed.get("patterns", ())
-    }
-    return tuple(rule for rule, name in setting.items() if typed[name] != custom.get(name))
+def _matches(keys: Iterable[str], path: str) -> bool:
+    return any(key in alias for key in keys for alias in paths.path_aliases(path))
 
 
 def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -484,41 +461,15 @@ def merge_equal(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     Args:
       groups: dicts of settings with `params`, a list of Parameters or paths, and optionally
-        `patterns`, the rules that define the group, and `switched_off`, the rules overridden by the
-        first pattern; multipliers are dropped.
-
-    Returns:
-      Groups with `patterns` formatted for the group table: `head (switches off norm_decay_mult)`.
+        `patterns`, the rules that define the group; multipliers are dropped.
     """
     merged: dict[str, dict[str, Any]] = {}
-    rules: dict[str, dict[str, list[str]]] = {}  # of each group: pattern -> overridden rules
     for group in groups:
-        settings = {
-            k: v
-            for k, v in group.items()
-            if k not in ("params", "patterns", "switched_off", *FIELDS)
-        }
+        settings = {k: v for k, v in group.items() if k not in ("params", "patterns", *FIELDS)}
         members = [p if isinstance(p, str) else p.path for p in group["params"]]
         # By repr, as settings may be lists, which cannot be hashed.
         identity = repr(sorted(settings.items()))
-        merged.setdefault(identity, {"params": [], "patterns": [], **settings})["params"] += members
-        patterns = rules.setdefault(identity, {})
-        for index, pattern in enumerate(group.get("patterns", ())):
-            overridden = patterns.setdefault(pattern, [])
-            overridden += [
-                rule
-                for rule in group.get("switched_off", ())
-                if index == 0 and rule not in overridden
-            ]
-    for identity, patterns in rules.items():
-        merged[identity]["patterns"] = [
-            format_pattern(pattern, rules) for pattern, rules in patterns.items()
-        ]
+        new = merged.setdefault(identity, {"params": [], "patterns": [], **settings})
+        new["params"] += members
+        new["patterns"] += [p for p in group.get("patterns", ()) if p not in new["patterns"]]
     return list(merged.values())
-
-
-def format_pattern(pattern: str, overridden_rules: Sequence[str]) -> str:
-    """Return the text for a pattern and the rules that it overrides, for the group table."""
-    return (
-        f"{pattern} (switches off {', '.join(overridden_rules)})" if overridden_rules else pattern
-    )

@@ -5,19 +5,18 @@ What the compiled step does with them is in `chain`.
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from optax import OptState, Params
+from optax import Params
 
 from jengine.config import paths
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.param_groups import freeze
 from jengine.optim.param_groups.chain import GroupedChain, Wrap, hyperparams_dtype
 from jengine.optim.param_groups.param_group import GroupLayout, ParamGroup, assign_groups
 
@@ -88,6 +87,11 @@ class GroupedOptimizer:
             self._layouts[treedef] = assign_groups(params, self._members)
         return self._layouts[treedef]
 
+    @property
+    def chains(self) -> Sequence[Sequence[int]]:
+        """The groups in each chain."""
+        return self._chain.members
+
     def map_groups(self, params: Params, function: Callable[[ParamGroup], float]) -> Params:
         """Return a number for each parameter from the group, float32[] in a tree like `params`, 0
         for frozen ones.
@@ -119,14 +123,6 @@ class GroupedOptimizer:
         if self.optimizer.groups is None:
             self.param_groups[0].paths = list(layout.paths)
         self._layout = layout
-
-    def select_state(
-        self, layout: GroupLayout, flags: freeze.Flags, old: OptState, new: OptState
-    ) -> OptState:
-        """Return an optimizer state with `old` for the leaves with a flag and `new` for the
-        others.
-        """
-        return freeze.select_state(layout, flags, self._chain.members, old, new)
 
     def restrict(self, params: Params) -> None:
         """Freeze all parameters that are not in the tree `params`, if no groups were given."""

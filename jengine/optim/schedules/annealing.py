@@ -157,11 +157,6 @@ class OneCycleFormula(Formula):
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the value as a fraction of `eta_max`, phase by phase."""
         total = num_steps if self.total_steps is None else self.total_steps
-        if len(steps) and steps[-1] > total:
-            past = int(max(steps[0], total + 1))
-            raise ConfigError(
-                f"`total_steps` must be at least the number of steps, got {total} at step {past}"
-            )
         start = 1.0 / self.div_factor
         finish = start / self.final_div_factor
         # PyTorch's phases: the last step of the increase has the index pct_start * total - 1.
@@ -179,6 +174,7 @@ class OneCycleFormula(Formula):
                 else np.ones(int(inside.sum()))
             )
             fractions[inside] = _ANNEAL[self.anneal_strategy](first, last, progress)
+        fractions[steps > total] = math.nan  # no legal value
         return np.zeros(len(steps)), fractions, np.zeros(len(steps))
 
     def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:

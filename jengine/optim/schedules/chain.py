@@ -3,19 +3,17 @@ step.
 
 MMEngine's schedules are a recursion: each step of a schedule changes the current value `v` to
 `a * v + b * target + c * initial` (see `formulas`). The chain evaluates it from the values before
-any schedule, in the order in which a training run does, so that the digits are the same. The
-parameter groups only receive the result.
+any schedule, in the order in which a training run does, so that the digits are the same, and for
+many iterations at once. The parameter groups only receive the result.
 
-Two things besides the step change a value, and are kept as events: reductions on a plateau, and
-values that are set by hand (`runner.set_lr`, `param_groups[i]['lr'] = ...`), of which the newest
-counts. A value that is set replaces the current one, and the schedule goes on from it: what
-multiplies the value multiplies the new one, and what sets it (optax, one-cycle, a restart) sets it
-times new over old.
+A value that is set by hand (`runner.set_lr`, `param_groups[i]['lr'] = ...`) multiplies what the
+schedules give from then on by new over old. Where the old one is 0, the new one takes its place,
+and then that of the initial value. The newest counts.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -27,6 +25,7 @@ Group: TypeAlias = MutableMapping[str, Any]  # a parameter group: host numbers b
 _MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
 _CHUNK = 2**12  # steps computed at once
 _VECTOR = 6  # so many groups are faster as an array, fewer as Python floats, one after the other
+_TINY = 1e-100  # what is smaller is 0 on the device, see `formulas.OFF`
 _ROUNDING = 1e-12  # a product of ratios may end just below 0
 _RANGES = {
     "lr": (-_ROUNDING, _MAX),
@@ -54,50 +53,76 @@ class Override(NamedTuple):
     name: str
     group: int
     value: float
-    scale: float  # as in `Value`
+    initial: float  # the value before any schedule
+    reference: float  # what the schedules gave then
 
-
-class Value:
-    """The value of one hyperparameter in one group.
-
-    Attributes:
-      current: what the schedules compute with.
-      scale: multiplies what schedules set: new over old value, of those that were set by hand.
-      written: what the group received: `current`, or 0 while a warm-up from 0 mutes it.
-    """
-
-    __slots__ = ("current", "scale", "written")
-
-    def __init__(self, current: float) -> None:
-        self.current = self.written = current
-        self.scale = 1.0
-
-
-# completed iterations and epochs, and the map from value and scale to new ones
-Event: TypeAlias = tuple[int, int, Callable[[float, float], tuple[float, float]]]
+    def apply(self, scheduled: Any) -> Any:
+        """Return the value, or float64[n], in the place of what the schedules give."""
+        ratio = scheduled / (self.reference or self.initial or 1.0)
+        # in the place of a 0, the value stays until the schedules give another
+        return self.value * (ratio if self.reference else ratio + (ratio == 0.0))
 
 
 class _Rows(NamedTuple):
     """Steps of some members, in the order of training."""
 
     times: np.ndarray  # float64[n]; an epoch ends half an iteration after its last one
-    members: np.ndarray  # int64[n], positions in the chain
-    steps: np.ndarray  # int64[n], of the member
+    members: np.ndarray  # int64[n], positions in the track
+    steps: np.ndarray  # int64[n], of the member; -1 for a reduction on a plateau
     a: np.ndarray  # float64[n], see `Changes`
     b: np.ndarray
     c: np.ndarray
 
 
-class _Curve(NamedTuple):
-    """The values of a hyperparameter in one group."""
+class _Track:
+    """The schedules of one hyperparameter, and its values from the current iteration on.
 
-    times: np.ndarray  # float64[n]
-    values: np.ndarray  # float64[1 + n], before any and after each time
-    scale: float  # the last one
+    Attributes:
+      members: the schedulers.
+      indices, groups: the groups that have the hyperparameter.
+      base: float64[G], the values before any schedule.
+      scheduled: bool[M, G], which member changes which group.
+      targets, initials, floors: float64[M, G], without effect where a member changes nothing.
+      iters, epochs: completed ones.
+      first: the iteration of the first row in `exact`.
+      exact: float64[n, G], the values after `first` and the iterations that follow it.
+      values: the same, as lists, and 0 for what is 0 on the device.
+      written: what the groups have received.
+    """
+
+    def __init__(
+        self, name: str, members: Sequence[Any], bases: Sequence[Any], groups: Sequence[Group]
+    ) -> None:
+        self.name = name
+        self.members = members
+        self.indices = [i for i, base in enumerate(bases) if name in base]
+        self.groups = [groups[i] for i in self.indices]
+        self.base = np.array([float(bases[i][name]) for i in self.indices])
+        self.range = value_range(name)
+
+        def columns(values: Sequence[Any]) -> np.ndarray:
+            return np.array([[row[i] for i in self.indices] for row in values], float)
+
+        every = range(len(bases))
+        self.scheduled = columns([[i in m.scheduled for i in every] for m in members]) > 0
+        self.targets = np.where(self.scheduled, columns([m.targets for m in members]), 0.0)
+        self.initials = np.where(self.scheduled, columns([m.base_values for m in members]), 0.0)
+        floors = np.array([[member.settings.floor()] for member in members])
+        self.floors = np.where(self.scheduled, floors, -math.inf)
+        counts = [[m.global_step for m in members if m.by_epoch is unit] for unit in (False, True)]
+        self.iters, self.epochs = (max([0, *count]) for count in counts)
+
+    def start(self, values: np.ndarray) -> None:
+        """Set the values from the current iteration on, float64[n, G]."""
+        self.first = self.iters
+        self.exact = values
+        self.values = np.where(abs(values) < _TINY, 0.0, values).tolist()
 
 
 class ScheduleChain:
     """The schedules of one optimizer, in the order of the config.
+
+    They advance together: where two count iterations, the first that steps counts for both.
 
     >>> from jengine.optim.optimizers.sgd import SGD
     >>> from jengine.optim.wrapper import OptimWrapper
@@ -119,6 +144,7 @@ class ScheduleChain:
       epoch_length: iterations per epoch; None if unknown, then `epoch_ends` has the iteration at
         which each has ended.
       overrides: the values that were set by hand, by name and group.
+      lr_factor: multiplies every learning rate after n iterations, see `auto_scale_lr`; None for 1.
     """
 
     def __init__(self, optimizer: Groups) -> None:
@@ -127,18 +153,16 @@ class ScheduleChain:
         self.epoch_length: int | None = None
         self.epoch_ends: list[int] = []
         self.overrides: dict[tuple[str, int], Override] = {}
+        self.lr_factor: Callable[[int], float] | None = None
         default = default_group(optimizer)
         # with several groups, the optimizer's own settings are one more group, so that multipliers
         # keep a reference
         self._separate = (
             None if any(group is default for group in optimizer.param_groups) else default
         )
+        self._tracks: dict[str, _Track] = {}
         self._base: list[dict[str, Any]] = []  # the groups before any schedule
-        # by name and group, of scheduled hyperparameters
-        self._values: dict[str, list[Value | None]] = {}
-        self._muting: dict[str, list[Any]] = {}
-        self._mirrored = False
-        self.rebase()
+        self._rebase()
 
     @property
     def groups(self) -> Sequence[Group]:
@@ -146,54 +170,45 @@ class ScheduleChain:
         groups = self.optimizer.param_groups
         return groups if self._separate is None else [*groups, self._separate]
 
-    def counts(self, name: str | None = None) -> tuple[int, int]:
-        """Return the completed iterations and epochs, as the schedules of one value count them,
-        or else all.
-        """
-        found = []
-        for by_epoch in (False, True):
-            members = [m for m in self.members if m.by_epoch is by_epoch]
-            own = [m for m in members if m.param_name == name]
-            found.append(max((m.global_step for m in own or members), default=0))
-        return found[0], found[1]
-
     # --- Building ---
 
-    def rebase(self, *, recorded: bool = True) -> None:
-        """Take the current group settings as those before any schedule.
-
-        With `recorded`, a group that has `initial_lr` has that rate before any schedule, as in
-        MMEngine.
-        """
-        self._base = []
-        for group in self.groups:
-            initial = {key: group[key] for key in group if key.startswith("initial_")}
-            base = {key: value for key, value in group.items() if key not in initial}
-            if recorded:
-                base |= {key.removeprefix("initial_"): value for key, value in initial.items()}
-            self._base.append(base)
+    def _rebase(self) -> None:
+        """Take the group settings as those before any schedule, with `initial_lr` for `lr`."""
+        self._base = [
+            {
+                **{name: now for name, now in group.items() if not name.startswith("initial_")},
+                **{
+                    name.removeprefix("initial_"): now
+                    for name, now in group.items()
+                    if name.startswith("initial_")
+                },
+            }
+            for group in self.groups
+        ]
 
     def begin(self) -> None:
         """Remove all schedules, and return their values to those before.
 
         A value set by hand since stays.
         """
-        for name, values in self._values.items():
-            for index, value in enumerate(values):
-                if value is not None and self._read(name, index) == value.written:
-                    self._store(name, index, self._base[index][name])
-                self.groups[index].pop(f"initial_{name}", None)
+        for name, track in self._tracks.items():
+            for column, index in enumerate(track.indices):
+                if self._read(track, column) == track.written[column]:
+                    track.groups[column][name] = self._base[index][name]
+                    if name == "momentum":
+                        _mirror(track.groups[column])
+                track.groups[column].pop(f"initial_{name}", None)
         self.members = []
         self.overrides = {}
         self.epoch_ends = []
-        self._values = {}
-        self.rebase()
+        self._tracks = {}
+        self._rebase()
 
     def add(self, member: Any) -> None:
-        """Append a member, whose first step then acts on the current values."""
+        """Append a member, and set the values with it."""
         self.members.append(member)
         try:
-            self._bind()
+            self.refresh()
         except Exception:
             self.members.pop()
             raise
@@ -208,36 +223,20 @@ class ScheduleChain:
                 if member.mirrors_betas:
                     # MMEngine schedules `momentum`, which Adam does not have: the first beta
                     # follows it
-                    for base, group in zip(self._base, groups, strict=True):
+                    for base in self._base:
                         if "betas" in base:
                             base["momentum"] = float(base["betas"][0])
-                            group.setdefault("momentum", base["momentum"])
                 initials[name] = [
                     float(base[name]) if name in base else None for base in self._base
                 ]
-                if name not in self._values:
-                    self._values[name] = [
-                        None if value is None else Value(value) for value in initials[name]
-                    ]
             # Some formulas start elsewhere (one-cycle), and so do later members then.
             initials[name] = list(member.bind(initials[name], groups))
         for name, values in initials.items():
+            members = [member for member in self.members if member.param_name == name]
+            self._tracks[name] = _Track(name, members, self._base, groups)
             for group, value in zip(groups, values, strict=True):
                 if value is not None:
                     group[f"initial_{name}"] = value
-        # for `advance`, in which each look-up counts
-        self._muting = {
-            name: [m for m in self.members if m.param_name == name and m.muted_steps]
-            for name in initials
-        }
-        self._mirrored = any(member.mirrors_betas for member in self.members)
-        for m in self.members:
-            cells = self._values[m.param_name]
-            m.value_range = value_range(m.param_name)
-            m.cells = [
-                (i, groups[i], cells[i], m.targets[i], m.base_values[i])
-                for i in sorted(m.scheduled)
-            ]
 
     # --- Values at any step ---
 
@@ -260,170 +259,83 @@ class ScheduleChain:
         epochs = steps // length if length else np.searchsorted(self.epoch_ends, steps, "right")
         times = np.maximum(steps, self._epoch_times(epochs))
         found: dict[int, dict[str, Any]] = {index: {} for index in range(len(self.groups))}
-        for name in self._values:
-            for index, _, curve in self._curves(
-                name, int(steps.max(initial=0)), int(epochs.max(initial=0))
-            ):
-                result = curve.values[np.searchsorted(curve.times, times, "right")]
-                result[self._is_muted(name, index, (steps, epochs))] = 0.0
-                value: Any = float(result[0]) if isinstance(step, int | np.integer) else result
-                found[index][name] = value
+        for name, track in self._tracks.items():
+            rows, curve = self._replay(track, int(steps.max(initial=0)), int(epochs.max(initial=0)))
+            curve = curve[np.searchsorted(rows.times, times, "right")]
+            curve = np.where(abs(curve) < _TINY, 0.0, curve)
+            if self.lr_factor is not None:
+                curve *= np.array([[self._factor(name, at)] for at in steps.tolist()])
+            for column, index in enumerate(track.indices):
+                values = curve[:, column]
+                if new := self.overrides.get((name, index)):
+                    is_later = (steps >= new.iters) & (epochs >= new.epochs)
+                    values = np.where(is_later, new.apply(values), values)
+                is_one = isinstance(step, int | np.integer)
+                found[index][name] = float(values[0]) if is_one else values
         return found
 
     def check(self, iters: int, epochs: int) -> None:
         """Raise ConfigError if a value up to this step is outside the range of its
         hyperparameter.
         """
-        for name in self._values:
-            lowest, highest = value_range(name)
-            for _, rows, curve in self._curves(name, iters, epochs):
-                # no events before training, so that there is one for each row
-                values = curve.values[1:]
-                for i in np.flatnonzero(~((values >= lowest) & (values <= highest)))[:1]:
-                    raise self.members[rows.members[i]].value_error(
-                        float(values[i]), int(rows.steps[i])
-                    )
+        for track in self._tracks.values():
+            lowest, highest = track.range
+            rows, curve = self._replay(track, iters, epochs)
+            values = curve[1:]
+            for i, column in np.argwhere(~((values >= lowest) & (values <= highest)))[:1]:
+                member = track.members[rows.members[i]]
+                raise member.value_error(float(values[i, column]), int(rows.steps[i]))
 
     def refresh(self) -> None:
         """Compute the current values from the members' counters, and write them into the groups."""
         self._bind()
-        for name in self._values:
-            for index, _, curve in self._curves(name, *self.counts(name), only_last=True):
-                value: Any = self._values[name][index]
-                value.current = float(curve.values[-1])
-                value.scale = curve.scale
-                self._write(name, index, value)
+        for name, track in self._tracks.items():
+            for key, new in self.overrides.items():
+                if key[0] == name and new.group in track.indices:
+                    column = track.indices.index(new.group)
+                    _, curve = self._replay(track, new.iters, new.epochs, only_last=True)
+                    then = float(curve[-1, column]) * self._factor(name, new.iters)
+                    self.overrides[key] = new._replace(
+                        initial=float(track.base[column]),
+                        reference=0.0 if abs(then) < _TINY else then,
+                    )
+            _, curve = self._replay(track, track.iters, track.epochs, only_last=True)
+            track.start(curve)
+            self._write(track, track.values[0], track.members[-1])
 
-    def _curves(
-        self, name: str, iters: int, epochs: int, *, only_last: bool = False
-    ) -> Iterator[tuple[int, _Rows, _Curve]]:
-        """Yield each group, what the members do to it up to a step, and its values.
+    def _factor(self, name: str, iters: int) -> float:
+        return 1.0 if self.lr_factor is None or name != "lr" else self.lr_factor(iters)
 
-        With `only_last`, the values are the last one alone.
-        """
-        # Groups with the same members are computed together, and equal ones among them once.
-        batches: dict[Sequence[int], dict[Any, list[int]]] = {}
-        for index, value in enumerate(self._values[name]):
-            if value is not None:
-                positions = [
-                    i
-                    for i, m in enumerate(self.members)
-                    if m.param_name == name and index in m.scheduled
-                ]
-                settings = [
-                    (self.members[i].targets[index], self.members[i].base_values[index])
-                    for i in positions
-                ]
-                new = self.overrides.get((name, index))
-                key = (self._base[index][name], *settings, new and new._replace(group=0))
-                batches.setdefault(tuple(positions), {}).setdefault(key, []).append(index)
-        for members, groups in batches.items():
-            rows = self._rows(members, iters, epochs, only_last)
-            curves = self._trace(name, [same[0] for same in groups.values()], rows, only_last)
-            for same, curve in zip(groups.values(), curves, strict=True):
-                for index in same:
-                    yield index, rows, curve
+    def _replay(
+        self, track: _Track, iters: int, epochs: int, *, only_last: bool = False
+    ) -> tuple[_Rows, np.ndarray]:
+        """Return all steps up to a position, and the values before them and after each."""
+        rows = self._rows(track, range(iters + 1), range(epochs + 1))
+        return rows, _trace(track, track.base, rows, only_last=only_last)
 
-    def _rows(self, positions: Sequence[int], iters: int, epochs: int, only_last: bool) -> _Rows:
-        """Return what the members at `positions` do up to a step."""
+    def _rows(self, track: _Track, iters: range, epochs: range) -> _Rows:
+        """Return what the members do at these counts; from 0 on, with the reductions so far."""
         parts = [(np.zeros(0), *[np.zeros(0, np.int64)] * 2, *[np.zeros(0)] * 3)]
-        for i in positions:
-            member = self.members[i]
+        for i, member in enumerate(track.members):
             begin = math.ceil(member.begin)
-            count = epochs if member.by_epoch else iters
-            steps = np.arange(begin, min(count + 1, math.ceil(member.end)))
-            if only_last and member.settings.sets_value:
-                steps = steps[-1:]  # which hides those before
-            if not len(steps):
-                continue
-            a, b, c = member.settings.changes(steps - begin, int(member.end - member.begin))
-            used = (a != 1.0) | (b != 0.0) | (c != 0.0)
-            steps = steps[used]
-            times = self._epoch_times(steps) if member.by_epoch else steps.astype(np.float64)
-            parts.append((times, np.full(len(steps), i), steps, a[used], b[used], c[used]))
+            counts = epochs if member.by_epoch else iters
+            steps = np.arange(max(counts.start, begin), min(counts.stop, math.ceil(member.end)))
+            if len(steps):
+                changes = member.settings.changes(steps - begin, int(member.end - member.begin))
+                used = (changes[0] != 1.0) | (changes[1] != 0.0) | (changes[2] != 0.0)
+                steps = steps[used]
+                times = self._epoch_times(steps) if member.by_epoch else steps.astype(np.float64)
+                parts.append((times, np.full(len(steps), i), steps, *(x[used] for x in changes)))
+            if counts.start == 0 and member.reductions:
+                at = np.array(member.reductions)
+                # after what is scheduled for the same time
+                times = np.maximum(at[:, 0], self._epoch_times(at[:, 1])) + 0.25
+                one = np.ones(len(at))
+                parts.append((times, np.full(len(at), i), -np.ones(len(at), int), one, one, one))
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         # in one iteration the members act in list order
         order = np.argsort(columns[0], kind="stable")
         return _Rows(*(column[order] for column in columns))
-
-    def _trace(
-        self, name: str, indices: Sequence[int], rows: _Rows, only_last: bool
-    ) -> list[_Curve]:
-        """Return the values of groups after each row and each event, which follows the rows of
-        its time.
-        """
-        events = [
-            (self._time(*at), column, act)
-            for column, index in enumerate(indices)
-            for *at, act in self._events(name, index)
-        ]
-        events.sort(key=lambda event: event[0])
-        times = [event[0] for event in events]
-        stops = np.searchsorted(rows.times, times, "right").tolist()
-        targets = np.array([[m.targets[i] for i in indices] for m in self.members])
-        initials = np.array([[m.base_values[i] or 0.0 for i in indices] for m in self.members])
-        floors = np.array([m.floor for m in self.members])
-        is_scale = np.array([m.settings.is_scale for m in self.members])
-        value = np.array([float(self._base[i][name]) for i in indices])
-        scale = np.ones(len(indices))
-        parts = [value[None]]
-        for first, stop, event in zip(
-            [0, *stops], [*stops, len(rows.times)], [*events, None], strict=True
-        ):
-            for begin in range(first, stop, _CHUNK):
-                part = slice(begin, min(begin + _CHUNK, stop))
-                a = rows.a[part]
-                members = rows.members[part]
-                scales = (
-                    scale * np.multiply.accumulate(np.where(is_scale[members], a, 1.0))[:, None]
-                )
-                y = rows.b[part, None] * targets.take(members, 0)
-                z = rows.c[part, None] * initials.take(members, 0) if rows.c[part].any() else None
-                if len(at := np.flatnonzero(a == 0.0)):  # what sets the value
-                    y[at] *= scales[at]
-                    if z is not None:
-                        y[at] += z[at] * scales[at]
-                        z[at] = 0.0
-                    y[at] = np.maximum(y[at], floors[members[at], None])
-                parts.append(_apply(value, a[:, None], y, z))
-                value = parts[-1][-1]
-                scale = scales[-1]
-            if event is not None:
-                _, column, act = event
-                value = value.copy()
-                scale = scale.copy()
-                value[column], scale[column] = act(value[column].item(), scale[column].item())
-                parts.append(value[None])
-            if only_last:
-                parts = [value[None]]
-        all_times = np.insert(rows.times, stops, times)
-        values = np.concatenate(parts)
-        return [_Curve(all_times, *column) for column in zip(values.T, scale.tolist(), strict=True)]
-
-    def _events(self, name: str, index: int) -> Iterator[Event]:
-        """Yield what changes a group's value besides the steps."""
-        for member in self.members:
-            if member.param_name == name and index in member.scheduled:
-                yield from member.events(index)
-        if new := self.overrides.get((name, index)):
-            yield new.iters, new.epochs, lambda value, scale: (new.value, new.scale)
-
-    def _is_muted(self, name: str, index: int, counts: tuple[Any, Any] | None = None) -> Any:
-        """Return whether a warm-up from 0 mutes a value, which a value that is set by hand ends.
-
-        Args:
-          counts: completed iterations and epochs, numbers or int64[n]; None for the members' own.
-        """
-        new = self.overrides.get((name, index))
-        muted = False
-        for m in self._muting[name]:
-            now = m.global_step if counts is None else counts[m.by_epoch]
-            first = math.ceil(m.begin)  # its iters or epochs
-            since = -1 if new is None else new[m.by_epoch]
-            muted |= (
-                (first <= now) & (now < first + m.muted_steps) & ((since < first) | (now < since))
-            )
-        return muted
 
     def _find_epoch_length(self) -> int | None:
         """Return the iterations per epoch; if no member counts iterations, an epoch is one."""
@@ -441,54 +353,57 @@ class ScheduleChain:
             [known[epoch] if epoch < len(known) else 1e15 + epoch for epoch in epochs.tolist()]
         )
 
-    def _time(self, iters: int, epochs: int) -> float:
-        return max(float(iters), float(self._epoch_times(np.array([epochs]))[0]))
-
     # --- Training ---
 
-    def advance(self, member: Any) -> bool:
-        """Apply the current step of a member to the current values.
+    def advance(self, member: Any) -> None:
+        """Set the values for the counter of a member, which has just counted.
 
-        Return whether it may change them.
+        Raises:
+          ConfigError: a value is outside the range of its hyperparameter; the groups keep the last.
         """
         # A run calls this once per iteration and schedule: keep it short
-        name = member.param_name
-        a, b, c = member.change(member.last_step)
-        muting = self._muting[name]
-        if a == 1.0 and b == 0.0 and c == 0.0 and not muting:
-            return False
-        lowest, highest = member.value_range
-        least = member.floor
-        is_plain = not (muting or self._mirrored)
-        is_scale = member.settings.is_scale
-        for index, group, value, target, initial in member.cells:
-            if a == 0.0:
-                new = b * target * value.scale + c * initial * value.scale
-            else:
-                new = a * value.current + b * target + c * initial
-            new = least if new < least else new
-            if not lowest <= new <= highest:  # also NaN
-                raise member.value_error(new, member.global_step)
-            value.current = new
-            if is_scale:
-                value.scale *= a
-            if is_plain:
-                group[name] = value.written = new
-            else:
-                self._write(name, index, value)
-        return True
+        track = self._tracks[member.param_name]
+        count = member.global_step
+        if count <= (track.epochs if member.by_epoch else track.iters):
+            return  # another member has counted it
+        for group, value in zip(track.groups, track.written, strict=True):
+            if group[track.name] != value or track.name == "momentum":
+                self.sync(track.name)  # someone has set the value, before this step
+                break
+        if member.by_epoch:
+            now = track.exact[track.iters - track.first]
+            if self._find_epoch_length() is None and len(self.epoch_ends) == count - 1:
+                self.epoch_ends.append(max(each.iters for each in self._tracks.values()))
+            nothing = range(1, 1)
+            rows = self._rows(track, nothing, range(track.epochs + 1, count + 1))
+            track.epochs = count
+            track.start(_trace(track, now, rows, only_last=True))
+            self._write(track, track.values[0], member)
+            return
+        if count - track.first >= len(track.values):
+            self._extend(track, count)
+        track.iters = count
+        self._write(track, track.values[count - track.first], member)
 
-    def end_epoch(self, epochs: int) -> None:
-        """Record at which iteration an epoch has ended, if epochs have no known length."""
-        if self._find_epoch_length() is None and len(self.epoch_ends) == epochs - 1:
-            self.epoch_ends.append(self.counts()[0])
+    def _extend(self, track: _Track, count: int) -> None:
+        """Compute the values of the iterations from `count` on."""
+        size = min(member.settings.block for member in track.members)
+        iters = np.arange(track.iters, count + size)
+        rows = self._rows(track, range(track.iters + 1, count + size), range(1, 1))
+        values = _trace(track, track.exact[track.iters - track.first], rows)
+        track.start(values[np.searchsorted(rows.times, iters, "right")])
 
-    def apply_event(self, member: Any) -> None:
-        """Apply the newest event of a member, such as a reduction on a plateau."""
-        for index, _, value, _, _ in member.cells:
-            *_, (_, _, act) = member.events(index)
-            value.current, value.scale = act(value.current, value.scale)
-            self._write(member.param_name, index, value)
+    def reduce(self, member: Any) -> None:
+        """Apply the newest reduction of a member that follows a metric."""
+        track = self._tracks[member.param_name]
+        now = track.exact[track.iters - track.first]
+        track.start(_reduce(track, member, now)[None])
+        self._write(track, track.values[0], member)
+
+    def counts(self) -> tuple[int, int]:
+        """Return the completed iterations and epochs."""
+        tracks = self._tracks.values()
+        return max(track.iters for track in tracks), max(track.epochs for track in tracks)
 
     def set_value(self, name: str, value: float) -> None:
         """Set a hyperparameter of the optimizer by hand.
@@ -502,47 +417,55 @@ class ScheduleChain:
                 f"`{name}` must be a known hyperparameter of the optimizer, got one without it"
             )
         reference = float(self._base[-1 if self._separate is not None else 0][name])
-        for index, base in enumerate(self._base):
-            self._store(name, index, float(value) * (base[name] / reference if reference else 1.0))
+        for group, base in zip(self.groups, self._base, strict=True):
+            group[name] = float(value) * (base[name] / reference if reference else 1.0)
+            if name == "momentum":
+                _mirror(group)
 
     def sync(self, name: str) -> None:
-        """Take over the values of a scheduled hyperparameter that were set by hand since the
-        last step.
-        """
-        for index, value in enumerate(self._values.get(name, ())):
-            if value is None or (now := self._read(name, index)) == value.written:
+        """Take over the values of a hyperparameter that were set by hand since the last step."""
+        track = self._tracks[name]
+        lowest, highest = track.range
+        scheduled = track.values[track.iters - track.first]
+        for column, index in enumerate(track.indices):
+            value = self._read(track, column)
+            if value == track.written[column]:
                 continue
-            lowest, highest = value_range(name)
-            if not is_host_number(now) or not lowest <= now <= highest:
+            if not is_host_number(value) or not lowest <= value <= highest:
                 raise ConfigError(
-                    f"`{name}` of a parameter group must be {legal_values(name)}, got {now!r}"
+                    f"`{name}` of a parameter group must be {legal_values(name)}, got {value!r}"
                 )
-            if value.current != 0.0:
-                value.scale *= float(now) / value.current
-            value.current = float(now)
-            # In this iteration the schedules of other values may have stepped already
             self.overrides[name, index] = Override(
-                *self.counts(name), name, index, value.current, value.scale
+                *(track.iters, track.epochs, name, index, float(value)),
+                initial=float(track.base[column]),
+                reference=scheduled[column] * self._factor(name, track.iters),
             )
-            self._write(name, index, value)
+            self._write(track, scheduled, track.members[0])
 
-    def _write(self, name: str, index: int, value: Value) -> None:
-        value.written = 0.0 if self._is_muted(name, index) else value.current
-        self._store(name, index, value.written)
+    def _write(self, track: _Track, values: list[float], member: Any) -> None:
+        name = track.name
+        if self.overrides or self.lr_factor is not None:
+            factor = self._factor(name, track.iters)
+            values = [value * factor for value in values]
+            for column, index in enumerate(track.indices):
+                if new := self.overrides.get((name, index)):
+                    values[column] = new.apply(values[column])
+        lowest, highest = track.range
+        for group, value in zip(track.groups, values, strict=True):
+            if not lowest <= value <= highest:  # also NaN
+                raise member.value_error(value, member.global_step)
+            group[name] = value
+            if name == "momentum":
+                _mirror(group)
+        track.written = values
 
-    def _store(self, name: str, index: int, value: float) -> None:
-        group = self.groups[index]
-        group[name] = value
-        if self._mirrored and name == "momentum" and "betas" in group:
-            group["betas"] = (value, *group["betas"][1:])
-
-    def _read(self, name: str, index: int) -> Any:
-        group = self.groups[index]
-        value = self._values[name][index]
-        is_mirrored = self._mirrored and name == "momentum" and "betas" in group
-        if is_mirrored and value is not None and group["betas"][0] != value.written:
-            return group["betas"][0]
-        return group[name]
+    def _read(self, track: _Track, column: int) -> Any:
+        """Return the current value of a group; for the momentum, the first beta if that was set."""
+        group = track.groups[column]
+        betas = group.get("betas", ())[:1]
+        if track.name == "momentum" and betas and betas[0] != track.written[column]:
+            return betas[0]
+        return group[track.name]
 
     # --- Checkpoints ---
 
@@ -553,7 +476,7 @@ class ScheduleChain:
         have ended.
         """
         self.sync(name)
-        events = [
+        events: list[dict[str, Any]] = [
             override._asdict() for override in self.overrides.values() if override.name == name
         ]
         return [*events, {"epoch_ends": list(self.epoch_ends)}] if self.epoch_ends else events
@@ -577,17 +500,13 @@ class ScheduleChain:
         found = []
         for index, (base, group) in enumerate(zip(self._base, self.groups, strict=True)):
             for name, before in base.items():
-                is_scheduled = name in self._values or (
-                    name == "betas" and "momentum" in self._values
+                now = group.get(name)
+                is_scheduled = name in self._tracks or (
+                    name == "betas" and "momentum" in self._tracks
                 )
-                if not is_scheduled and _is_value(now := group.get(name)) and now != before:
-                    found.append(
-                        dict(
-                            group=index,
-                            name=name,
-                            value=list(now) if isinstance(now, tuple) else now,
-                        )
-                    )
+                if not is_scheduled and _is_value(now) and now != before:
+                    value = list(now) if isinstance(now, tuple) else now
+                    found.append({"group": index, "name": name, "value": value})
         return found
 
     def load_unscheduled(self, values: Sequence[Mapping[str, Any]]) -> None:
@@ -595,39 +514,87 @@ class ScheduleChain:
         for group, name, value in (
             (entry["group"], entry["name"], entry["value"]) for entry in values
         ):
-            if group < len(self.groups) and name in self.groups[group] and name not in self._values:
+            if group < len(self.groups) and name in self.groups[group] and name not in self._tracks:
                 self.groups[group][name] = tuple(value) if isinstance(value, list) else value
+
+
+def _trace(track: _Track, value: np.ndarray, rows: _Rows, *, only_last: bool = False) -> np.ndarray:
+    """Return the values before the rows, which are given, and after each, float64[1 + n, G].
+
+    With `only_last`, float64[1, G] after all of them.
+    """
+    parts = [value[None]]
+    reductions = np.flatnonzero(rows.steps < 0)
+    count = len(rows.times)
+    cuts = np.unique([*range(0, count, _CHUNK), *reductions, *(reductions + 1), count])
+    for first, stop in itertools.pairwise(cuts.tolist()):
+        part = slice(first, stop)
+        members = rows.members[part]
+        if rows.steps[first] < 0:
+            parts.append(_reduce(track, track.members[members[0]], value)[None])
+        else:
+            a = rows.a[part, None]
+            if not track.scheduled.all():
+                a = np.where(track.scheduled[members], a, 1.0)
+            y = rows.b[part, None] * track.targets[members]
+            z = rows.c[part, None] * track.initials[members] if rows.c[part].any() else None
+            if len(at := np.flatnonzero(rows.a[part] == 0.0)):  # what sets the value
+                if z is not None:
+                    y[at] += z[at]
+                    z[at] = 0.0
+                y[at] = np.maximum(y[at], track.floors[members[at]])
+            parts.append(_apply(value, a, y, z))
+        value = parts[-1][-1]
+        if only_last:
+            parts = [value[None]]
+    return np.concatenate(parts)
+
+
+def _reduce(track: _Track, member: Any, value: np.ndarray) -> np.ndarray:
+    """Return the values after a reduction on a plateau."""
+    row = track.members.index(member)
+    reduced = np.maximum(value * member.settings.factor, track.targets[row])
+    # As in PyTorch: a reduction too small to matter is not applied.
+    is_used = track.scheduled[row] & (value - reduced > member.settings.eps)
+    return np.where(is_used, reduced, value)
 
 
 def _apply(value: np.ndarray, a: np.ndarray, y: np.ndarray, z: np.ndarray | None) -> np.ndarray:
     """Return the values after each step `a * value + y + z`, float64[n, G].
 
-    The order of the operations is that of a training run, so that the digits are the same.
-
     Args:
       value: the values before, float64[G].
-      a: float64[n, 1].
-      y, z: float64[n, G]; None for zeros.
+      a: float64[n, 1] or [n, G].
+      y, z: float64[n, G]; z is None for zeros.
     """
     values = np.empty_like(y)
     with np.errstate(all="ignore"):  # an illegal value is reported by its name
         if len(value) < _VECTOR:
             z = np.zeros_like(y) if z is None else z
-            steps = a[:, 0].tolist()
             for column, now in enumerate(value.tolist()):
+                steps = a[:, column % a.shape[1]].tolist()
                 terms = zip(steps, y[:, column].tolist(), z[:, column].tolist(), strict=True)
                 values[:, column] = [now := x * now + more + last for x, more, last in terms]
             return values
         values[:] = a
-        for row, more, last in zip(
-            values, y, itertools.repeat(None) if z is None else z, strict=False
-        ):
+        if z is not None:
+            for row, more, last in zip(values, y, z, strict=True):
+                row *= value
+                row += more
+                row += last
+                value = row
+            return values
+        for row, more in zip(values, y, strict=True):
             row *= value
             row += more
-            if last is not None:
-                row += last
             value = row
     return values
+
+
+def _mirror(group: Group) -> None:
+    """Set the first beta to the momentum."""
+    if "betas" in group:
+        group["betas"] = (group["momentum"], *group["betas"][1:])
 
 
 def _is_value(now: Any) -> bool:

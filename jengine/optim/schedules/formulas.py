@@ -11,10 +11,9 @@ the settings in a config, and `changes` returns `(a, b, c)` for many steps at on
 """
 
 import dataclasses
-import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -25,6 +24,9 @@ Steps: TypeAlias = np.ndarray  # int64[n], steps since `begin`
 # (a, b, c), float64[n] each: the weights of the current value, the target and the initial value
 Changes: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
 INF = 10**9  # MMEngine's "no end"; a conversion to iterations leaves it unchanged
+# The factor 0 of a warm-up: 0 in float32 on the device, and a power of 2, so that the quotient by
+# it is exact.
+OFF = 2.0**-512
 
 
 def map_floats(function: Callable[..., float], *columns: Iterable[Any]) -> np.ndarray:
@@ -62,23 +64,11 @@ class Formula:
     epoch_units: ClassVar[tuple[str, ...] | None] = ()
     # `a` is 0 at each step, so that earlier values have no effect
     sets_value: ClassVar[bool] = False
-    is_scale: ClassVar[bool] = False  # the factors hold for what other schedules set, too
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the settings by name, as JSON-serializable values."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in vars(self).items()
-        }
-
-    def max_checked(self) -> int:
-        """Return the number of steps whose values may be computed before training."""
-        return 2**31
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Return an object with the settings in a `state_dict`; other entries are ignored."""
-        names = inspect.signature(type(self)).parameters
-        return type(self)(**{name: value for name, value in state.items() if name in names})
+    @property
+    def block(self) -> int:
+        """The number of steps to compute at once."""
+        return 1024
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the changes at consecutive steps, counted from `begin`.
@@ -103,12 +93,6 @@ class Formula:
         values itself.
         """
         return list(values)
-
-    def muted_steps(self, num_steps: int) -> int:
-        """Return the number of steps at the start in which a warm-up from 0 gives 0, whatever
-        the value is.
-        """
-        return 0
 
     def floor(self) -> float:
         """Return the lower bound of the values that the formula sets."""
@@ -153,17 +137,13 @@ class ConstantFormula(Formula):
         They cancel if these are the same step.
         """
         a, b, c = keep(steps)
-        # a factor of 0 mutes the value instead, see `muted_steps`
-        if num_steps > 1 and self.factor != 0.0:
+        factor = self.factor or OFF
+        if num_steps > 1:
             # Relative changes and not absolute values, so that other schedules in the chain keep
             # their effect.
-            a[steps == 0] = self.factor
-            a[steps == num_steps - 1] = 1.0 / self.factor
+            a[steps == 0] = factor
+            a[steps == num_steps - 1] = 1.0 / factor
         return a, b, c
-
-    def muted_steps(self, num_steps: int) -> int:
-        """Return all steps but the last if the factor is 0."""
-        return num_steps - 1 if self.factor == 0.0 else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,7 +162,7 @@ class LinearFormula(Formula):
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the ratio of each factor to the previous one; with a single step, `end_factor`."""
         last = num_steps - 1
-        start = self.start_factor
+        start = self.start_factor or OFF
         rise = self.end_factor - self.start_factor
         a, b, c = keep(steps)
         if last == 0:
@@ -191,12 +171,8 @@ class LinearFormula(Formula):
         # Both factors times `last`, whose ratio has no division by it.
         previous = last * start + (steps - 1) * rise
         a[:] = (previous + rise) / np.where(previous == 0.0, float(last), previous)
-        a[steps == 0] = start or 1.0  # at 0 the value is muted, not multiplied
+        a[steps == 0] = start
         return a, b, c
-
-    def muted_steps(self, num_steps: int) -> int:
-        """Return 1 if the line starts at 0 and has more than one step."""
-        return 1 if self.start_factor == 0.0 and num_steps > 1 else 0
 
 
 @dataclasses.dataclass(frozen=True)

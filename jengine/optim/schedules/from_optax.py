@@ -9,21 +9,18 @@ import dataclasses
 import functools
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
-import optax
 
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import (
     ConfigError,
-    UnknownNameError,
-    closest,
     config_path,
     current_config_path,
 )
-from jengine.config.registry import check_arguments
+from jengine.config.registry import FUNCTIONS
 from jengine.optim.schedules.formulas import Changes, Formula, Steps, map_floats
 
 Schedule = Callable[[Any], Any]  # step -> value, as `optax.Schedule`
@@ -72,36 +69,14 @@ class OptaxFormula(Formula):
             )
         return [initial / reference for initial in initial_values]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the settings; a function, which cannot be saved, is replaced by a name."""
-        return {"schedule": self._description}
-
-    def max_checked(self) -> int:
-        """Return a small number if JAX cannot trace the schedule: each value calls a user's
-        function.
-        """
-        return 100 if self._evaluate is None else super().max_checked()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Return the formula in a `state_dict`; this formula if the state describes a function."""
-        return self if is_function(state["schedule"]) else type(self)(state["schedule"])
+    @property
+    def block(self) -> int:
+        """One if JAX cannot trace the schedule: each value calls a user's function."""
+        return 1 if self._evaluate is None else super().block
 
     @functools.cached_property
     def _evaluate(self) -> Callable[[Steps], np.ndarray] | None:
         return _make_evaluator(make_schedule(self.schedule), _has_function(self.schedule))
-
-    @functools.cached_property
-    def _description(self) -> Any:
-        return _describe(self.schedule)
-
-
-def is_function(description: object) -> bool:
-    """Return whether a setting from `OptaxFormula.state_dict` is, or contains, the description of a
-    function.
-    """
-    if isinstance(description, Mapping):
-        return "function" in description or any(map(is_function, description.values()))
-    return isinstance(description, list) and any(map(is_function, description))
 
 
 def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
@@ -117,7 +92,7 @@ def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
         whose arguments may also be such dicts and functions, or lists of them.
 
     Raises:
-      TypeError: `cfg` is neither, or an argument is unknown. KeyError: optax has no schedule of
+      TypeError: `cfg` is neither, or an argument is unknown. KeyError: optax has no function of
         that name.
     """
     if callable(cfg) and not isinstance(cfg, type):
@@ -126,28 +101,17 @@ def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
         raise TypeError(
             f"`schedule` must be a function of the step or a dict with a 'type', got {cfg!r}"
         )
-    known = {name for name in vars(optax) if name.endswith(("_schedule", "_schedules"))} - {
-        "scale_by_schedule"
-    }
-    # The one schedule of optax whose name does not end in `_schedule`.
-    known |= {"exponential_decay"}
-    name = cfg["type"]
-    if name not in known:
-        raise UnknownNameError(
-            f"`type` must be a schedule of optax, got {name!r}{closest(name, known)}"
-        )
-    factory = getattr(optax, name)
-    arguments = {key: value for key, value in cfg.items() if key != "type"}
-    for key, value in arguments.items():
+    arguments = {}
+    for key, value in cfg.items():
         with config_path(key):
             if isinstance(value, Mapping) and "type" in value:
-                arguments[key] = make_schedule(value)
-            elif isinstance(value, list | tuple) and any(
-                isinstance(item, Mapping) for item in value
-            ):
-                arguments[key] = [make_schedule(item) for item in value]
-    check_arguments(factory, arguments)
-    return factory(**arguments)
+                value = make_schedule(value)
+            elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+                value = [make_schedule(item) for item in value]
+        arguments[key] = value
+    name = cfg["type"]
+    full_name = name if "." in name else f"optax.{name}"
+    return FUNCTIONS.build({**arguments, "type": full_name})
 
 
 def _check_scalar(schedule: Schedule, is_int: bool) -> None:
@@ -208,15 +172,6 @@ def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[Steps], np.nd
 
 def _has_function(schedule: object) -> bool:
     return any(map(callable, jax.tree.leaves(schedule, is_leaf=callable)))
-
-
-def _describe(schedule: object) -> Any:
-    """Return `schedule` as JSON-serializable values: functions are replaced by names."""
-    if callable(schedule):
-        return {"function": _name(schedule)}
-    if isinstance(schedule, Mapping):
-        return {key: _describe(value) for key, value in schedule.items()}
-    return [_describe(item) for item in schedule] if isinstance(schedule, list) else schedule
 
 
 def _name(function: Schedule) -> str:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from jengine.config.annotations import Decay, Index, NonNegative
 from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.config.scores import is_better
-from jengine.optim.schedules.chain import Event, default_group
+from jengine.optim.schedules.chain import default_group
 from jengine.optim.schedules.formulas import Changes, Formula, Steps, keep
 from jengine.optim.schedules.scheduler import ParamScheduler
 
@@ -106,17 +106,14 @@ class PlateauScheduler(ParamScheduler):
                 f"`by_epoch` must be True for {type(self).__name__}, which counts validations, "
                 "got False"
             )
-        self.reductions: list[list[int]] = []  # completed iterations and epochs at each
         super().__init__(*args, **kwargs)
         self.state = PlateauState()
 
     def step(self, metrics: Mapping[str, float] | None = None) -> None:
         """Count an epoch; or, given validation metrics, check whether to reduce the value."""
-        self.chain.sync(self.param_name)
         if metrics is None:
             self.global_step += 1
-            if self.global_step > 0:
-                self.chain.end_epoch(self.global_step)
+            self.chain.advance(self)
             return
         if not isinstance(metrics, Mapping):
             raise TypeError(f"`metrics` must be a dict by name, got {type(metrics).__name__}")
@@ -134,42 +131,34 @@ class PlateauScheduler(ParamScheduler):
             self.settings, self.state, float(metrics[self.settings.monitor])
         )
         if reduce:
-            self.reductions.append([*self.chain.counts()])
-            self.chain.apply_event(self)
+            self.chain.sync(self.param_name)
+            self.reductions = [*self.reductions, self.chain.counts()]
+            self.chain.reduce(self)
         if self.verbose:
             self._log_values()
-
-    def events(self, index: int) -> Sequence[Event]:
-        """Return the reductions of a group's value."""
-
-        def reduce(value: float, scale: float) -> tuple[float, float]:
-            reduced = max(value * self.settings.factor, self.targets[index])
-            # As in PyTorch: a reduction too small to matter is not applied.
-            return (reduced if value - reduced > self.settings.eps else value), scale
-
-        return [(iters, epochs, reduce) for iters, epochs in self.reductions]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler state, the metric history, and the reductions."""
         return {
             **super().state_dict(),
+            "last_step": self.last_step,
             "plateau": self.state._asdict(),
             "reductions": list(self.reductions),
         }
 
-    def restore(self, state: dict[str, Any], *, with_settings: bool) -> None:
-        """Set the counters and the metric history, and the settings if wanted."""
-        super().restore(state, with_settings=with_settings)
-        self.last_step = state["last_step"]
+    def restore(self, state: dict[str, Any]) -> None:
+        """Set the counters and the metric history."""
+        super().restore(state)
         if "plateau" in state:
+            self.last_step = state["last_step"]
             self.state = PlateauState(**state["plateau"])
-            self.reductions = [list(at) for at in state["reductions"]]
+            self.reductions = [tuple(at) for at in state["reductions"]]
 
     def seek(self, count: int) -> None:
         """Set the number of completed epochs; what the schedule has seen of the metric stays."""
         self.global_step = count
 
-    def find_targets(self, initials: Sequence[float | None], reference: float) -> list[float]:
+    def find_targets(self, initials: Sequence[float], reference: float) -> list[float]:
         """Return the minimum of each group."""
         min_value = self.settings.min_value
         count = len(initials)

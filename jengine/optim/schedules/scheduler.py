@@ -9,12 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
-
 from jengine.config.annotations import NonNegative, Positive, Range, is_host_number
 from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.optim.schedules.chain import (
-    Event,
     Group,
     Groups,
     ScheduleChain,
@@ -24,7 +21,6 @@ from jengine.optim.schedules.chain import (
 )
 from jengine.optim.schedules.formulas import INF, Formula
 
-_BLOCK = 1024  # steps computed in one call
 _LOGGER = logging.getLogger("jengine")
 
 
@@ -61,13 +57,11 @@ class ParamScheduler:
 
     Attributes:
       chain: the schedules of the optimizer, of which this is one.
-      ends_with_run: whether `end` was not given, so that it is the end of the run, also for a
-        resumed longer run.
       epoch_length: iterations per epoch, for settings that were converted from epochs; None for
         others.
-      base_values: the initial value of each group, None where it has none.
+      base_values: the initial value of each group.
       scheduled: the groups that it changes.
-      cells: the scheduled groups, as the chain needs them.
+      reductions: completed iterations and epochs at each reduction on a plateau.
 
     Raises:
       ConfigError: `end` is not after `begin`, or `last_step` is below -1. KeyError: no group has
@@ -76,9 +70,9 @@ class ParamScheduler:
 
     need_val_args: ClassVar[bool] = False  # its step takes validation metrics
     mirrors_betas: ClassVar[bool] = False  # 'momentum' is written back into betas[0]
-    names_value: ClassVar[bool] = False  # the class itself says which value it schedules
     skips_zero: ClassVar[bool] = False  # groups whose initial value is 0 keep it
     family: ClassVar[type[Any]]  # the dataclass for the settings
+    reductions: Sequence[Sequence[int]] = ()
 
     def __init__(
         self,
@@ -101,25 +95,14 @@ class ParamScheduler:
         self.end = end
         self.by_epoch = by_epoch
         self.verbose = verbose
-        self.ends_with_run = False
         self.epoch_length: int | None = None
-        self.base_values: list[float | None] = []
+        self.base_values: list[float] = []
         self.targets: list[float] = []
         self.scheduled: frozenset[int] = frozenset()
-        self.muted_steps = 0
-        self.floor = -math.inf
-        self.value_range = (-math.inf, math.inf)
-        self.cells: Sequence[Any] = ()
-        # the first step, and changes from it on
-        self._block: tuple[int, list[tuple[float, float, float]]] = (0, [])
         self._check_groups(is_resumed=last_step > -1)
         self.last_step = last_step
-        # One before the first step, as `step` below counts it.
-        self.global_step = -1 if last_step == -1 else int(begin) + last_step
+        self.seek(0 if last_step == -1 else int(begin) + last_step + 1)
         self.chain.add(self)
-        self.step()
-        if last_step > -1:
-            self.chain.refresh()
 
     @classmethod
     def build_iter_from_epoch(
@@ -171,22 +154,11 @@ class ParamScheduler:
           ConfigError: a value is negative, infinite or NaN, or a momentum above 1; the group keeps
             the last one.
         """
-        # A run calls this once per iteration and schedule, between two compiled steps: keep the
-        # common path short.
-        chain = self.chain
-        name = self.param_name
-        now = self.global_step + 1
-        for _, group, value, _, _ in self.cells:
-            if group[name] != value.written or self.mirrors_betas:
-                chain.sync(name)  # someone has set the value, before this step
-                break
-        self.global_step = now
-        if self.by_epoch and now > 0:
-            chain.end_epoch(now)
-        if not self.begin <= now < self.end:
-            return
-        self.last_step += 1
-        if chain.advance(self) and self.verbose:
+        self.global_step += 1
+        is_active = self.begin <= self.global_step < self.end
+        self.last_step += is_active
+        self.chain.advance(self)
+        if self.verbose and is_active:
             self._log_values()
 
     def seek(self, count: int) -> None:
@@ -204,67 +176,30 @@ class ParamScheduler:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters and the settings, JSON-serializable."""
+        """Return the counters, and the values that were set by hand, JSON-serializable."""
         return {
             "global_step": self.global_step,
-            "last_step": self.last_step,
-            "settings": {
-                "type": type(self).__name__,
-                "param_name": self.param_name,
-                "begin": self.begin,
-                "end": self.end,
-                "by_epoch": self.by_epoch,
-                **self.settings.state_dict(),
-                "base_values": list(self.base_values),
-            },
-            "ends_with_run": self.ends_with_run,
+            "by_epoch": self.by_epoch,
             "epoch_length": self.epoch_length,
             "events": self.chain.state_dict(self.param_name),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the counters and the settings in `state`, a result of `state_dict`, and set the
-        values.
+        """Continue at the position in `state`, a result of `state_dict`, and set the values.
 
-        A schedule that ends with the run, here and in `state`, keeps this run's end. One that is
-        converted from epochs of another length keeps its place in the epoch, and its settings.
+        The settings stay, so that the values are those of a run that had them from the start.
         """
-        self.restore(state, with_settings="settings" in state)
+        self.restore(state)
         self.chain.load_state_dict(state.get("events", ()), self.param_name)
         self.chain.refresh()
 
-    def restore(self, state: dict[str, Any], *, with_settings: bool) -> None:
-        """Set the counters, and the settings if wanted.
+    def restore(self, state: dict[str, Any]) -> None:
+        """Set the counters; `ScheduleChain.refresh` then sets the values.
 
-        `ScheduleChain.refresh` then sets the values.
-
-        Raises:
-          ConfigError: the settings are those of another scheduler type.
+        A scheduler that is converted from epochs of another length keeps its place in the epoch.
         """
-        lengths = self.epoch_length, state.get("epoch_length")
-        has_other_epochs = None not in lengths and lengths[0] != lengths[1]
-        self.seek(
-            round(state["global_step"] * lengths[0] / lengths[1])
-            if has_other_epochs
-            else state["global_step"]
-        )
-        if not with_settings or has_other_epochs:
-            return
-        saved = state["settings"]
-        if saved["type"] != type(self).__name__ or saved["param_name"] != self.param_name:
-            raise ConfigError(
-                f"the scheduler of the checkpoint must be {type(self).__name__} of "
-                f"{self.param_name!r} as in the "
-                f"config, got {saved['type']} of {saved['param_name']!r}"
-            )
-        self.settings = self.settings.load_state_dict(saved)
-        if not (
-            self.ends_with_run and state["ends_with_run"] and saved["by_epoch"] == self.by_epoch
-        ):
-            self.end = saved["end"]
-            self.ends_with_run = state["ends_with_run"]
-        self.begin = saved["begin"]
-        self.by_epoch = saved["by_epoch"]
+        scale = (self.epoch_length or 1) / (state.get("epoch_length") or self.epoch_length or 1)
+        self.seek(round(state["global_step"] * scale))
 
     def __repr__(self) -> str:
         return (
@@ -281,56 +216,30 @@ class ParamScheduler:
 
         Return the initial values after it.
         """
-        num_steps = int(self.end - self.begin)
-        formula = self.settings
-        started = formula.initial_values([0.0 if value is None else value for value in initials])
-        self.base_values = [
-            None if old is None else new for old, new in zip(initials, started, strict=True)
-        ]
-        self._block = (0, [])
-        self.muted_steps, self.floor = formula.muted_steps(num_steps), formula.floor()
+        known = [0.0 if value is None else value for value in initials]
+        self.base_values = self.settings.initial_values(known)
         # The optimizer's own settings are the last group: their initial value has no multiplier.
         present = [value for value in initials if value is not None]
         self.targets = self.find_targets(
-            initials, present[-1] if default_group(self.optimizer) else present[0]
+            known, present[-1] if default_group(self.optimizer) else present[0]
         )
         self.scheduled = frozenset(
             index
             for index, value in enumerate(self.base_values)
-            if value is not None
+            if initials[index] is not None
             # A minimum above 0 would give a weight decay to the parameters that have none, such as
             # biases.
             and not (self.skips_zero and value == 0.0)
             and not (self.param_name == "lr" and groups[index].get("fix_lr"))
         )
-        return self.base_values
+        return [
+            None if old is None else new
+            for old, new in zip(initials, self.base_values, strict=True)
+        ]
 
-    def find_targets(self, initials: Sequence[float | None], reference: float) -> list[float]:
+    def find_targets(self, initials: Sequence[float], reference: float) -> list[float]:
         """Return the target of each group, see `Formula.targets`."""
-        return self.settings.targets(
-            [0.0 if value is None else value for value in initials], reference
-        )
-
-    def change(self, step: int) -> tuple[float, float, float]:
-        """Return the change at a step that is counted from `begin`."""
-        first, rows = self._block  # a call for each step would be slow
-        if not 0 <= step - first < len(rows):
-            num_steps = int(self.end - self.begin)
-            size = min(_BLOCK, self.settings.max_checked())
-            steps = np.arange(step, max(min(step + size, num_steps), step + 1))
-            try:
-                columns = self.settings.changes(steps, num_steps)
-            except Exception:  # the schedule, which may be a user's function, ends within the block
-                columns = self.settings.changes(steps[:1], num_steps)
-            first, rows = self._block = (
-                step,
-                list(zip(*(column.tolist() for column in columns), strict=True)),
-            )
-        return rows[step - first]
-
-    def events(self, index: int) -> Sequence[Event]:
-        """Return what has changed a group's value besides the steps."""
-        return ()
+        return self.settings.targets(initials, reference)
 
     def value_error(self, value: float, step: int) -> ConfigError:
         """Return the error for a value outside the hyperparameter's range."""
@@ -345,26 +254,15 @@ class ParamScheduler:
         """Raise an error unless a group has the value, as a number."""
         name = self.param_name
         groups = self.chain.groups
-        if self.mirrors_betas and not any(
-            "momentum" in group or "betas" in group for group in groups
-        ):
-            raise ConfigError(
-                "a momentum schedule must have an optimizer with `momentum` or `betas`, got neither"
-            )
         has_value = [name in group or (self.mirrors_betas and "betas" in group) for group in groups]
-        if not any(has_value) and self.names_value:
-            raise UnknownNameError(
-                f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
-                "without; write optax.adamw(1e-2) as optax.inject_hyperparams(optax.adamw)(1e-2) "
-                "or dict(type='AdamW', lr=1e-2)"
-            )
         if not any(has_value):
             names = {
                 other for group in groups for other, value in group.items() if is_host_number(value)
             }
             raise UnknownNameError(
-                "`param_name` must be a value of a parameter group, got "
-                f"{name!r}{closest(name, names)}"
+                f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
+                f"without{closest(name, names)}; write optax.adamw(1e-2) as "
+                "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2)"
             )
         for index, group in enumerate(groups):
             if name in group and not is_host_number(group[name]):

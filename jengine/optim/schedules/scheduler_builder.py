@@ -197,13 +197,11 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
             "by_epoch=False if its numbers are iterations, or convert_to_iter_based=True if they "
             "are epochs"
         )
-    has_end = "end" in arguments
-    if not has_end:
+    if "end" not in arguments:
         arguments["end"] = _default_end(
             entry, arguments, run, by_epoch, converted, follows_validations
         )
     scheduler = _construct(entry, wrapper, arguments, run, converted)
-    scheduler.ends_with_run = not has_end and arguments["end"] != INF
     _check_total_steps(scheduler, run)
     return [scheduler]
 
@@ -222,7 +220,7 @@ def _check_values(
         return
     limit = min(
         _MAX_CHECKED // max(1, sum(len(s.scheduled) for s in flat)),
-        *(s.settings.max_checked() for s in flat),
+        *(100 * s.settings.block for s in flat),
     )
     iters = 0 if iters is None or all(s.by_epoch for s in flat) else min(iters, limit)
     epochs = min(epochs or 0, limit, *([iters // epoch_length] if iters and epoch_length else []))

@@ -62,7 +62,6 @@ def make_scheduler(
         "__module__": __name__,
         "family": family,
         "mirrors_betas": param_name == "momentum",
-        "names_value": param_name is not None,
         "skips_zero": skips_zero,
     }
     return PARAM_SCHEDULERS.register_module(name)(type(name, (base,), members))

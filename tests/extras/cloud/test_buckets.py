@@ -17,10 +17,10 @@ from jengine.checkpoint import (
     CorruptCheckpointError,
     commit,
 )
-from jengine.checkpoint.inventory import list_checkpoint_entries, remove_checkpoints
 from jengine.checkpoint.layout import find_latest, read_meta, write_current_run
 from jengine.cli import main
 from jengine.config.storage import StorageError, list_files, write_bytes
+from jengine.extras.report.inventory import list_checkpoint_entries, remove_checkpoints
 from jengine.extras.weights import load_pretrained
 from tests.checkpoint.conftest import make_meta, make_state
 

@@ -98,7 +98,7 @@ def test_a_copy_that_cannot_be_written_is_a_warning(train, tmp_path, caplog):
     (tmp_path / "local").write_text("a file where the directory should be")
     runner = train()
     assert runner.iter == 16
-    assert "There is no local copy of iteration 2: could not save checkpoint" in caplog.text
+    assert "A local copy could not be written: could not save checkpoint" in caplog.text
 
 
 def test_copies_may_be_written_by_time(train, tmp_path):

@@ -121,11 +121,3 @@ def test_an_error_has_the_path_in_the_config():
 def test_a_runner_can_be_built_from_the_arguments(tmp_path):
     runner = Runner.from_cfg(from_imix(make_config(work_dir=str(tmp_path))))
     assert len([hook for hook in runner.hooks if type(hook).__module__.startswith("jengine.extras.imix")]) == 5
-
-
-def test_the_settings_of_a_resumed_run_are_those_that_are_asked_for():
-    cfg = dict(
-        model=dict(type="X"), work_dir="w", train_data=dict(samples_per_gpu=1, data=[1]), total_epochs=1,
-        optimizer=dict(type="SGD", lr=0.1), resume_settings="checkpoint",
-    )  # fmt: skip
-    assert from_imix(cfg)["resume_settings"] == "checkpoint"

@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 from safetensors.numpy import load_file, save_file
 
-from jengine.checkpoint import CheckpointMismatchError, CorruptCheckpointError, arrays
+from jengine.checkpoint import CheckpointMismatchError, CorruptCheckpointError, orbax
 from jengine.extras.weights import export_params, import_batch_stats, import_params
 from tests.checkpoint.conftest import make_meta
 
@@ -149,12 +149,12 @@ def test_parameters_and_statistics_are_of_one_checkpoint_while_a_run_saves(check
         checkpointer.save(tmp_path / f"iter_{number}", state, make_meta(number))
         checkpointer.wait()
 
-    def read_while_a_run_saves(directory, structs, read=arrays.read_flat):
+    def read_while_a_run_saves(directory, structs, read=orbax.read):
         save(2)
         return read(directory, structs)
 
     save(1)
-    monkeypatch.setattr(arrays, "read_flat", read_while_a_run_saves)
+    monkeypatch.setattr(orbax, "read", read_while_a_run_saves)
     tensors = export_params(tmp_path, path, batch_stats=True)
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == {
         "bn.weight": [1.0, 1.0],

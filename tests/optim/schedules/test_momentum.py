@@ -35,5 +35,5 @@ def test_the_learning_rate_does_not_change(make_wrapper, build):
 
 
 def test_an_optimizer_without_momentum_or_betas_is_rejected(make_wrapper, build):
-    with pytest.raises(ValueError, match="must have an optimizer with `momentum` or `betas`, got neither"):
+    with pytest.raises(KeyError, match="must have an optimizer with a known `momentum`, got one without"):
         build(make_wrapper(0.1), {"type": "StepMomentum", "step_size": 1})

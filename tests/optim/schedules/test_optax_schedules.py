@@ -93,7 +93,7 @@ def test_a_schedule_continues_from_a_json_state(make_wrapper, build, collect):
     wrapper, resumed = make_wrapper(0.1), make_wrapper(0.1)
     chain = build(wrapper, {"type": "OptaxLR", "schedule": WARMUP_COSINE})
     collect(wrapper, chain, 7)
-    again = build(resumed, {"type": "OptaxLR", "schedule": {**WARMUP_COSINE, "peak_value": 9.0}})
+    again = build(resumed, {"type": "OptaxLR", "schedule": WARMUP_COSINE})
     again[0].load_state_dict(json.loads(json.dumps(chain[0].state_dict())))
     resumed.param_groups[0]["lr"] = wrapper.param_groups[0]["lr"]
     assert collect(resumed, again, 5) == collect(wrapper, chain, 5)
@@ -108,7 +108,7 @@ def test_the_momentum_can_follow_optax(make_wrapper, build):
 @pytest.mark.parametrize(
     ("schedule", "error", "message"),
     [
-        ({"type": "warmup_cosine_schedule"}, KeyError, "of optax, got 'warmup_cosine_schedule'; did you mean"),
+        ({"type": "warmup_cosine_schedule"}, KeyError, "has no 'warmup_cosine_schedule'; did you mean"),
         ({"type": "constant_schedule", "values": 1.0}, TypeError, "did you mean 'value'"),
         ({"value": 1.0}, TypeError, "a dict with a 'type'"),
         ("constant_schedule", TypeError, "constant_schedule needs the argument 'value'"),
@@ -179,19 +179,6 @@ def test_a_changed_function_replaces_that_of_the_checkpoint(make_wrapper, collec
     assert resumed.param_groups[0]["lr"] == pytest.approx(2.0 * 8 / 20)
     again[0].step()
     assert resumed.param_groups[0]["lr"] == pytest.approx(2.0 * 7 / 20)
-
-
-def test_a_saved_config_replaces_a_function_if_the_settings_of_the_checkpoint_hold(make_wrapper, collect):
-    wrapper, resumed = make_wrapper(0.1), make_wrapper(0.1)
-    chain = build_for_run(wrapper, dict(type="OptaxLR", schedule=WARMUP_COSINE, by_epoch=False, end=10**9))
-    collect(wrapper, chain, 12)
-    again = build_for_run(resumed, optax.constant_schedule(0.5))
-    saved = json.loads(json.dumps(schedulers_state_dict(chain)))
-    load_schedulers_state_dict(again, saved, settings="checkpoint")
-    assert resumed.param_groups[0]["lr"] == wrapper.param_groups[0]["lr"] != 0.5
-    again[0].step()
-    chain[0].step()
-    assert resumed.param_groups[0]["lr"] == wrapper.param_groups[0]["lr"] != 0.5
 
 
 def test_functions_can_be_combined_with_other_schedulers_and_used_inside_configs(make_wrapper, collect):

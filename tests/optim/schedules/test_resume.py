@@ -64,11 +64,10 @@ def test_a_resumed_schedule_continues_as_if_uninterrupted(stop, cfg, make_wrappe
     expected = train(wrapper, schedulers, stop, 20)
     # the groups of a checkpoint, whatever they are, have no effect: neither missing nor ahead
     for group in ({}, {"lr": 123.0, "initial_lr": 1.0}):
-        for settings in ("config", "checkpoint"):
-            wrapper, schedulers = start(make_wrapper, cfg, total=4)
-            wrapper.param_groups[0].update(group)
-            load_schedulers_state_dict(schedulers, saved, settings=settings)
-            assert train(wrapper, schedulers, stop, 20) == expected
+        wrapper, schedulers = start(make_wrapper, cfg, total=4)
+        wrapper.param_groups[0].update(group)
+        load_schedulers_state_dict(schedulers, saved)
+        assert train(wrapper, schedulers, stop, 20) == expected
     whole = chain_of(wrapper).at(range(20))[0]["lr"]
     assert whole.tolist() == before + expected
     assert [chain_of(wrapper).at(step)[0]["lr"] for step in (0, 3, 19)] == [whole[0], whole[3], whole[19]]
@@ -99,16 +98,6 @@ def test_epochs_without_a_known_length_end_where_they_have_ended(make_wrapper):
     assert train(wrapper, schedulers, 12, 20) == expected
 
 
-@pytest.mark.parametrize("settings", ["checkpoint", "config"])
-def test_a_cosine_that_ends_after_3_epochs_keeps_them_with_the_settings_of_the_checkpoint(make_wrapper, settings):
-    cfg = {"type": "CosineAnnealingLR", "eta_min": 0.1}
-    _, schedulers = start(make_wrapper, {**cfg, "end": 3}, total=3)
-    _, (cosine,) = start(make_wrapper, {**cfg, "end": 6}, total=6)
-    load_schedulers_state_dict([cosine], save(schedulers), settings=settings)
-    assert cosine.end == {"checkpoint": 3, "config": 6}[settings]
-
-
-@pytest.mark.parametrize("settings", ["checkpoint", "config"])
 @pytest.mark.parametrize("total", [2, 6])
 @pytest.mark.parametrize(
     "cfg",
@@ -120,7 +109,7 @@ def test_a_cosine_that_ends_after_3_epochs_keeps_them_with_the_settings_of_the_c
     ],
     ids=lambda cfg: cfg["type"],
 )
-def test_a_schedule_without_an_end_ends_with_the_resumed_run(make_wrapper, cfg, total, settings):
+def test_a_schedule_without_an_end_ends_with_the_resumed_run(make_wrapper, cfg, total):
     wrapper, schedulers = start(make_wrapper, cfg, total)
     expected = train(wrapper, schedulers, 0, total * LENGTH)
 
@@ -128,7 +117,7 @@ def test_a_schedule_without_an_end_ends_with_the_resumed_run(make_wrapper, cfg, 
     train(wrapper, schedulers, 0, 7)
     saved = save(schedulers)
     wrapper, schedulers = start(make_wrapper, cfg, total)
-    load_schedulers_state_dict(schedulers, saved, settings=settings)
+    load_schedulers_state_dict(schedulers, saved)
     assert train(wrapper, schedulers, 7, total * LENGTH) == expected[7:]
 
 
@@ -275,25 +264,6 @@ def test_states_by_optimizer(make_wrapper):
     load_schedulers_state_dict(again, state)
     assert {name: chain[0].global_step for name, chain in again.items()} == {"a": 0, "b": 1}
     assert [wrapper.param_groups[0]["lr"] for wrapper in wrappers.values()] == [1.0, 1.0]
-    with pytest.raises(ValueError, match="`param_scheduler` must have the 1 schedulers of the checkpoint, got 0"):
-        load_schedulers_state_dict(again, state["a"], settings="checkpoint")
-
-
-def test_other_schedulers_are_rejected_if_the_settings_of_the_checkpoint_hold(make_wrapper):
-    _, schedulers = start(make_wrapper, {"type": "ExponentialLR", "gamma": 0.5}, total=4)
-    saved = save(schedulers)
-    _, schedulers = start(make_wrapper, {"type": "PolyLR"}, total=4)
-    with pytest.raises(ValueError, match="must be PolyLR of 'lr' .*, got ExponentialLR of 'lr'") as error:
-        load_schedulers_state_dict(schedulers, saved, settings="checkpoint")
-    assert "param_scheduler[0]" in error.value.__notes__[0]
-    _, schedulers = start(make_wrapper, MIXED, total=4)
-    with pytest.raises(ValueError, match="must have the 1 schedulers of the checkpoint, got 3"):
-        load_schedulers_state_dict(schedulers, saved, settings="checkpoint")
-
-
-def test_an_unknown_choice_is_rejected():
-    with pytest.raises(ValueError, match="got 'configs'; did you mean 'config'"):
-        load_schedulers_state_dict([], [], settings="configs")
 
 
 def test_many_groups_have_the_values_of_each_alone(make_wrapper):

@@ -23,7 +23,6 @@ from jengine.checkpoint.manifest import (
     DamagedFileError,
     read_files,
     validate_checkpoint,
-    validate_objects,
 )
 from jengine.config.errors import closest, suggest_path
 from jengine.config.json_codec import decode
@@ -79,10 +78,8 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
         child, _, file = name.partition("/")
         files.get(directory / child, {})[file] = info
     problems = {
-        path: validate_objects(path, manifest, files[path])
-        if manifest and is_url(path)
-        else validate_checkpoint(path)
-        for path, manifest in manifests.items()
+        path: validate_checkpoint(path, listing=files[path] if is_url(path) else None)
+        for path in manifests
     }
     # all at once
     stored = read_many(path / META for path, problem in problems.items() if problem is None)

@@ -1,4 +1,6 @@
-"""Temporary freezing by a flag passed as data, so that freezing and unfreezing never recompile.
+"""Freezing and resetting of a part of the optimizer: what other leaves have is kept.
+
+Freezing is temporary, by a flag passed as data, so that freezing and unfreezing never recompile.
 
 A hyperparameter called `frozen:PATTERN` that is not 0 freezes the parameters whose path contains
 PATTERN: gradients count as zero, including in the norm for clipping, updates are zero, and the
@@ -11,31 +13,31 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.typing import ArrayLike
 from optax import OptState, Params, Updates
 
 from jengine.config import paths
 from jengine.config.errors import closest
+from jengine.optim.param_groups.chain import FROZEN, GroupHyperparamsState
 from jengine.optim.param_groups.param_group import GroupLayout
-
-PREFIX = "frozen:"
+from jengine.optim.transforms.accumulate import AccumulateState
+from jengine.optim.transforms.loss_scale import LossScaleState
+from jengine.optim.wrapper import OptimWrapper
 
 # bool[] of each leaf, None for one that no pattern matches
 Flags: TypeAlias = list[jax.Array | None]
 
 
-def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> Flags | None:
-    """Return for each leaf whether it is frozen, bool[], None if no pattern matches.
-
-    None without any pattern.
-    """
-    names = [name for name in hyperparams if name.startswith(PREFIX)]
+def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> Flags:
+    """Return for each leaf whether it is frozen, bool[], None if no pattern matches."""
+    names = [name for name in hyperparams if name.startswith(FROZEN)]
     flags: Flags = [None] * len(layout.paths)
     for name in names:
         # `!= 0` on the device: the value may change between steps, the pattern is part of the
         # program.
-        pattern = name.removeprefix(PREFIX)
+        pattern = name.removeprefix(FROZEN)
         is_frozen = jnp.asarray(hyperparams[name]) != 0
         matches = [
             any(pattern in alias for alias in paths.path_aliases(path)) for path in layout.paths
@@ -49,18 +51,19 @@ def frozen_flags(layout: GroupLayout, hyperparams: Mapping[str, Any]) -> Flags |
             if is_match:
                 # Several patterns may match a leaf; one of them is enough to freeze it.
                 flags[i] = is_frozen if old is None else old | is_frozen
-    return flags if names else None
+    return flags
 
 
 def skip_frozen(
     inner: optax.GradientTransformationExtraArgs,
     layout: GroupLayout,
-    flags: Flags,
+    hyperparams: Mapping[str, Any],
     chains: Sequence[Sequence[int]],
 ) -> optax.GradientTransformationExtraArgs:
     """Return `inner` without effect on leaves with a frozen flag: zero gradients, zero updates
     and unchanged state.
     """
+    flags = frozen_flags(layout, hyperparams)
 
     def update(
         grads: Updates, state: OptState, params: Params | None = None, **extra: Any
@@ -128,3 +131,35 @@ def _where(
         frozen,
         trained,
     )
+
+
+def reset_state(
+    wrapper: OptimWrapper, opt_state: OptState, params: Params, groups: Sequence[int] | None = None
+) -> OptState:
+    """Return a state in which the optimizer starts anew, with zero moments and step count.
+
+    The loss scale and the gradients of an unfinished accumulation window stay.
+
+    Args:
+      wrapper, opt_state, params: the optimizer, its state, and the parameters.
+      groups: the parameter groups that start anew; None for all. The step count, which all
+        groups of an optimizer share, is kept for some: the bias correction of Adam then takes
+        the new moments for old ones, so that the first updates may be larger.
+    """
+    layout = wrapper.grouped.layout(params)
+
+    def reset(old: Any, new: Any) -> Any:
+        if isinstance(old, GroupHyperparamsState | AccumulateState | LossScaleState):
+            return old._replace(inner_state=reset(old.inner_state, new.inner_state))
+        if groups is None:
+            return new
+        flags: list[Any] = []
+        for member in layout.groups:
+            if isinstance(member, tuple):  # layers along the first axis
+                flags.append(np.array([group in groups for group in member]))
+            else:
+                flags.append(True if member in groups else None)
+        # What the other groups have, and what all share, is the current one
+        return select_state(layout, flags, wrapper.grouped.chains, new, old)
+
+    return reset(opt_state, wrapper.tx.init(params))

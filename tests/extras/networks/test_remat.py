@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from jengine.extras.networks.remat import matches
 from jengine.model import CastModel, LinenModel, NnxModel, Precision
-from jengine.model.remat import matches
 
 BATCH = {"x": np.random.RandomState(0).randn(4, 8).astype(np.float32), "mask": np.array([True, True, True, False])}
 

@@ -7,11 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.checkpoint.identity import TIMESTAMP
-from jengine.checkpoint.inventory import (
-    CheckpointEntry,
-    list_checkpoint_entries,
-    remove_checkpoints,
-)
 from jengine.checkpoint.layout import find_checkpoint, read_meta
 from jengine.checkpoint.lock import is_locked
 from jengine.checkpoint.report import describe
@@ -19,6 +14,11 @@ from jengine.checkpoint.restore import list_arrays
 from jengine.cli.commands import format_bytes
 from jengine.config.json_codec import decode_object
 from jengine.config.storage import read_text, storage_path
+from jengine.extras.report.inventory import (
+    CheckpointEntry,
+    list_checkpoint_entries,
+    remove_checkpoints,
+)
 from jengine.logging.tables import format_table
 
 _NO_METRICS = ("step", "iter", "epoch", "mode", "time", "data_time")  # in a line of the log

@@ -1,11 +1,12 @@
 """FLOPs of the matrix products and convolutions in a traced function."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
+
+from jengine.train.jaxpr_hash import inner_jaxprs
 
 Flops = dict[str, float]
 
@@ -32,7 +33,7 @@ def count_flops(jaxpr: Any) -> Flops:
       highest' appended for float32 at full precision.
     """
     flops: Flops = {}
-    for eqn in _open(jaxpr).eqns:
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         for dtype, count in _count_equation(eqn).items():
             flops[dtype] = flops.get(dtype, 0.0) + count
     return flops
@@ -126,15 +127,14 @@ def _repetitions(eqn: Any) -> int:
     return 1
 
 
-def inner_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
-    """Yield the jaxprs in equation parameters."""
-    for value in params.values():
-        # a cond has a list of branches
-        for item in value if isinstance(value, tuple | list) else [value]:
-            if hasattr(_open(item), "eqns"):
-                yield item
+def step_flops(programs: Any) -> Flops:
+    """Return per-iteration FLOPs over all devices for the programs of a run, see `count_flops`.
 
-
-def _open(jaxpr: Any) -> Any:
-    """Return the jaxpr within a closed jaxpr; anything else unchanged."""
-    return getattr(jaxpr, "jaxpr", jaxpr)
+    {} before the first iteration.
+    """
+    for kind, shapes in programs.called().items():
+        jaxpr = programs.compiled[kind].trace(*shapes).jaxpr
+        # `is_update` has one entry per step
+        steps = len(shapes[2][1]) if kind == "chunk" else 1
+        return {dtype: count / steps for dtype, count in count_flops(jaxpr).items()}
+    return {}

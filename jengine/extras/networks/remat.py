@@ -1,6 +1,4 @@
-"""Activation checkpointing: intermediate results are computed again for the gradients, or kept
-on the host.
-"""
+"""Activation checkpointing: intermediate results are computed again for the gradients."""
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,21 +13,6 @@ from jengine.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from flax import nnx
-
-
-HOST_MEMORY = "pinned_host"
-
-
-def check_host_memory(setting: str, device: jax.Device) -> None:
-    """Raise ConfigError, with the name of the setting, unless the device reads and writes the
-    memory of its host.
-    """
-    kinds = [memory.kind for memory in device.addressable_memories()]
-    if HOST_MEMORY not in kinds:
-        found = f"{device.platform} devices with {', '.join(kinds)}"
-        raise ConfigError(
-            f"`{setting}` must not offload with devices without {HOST_MEMORY!r} memory, got {found}"
-        )
 
 
 def check_patterns(patterns: Sequence[str], modules: Iterable[str]) -> None:

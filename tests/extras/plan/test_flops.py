@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from jengine.train import count_flops
+from jengine.extras.plan.flops import count_flops
 
 
 def count(fn, *args):

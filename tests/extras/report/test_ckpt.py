@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jengine.checkpoint import Checkpointer, WorkDirLock, find_latest, load
-from jengine.checkpoint.manifest import claim, read_manifest, seal
+from jengine.checkpoint.manifest import read_manifest, seal
 from jengine.cli import main
 
 CONFIG = """
@@ -160,7 +160,8 @@ def test_ls_shows_published_copies_saves_in_progress_and_a_training_run(run, cap
     meta = {"meta": {"iter": 10, "time": "2999-01-01 00:00:00"}}
     (run / "epoch_2-0123abcd" / "meta.json").write_text(json.dumps(meta))
     seal(run / "epoch_2-0123abcd", run="", is_latest=False, iteration=None)
-    claim(run / "epoch_6.incoming", run="")
+    (run / "epoch_6.incoming" / "state").mkdir(parents=True)
+    (run / "epoch_6.incoming" / "meta.json").write_text("{}")
     lock = WorkDirLock(run)
     lock.acquire()
     assert main(["ckpt", "ls", str(run)]) == 0

@@ -2,7 +2,7 @@
 
 import collections
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -10,14 +10,12 @@ import jax.numpy as jnp
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import MODELS
+from jengine.model.nnx import NnxFilter
 from jengine.model.nnx_state import Path, named_leaves
 
 if TYPE_CHECKING:
     from flax import nnx
 
-# A variable type, a predicate (path, variable) -> bool, an import path, the config of a predicate,
-# or a list of these.
-NnxFilter = type | Callable[..., bool] | str | Sequence[Any] | Mapping[str, Any] | None
 logger = logging.getLogger("jengine")
 
 
@@ -44,8 +42,7 @@ def build_filter(wrt: NnxFilter) -> NnxFilter:
 
 
 def select_trained(module: "nnx.Module", wrt: NnxFilter) -> list[Path]:
-    """Return the paths of the variables to train: those that `wrt` selects, or all `nnx.Param`s for
-    None.
+    """Return the paths of the variables to train, which `wrt` selects.
 
     Random streams, statistics, caches and sown values are left out: filters by path
     (`nnx.PathContains`) select them with the parameters, but nothing of them can be trained.
@@ -56,8 +53,6 @@ def select_trained(module: "nnx.Module", wrt: NnxFilter) -> list[Path]:
     from flax import nnx
 
     variables = nnx.to_flat_state(nnx.state(module))
-    if wrt is None:
-        return [_names(path) for path, variable in variables if isinstance(variable, nnx.Param)]
     # Not "only nnx.Param": adapters may derive their variables from `nnx.Variable`.
     excluded = nnx.Any(nnx.RngState, nnx.BatchStat, nnx.Cache, nnx.Intermediate)
     given: Any = wrt
@@ -78,15 +73,6 @@ def select_trained(module: "nnx.Module", wrt: NnxFilter) -> list[Path]:
                     f"of the dtype {jnp.result_type(leaf)}; leave it out: it is then kept as it is"
                 )
     return [path for path, _ in selected]
-
-
-def is_adapter(variable: object) -> bool:
-    """Return whether a variable belongs to an adapter, which pretrained weights of the network
-    do not have.
-    """
-    from flax import nnx
-
-    return isinstance(variable, nnx.LoRAParam)
 
 
 def announce_training(variables: Collection[Any]) -> None:
