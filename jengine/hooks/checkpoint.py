@@ -142,8 +142,14 @@ class CheckpointHook(Hook):
             raise ValueError(
                 "CheckpointHook: keep_period needs a positive max_keep_ckpts; -1 keeps all"
             )
+        duration = interval if isinstance(interval, str) else None
         check_policies(
-            interval, save_policy, save_begin, keep_period, preservation_policy, max_keep_ckpts
+            save_policy or duration,
+            preservation_policy,
+            interval=-1 if save_policy is None else interval,  # type: ignore[arg-type]
+            save_begin=save_begin,
+            keep_period=keep_period,
+            max_keep_ckpts=max_keep_ckpts,
         )
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best needs save_best")
