@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.errors import ConfigError, config_path, did_you_mean
+from jengine.config.plugins import load_provided
 from jengine.config.registry import HOOKS, as_config
 from jengine.hooks.checks import HookStateError, NonFiniteLossError
 from jengine.hooks.hook import Hook
-from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
+from jengine.hooks.priority import Priority, get_priority, get_priority_name
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import tables
 from jengine.logging.console import in_notebook
@@ -334,4 +335,5 @@ def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
             "a hook must have a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in "
             f"iMIX), got both: {priority!r} and {level!r}"
         )
-    return to_priority(get_level(level))
+    found: Priority = load_provided("hook_levels", "read_level")(level)
+    return found
