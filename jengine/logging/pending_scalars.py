@@ -145,11 +145,11 @@ def _split_records(records: Sequence[Record]) -> Iterator[Part]:
             continue
         reported = reports[0].get(name)
         rows = [i for i in indices if reported is None or reported[i]]
-        weight = None if weights[0] is None else (weights[0], rows)
+        shared = None if weights[0] is None else (weights[0], rows)
         first = steps[0] - indices[0]
         if rows:
             values = metrics[0][name], rows
-            yield Part(f"train/{name}", [first + i for i in rows], values, 1, weight)
+            yield Part(f"train/{name}", [first + i for i in rows], values, 1, shared)
     yield Part("train/data_time", steps, data_times)
     yield Part("train/time", steps, times)
 

@@ -70,7 +70,7 @@ class RunnerInternals(runner_protocol.RunnerProtocol, Protocol):
     hook_list: HookList
     processes: ProcessGroup
     interrupts: Interrupts
-    dispatch_limiter: DispatchLimiter  # type: ignore[assignment]
+    dispatch_limiter: DispatchLimiter
     validations: list[tuple[int, int, dict[str, float]]]  # epoch, iteration and metrics
     programs: TrainPrograms  # None before training
 

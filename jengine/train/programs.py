@@ -233,7 +233,8 @@ class TrainPrograms:
         try:
             # On a CPU the step takes host arrays: a user's guard is about all other transfers. To
             # enter one costs as much as the rest of this method.
-            has_guard = jax.config.jax_transfer_guard_host_to_device is not None
+            config: Any = jax.config  # whose type lacks this attribute
+            has_guard = config.jax_transfer_guard_host_to_device is not None
             allowed = jax.transfer_guard_host_to_device("allow") if has_guard else _NOTHING
             with report, allowed:
                 result = program(state, batch, inputs)
