@@ -21,6 +21,7 @@ from jengine.checkpoint.manifest import STATE, read_manifest, seal, seal_part
 from jengine.checkpoint.orbax import start_write
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.config.storage import is_url, storage_path
+from jengine.logging.watchdog import Wait
 
 
 class CheckpointSaveError(OSError):
@@ -152,7 +153,8 @@ class Checkpointer:
         if self._pending is None:
             return
         try:
-            self._pending.result()
+            with Wait(f"the save to {self._pending_path}"):
+                self._pending.result()
         except Exception as error:
             raise self._save_error(error) from error
         finally:

@@ -159,8 +159,7 @@ def restore_verified(
             "It was saved with another model, optimizer or set of hooks, and a resumed run must "
             f"have the same: use the config of that run, {directory.parent / 'config.py'}. With "
             "the same config, a step of that run has changed an array of the initial state, as "
-            "older versions allowed: create it in `init` as it is stored.",
-            new_run,
+            f"older versions allowed: create it in `init` as it is stored. {new_run}",
         )
     return _read_matched(directory, target, expected, report), read_meta(directory, states=True)
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import os
 import reprlib
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -85,24 +84,6 @@ def parse_load_from(load_from: Any, processes: ProcessGroup) -> LoadFrom | None:
             error.add_note("Weights in other formats need an extra that reads them.")
             raise
         return LoadFrom(path, **options)
-
-
-def remove_in_memory(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Return the config without `load_from` if that is an object in memory, and warn about it."""
-    load_from: Any = cfg.get("load_from")
-    is_options = hasattr(load_from, "items") and "path" in load_from
-    weights = load_from["path"] if is_options else load_from
-    # Paths can be written into config.py; arrays in memory cannot, and a file of megabytes would
-    # help nobody.
-    if weights is None or isinstance(weights, str | os.PathLike):
-        return cfg
-    warnings.warn(
-        "`load_from` must be a path to be written to a config file, got an object in memory: "
-        "config.py is written without it. A resumed run does not need it, but a new run from that "
-        "file starts from random weights",
-        stacklevel=2,
-    )
-    return {name: value for name, value in cfg.items() if name != "load_from"}
 
 
 def find_checkpoint_to_resume(

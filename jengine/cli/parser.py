@@ -150,12 +150,6 @@ def build_parser() -> argparse.ArgumentParser:
     diff.add_argument(
         "other", metavar="OTHER", help="a config file, a work dir or a checkpoint, as CONFIG may be"
     )
-    commands.add(
-        "groups",
-        "jengine.cli.commands:groups",
-        "print the table of parameter groups",
-        commands.config,
-    )
     commands.add_group("ckpt", "list, show, remove or export checkpoints")
     # By name: options of a command, 'ckpt export --jax-export', come after the command
     for module in dict.fromkeys(module for _, module in sorted(provided("commands").items())):

@@ -15,14 +15,12 @@ import math
 import numbers
 import types
 import typing
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, TypeVar
 
 from jengine.config.duration import IsDuration
 from jengine.config.errors import (
     ArgumentError,
-    closest,
     config_path,
     current_config_path,
     did_you_mean,
@@ -119,6 +117,8 @@ class ConfigOf:
             self._registry.check(value, **self._supplied)
 
 
+_BOUNDS = (Range, Ascending, IsDuration)
+
 # The annotations that most arguments have.
 Count = Annotated[int, Range(ge=1)]
 CountOrNever = Literal[-1] | Count  # MMEngine's -1 for "never", "none" or "all"
@@ -132,14 +132,12 @@ Duration = Annotated[str, IsDuration()]
 
 
 class _Mismatch(NamedTuple):
-    """Value that does not fit: keys within the argument, annotation, and whether the type is
-    wrong.
-    """
+    """Value that does not fit."""
 
-    keys: tuple[str | int, ...]
+    keys: tuple[str | int, ...]  # the argument, and those within it
     annotation: Any
     value: Any
-    is_type: bool
+    is_type: bool  # whether the type is wrong
 
 
 def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
@@ -159,15 +157,16 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
         value = arguments.get(name, parameter.default)
         if value is parameter.default or parameter.kind is parameter.VAR_KEYWORD:
             continue
-        if (mismatch := _find_mismatch(parameter.annotation, value)) is not None:
-            raise _error(owner, name, mismatch)
-        _check_configs(parameter.annotation, name, value)
+        if (mismatch := _find_mismatch(parameter.annotation, value, (name,))) is not None:
+            raise _error(owner, mismatch)
 
 
 def checked(entry: T, owner: str | None = None) -> T:
     """Return `entry` such that each call checks the arguments.
 
-    A class is changed in place, a function is wrapped.
+    A class is changed in place, a function is wrapped. An object of such a class knows the
+    arguments with which it was made, for `describe`; a subclass with a constructor of its own
+    has to be `checked` too.
 
     >>> @checked
     ... def wait(seconds: NonNegative): ...
@@ -177,7 +176,8 @@ def checked(entry: T, owner: str | None = None) -> T:
 
     Args:
       entry: a class or function.
-      owner: for messages, see `check_values`; the name of `entry` by default.
+      owner: for messages, see `check_values`; by default the name of the class or function. With
+        "" objects do not know their arguments.
     """
     owner = entry.__name__ if owner is None else owner
     if not isinstance(entry, type):
@@ -189,11 +189,8 @@ def checked(entry: T, owner: str | None = None) -> T:
 
 
 def checks_itself(entry: Callable[..., Any]) -> bool:
-    """Return whether `entry` is a result of `checked`.
-
-    A class that only inherits a checked constructor is not.
-    """
-    return (vars(entry).get("__init__") if isinstance(entry, type) else entry) in _wrapped
+    """Return whether calls of `entry` check the arguments, see `checked`."""
+    return hasattr(entry.__init__ if isinstance(entry, type) else entry, "checks_arguments")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -213,7 +210,7 @@ def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
             parameters.update(inspect.signature(settings).parameters)
         else:
             parameters[name] = parameter
-    if all(not isinstance(parameter.annotation, str) for parameter in parameters.values()):
+    if str not in {type(parameter.annotation) for parameter in parameters.values()}:
         return parameters
     names = _global_names(entry)
     return {
@@ -250,56 +247,43 @@ def _resolve(annotation: object, names: dict[str, Any]) -> Any:
         return annotation
 
 
-_wrapped: weakref.WeakSet[Callable[..., Any]] = weakref.WeakSet()  # functions that check already
-
-
 def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
-    if function in _wrapped:  # registered under several names
+    if hasattr(function, "checks_arguments"):  # registered under several names
         return function
     signature = inspect.signature(function)
+    is_constructor = function.__name__ == "__init__"
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
-            names = signature.parameters
-            if unknown := [name for name in kwargs if name not in names]:
-                kind = owner or function.__qualname__.partition(".")[0]
-                known = [name for name in names if name != "self"]
-                raise TypeError(
-                    f"{kind} has no argument {unknown[0]!r}{closest(unknown[0], known)}"
-                ) from None
-            return function(*args, **kwargs)  # Python's own message for missing arguments
+            return function(*args, **kwargs)  # Python's own message has the function's name
         check_values(owner, function, bound)
         result = function(*args, **kwargs)
-        if function.__name__ == "__init__" and owner:
-            from jengine.config.construction import record_construction  # imports NumPy
-            from jengine.config.description import record_arguments
+        if is_constructor and owner and type(args[0]).__init__ is call:  # not that of a base class
+            from jengine.config.description import stamp  # imports NumPy
 
-            record_arguments(args[0], bound)
-            record_construction(args[0], call, bound)
+            stamp(args[0], function, bound)
         return result
 
-    _wrapped.add(call)
+    call.checks_arguments = True  # type: ignore[attr-defined]
     return call
 
 
-def alternatives(annotation: object) -> Iterator[Any]:
-    """Yield the types that fit an annotation: those of a union, without the limits of `Annotated`.
+def alternatives(annotation: object) -> list[Any]:
+    """Return the types that fit an annotation: those of a union, without the limits of `Annotated`.
 
-    >>> list(alternatives(Count | None))
+    >>> alternatives(Count | None)
     [<class 'int'>, <class 'NoneType'>]
     """
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
     if origin is Annotated:
-        yield from alternatives(args[0])
-    elif origin in _UNIONS:
-        for kind in args:
-            yield from alternatives(kind)
-    else:
-        yield annotation
+        return alternatives(args[0])
+    if origin in _UNIONS:
+        return [kind for arg in args for kind in alternatives(arg)]
+    return [annotation]
 
 
 def takes_functions(parameter: inspect.Parameter) -> bool:
@@ -309,7 +293,7 @@ def takes_functions(parameter: inspect.Parameter) -> bool:
     >>> takes_functions(inspect.signature(lambda key=len, size=1: 0).parameters["key"])
     True
     """
-    kinds = list(alternatives(parameter.annotation))
+    kinds = alternatives(parameter.annotation)
     if any(map(_is_function_type, kinds)):
         return True
     return (
@@ -329,65 +313,59 @@ def _is_function_type(kind: Any) -> bool:
     )
 
 
-def _find_mismatch(annotation: object, value: Any) -> _Mismatch | None:
-    """Return the first value, `value` itself or one within it, that does not fit its annotation."""
+def _find_mismatch(annotation: object, value: Any, keys: tuple[str | int, ...]) -> _Mismatch | None:
+    """Return the first value, `value` itself or one within it, that does not fit its annotation.
+
+    Check the configs of other objects in it, too.
+    """
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
     if origin is Annotated:
-        inner = _find_mismatch(args[0], value)
+        inner = _find_mismatch(args[0], value, keys)
         if inner is not None:
-            return inner if inner.keys else inner._replace(annotation=annotation)
-        fits = all(value in bound for bound in _bounds(args))
-        return None if fits else _Mismatch((), annotation, value, is_type=False)
+            return inner if inner.keys != keys else inner._replace(annotation=annotation)
+        for mark in args[1:]:
+            if isinstance(mark, ConfigOf):
+                with config_path(*keys):
+                    mark.check(value)
+            elif isinstance(mark, _BOUNDS) and value not in mark:
+                return _Mismatch(keys, annotation, value, is_type=False)
+        return None
     if origin in _UNIONS:
-        return _find_in_union(annotation, args, value)
+        mismatches = []
+        for kind in args:
+            mismatch = _find_mismatch(kind, value, keys)
+            if mismatch is None:
+                return None
+            mismatches.append(mismatch)
+        # that of the alternative that fits best
+        deepest = max(mismatches, key=lambda mismatch: len(mismatch.keys))
+        all_types = all(mismatch.is_type for mismatch in mismatches)
+        return deepest if deepest.keys != keys else _Mismatch(keys, annotation, value, all_types)
     if origin is Literal:
         if any(type(value) is type(choice) and value == choice for choice in args):
             return None
-        return _Mismatch(
-            (), annotation, value, is_type=all(type(value) is not type(choice) for choice in args)
-        )
-    if not _has_type(origin or annotation, value):
-        return _Mismatch((), annotation, value, is_type=True)
+        is_type = all(type(value) is not type(choice) for choice in args)
+        return _Mismatch(keys, annotation, value, is_type)
+    kind: Any = origin or annotation
+    if type(value) is not kind and not _has_type(kind, value):
+        return _Mismatch(keys, annotation, value, is_type=True)
+    items: Iterable[tuple[Any, Any, Any]] = ()  # within the value: key, item and annotation
     if origin is tuple and args[-1:] != (...,):
         if args and len(args) != len(value):
-            return _Mismatch((), annotation, value, is_type=False)
-        return _find_in_items(zip(range(len(value)), value, args, strict=False))
-    if origin in (list, tuple, collections.abc.Sequence) and args:
-        return _find_in_items((index, item, args[0]) for index, item in enumerate(value))
-    if origin in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
-        found = (
-            mismatch for key in value if (mismatch := _find_mismatch(args[0], key)) is not None
-        )
-        return next(found, None) or _find_in_items(
-            (key, item, args[1]) for key, item in value.items()
-        )
+            return _Mismatch(keys, annotation, value, is_type=False)
+        items = zip(range(len(value)), value, args, strict=False)
+    elif origin in (list, tuple, collections.abc.Sequence) and args:
+        items = [(index, item, args[0]) for index, item in enumerate(value)]
+    elif origin in (dict, collections.abc.Mapping, collections.abc.MutableMapping):
+        for key in value:
+            if (mismatch := _find_mismatch(args[0], key, keys)) is not None:
+                return mismatch
+        items = [(key, item, args[1]) for key, item in value.items()]
+    for key, item, kind in items:
+        if (mismatch := _find_mismatch(kind, item, (*keys, key))) is not None:
+            return mismatch
     return None
-
-
-def _find_in_union(
-    annotation: object, alternatives: Sequence[object], value: object
-) -> _Mismatch | None:
-    """Return the mismatch for a union: within the alternative that fits best, or for all."""
-    mismatches = [
-        mismatch for kind in alternatives if (mismatch := _find_mismatch(kind, value)) is not None
-    ]
-    if len(mismatches) < len(alternatives):
-        return None
-    deepest = max(mismatches, key=lambda mismatch: len(mismatch.keys))
-    all_types = all(mismatch.is_type for mismatch in mismatches)
-    return deepest if deepest.keys else _Mismatch((), annotation, value, is_type=all_types)
-
-
-def _find_in_items(items: Iterable[tuple[str | int, object, object]]) -> _Mismatch | None:
-    for key, item, annotation in items:
-        if (mismatch := _find_mismatch(annotation, item)) is not None:
-            return mismatch._replace(keys=(key, *mismatch.keys))
-    return None
-
-
-def _bounds(args: Sequence[Any]) -> list[Any]:
-    return [mark for mark in args[1:] if isinstance(mark, Range | Ascending | IsDuration)]
 
 
 def _is_sequence(value: object) -> TypeGuard[Sequence[Any]]:
@@ -450,20 +428,16 @@ def _has_type(kind: Any, value: object) -> bool:
         return True
 
 
-def _error(owner: str, name: str, mismatch: _Mismatch) -> Exception:
-    path = ""
-    with config_path(
-        *([owner] if owner and not current_config_path() else []), name, *mismatch.keys
-    ):
+def _error(owner: str, mismatch: _Mismatch) -> Exception:
+    owners = [owner] if owner and not current_config_path() else []
+    with config_path(*owners, *mismatch.keys):
         path = current_config_path()
-    annotation = mismatch.annotation
     value = mismatch.value
-    choices = [choice for choice in _choices(annotation) if isinstance(choice, str)]
     # the choices are part of the message
-    hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+    hint = did_you_mean(value, _choices(mismatch.annotation)) if isinstance(value, str) else ""
     if isinstance(value, tuple) and len(value) == 1 and is_mapping(value[0]):
         hint = "; remove the comma after `dict(...)`"
-    message = f"`{path}` must be {describe(annotation)}, got {value!r}{hint}"
+    message = f"`{path}` must be {describe(mismatch.annotation)}, got {value!r}{hint}"
     return TypeError(message) if mismatch.is_type else ArgumentError(message)
 
 
@@ -496,7 +470,8 @@ def describe(annotation: object) -> str:
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
     if origin is Annotated:
-        return " ".join([describe(args[0]), *map(str, _bounds(args))])
+        bounds = [str(mark) for mark in args[1:] if isinstance(mark, _BOUNDS)]
+        return " ".join([describe(args[0]), *bounds])
     if origin in _UNIONS:
         return " or ".join(dict.fromkeys(map(describe, args)))
     if origin is Literal:
@@ -510,25 +485,12 @@ def describe(annotation: object) -> str:
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
-def _choices(annotation: object) -> list[Any]:
-    """Return the choices in the annotation's `Literal`s."""
-    origin = typing.get_origin(annotation)
-    args = typing.get_args(annotation)
-    if origin is Literal:
-        return list(args)
-    nested = args if origin in (*_UNIONS, Annotated) else ()
-    return [choice for alternative in nested for choice in _choices(alternative)]
-
-
-def _check_configs(annotation: object, name: str | int, value: object) -> None:
-    """Check the other objects' configs in an argument: itself, or the items in a sequence."""
-    origin = typing.get_origin(annotation)
-    args = typing.get_args(annotation)
-    with config_path(name):
-        for mark in args[1:] if origin is Annotated else ():
-            if isinstance(mark, ConfigOf):
-                mark.check(value)
-        for alternative in args if origin in _UNIONS else (annotation,):
-            if typing.get_origin(alternative) is collections.abc.Sequence and _is_sequence(value):
-                for index, item in enumerate(value):
-                    _check_configs(typing.get_args(alternative)[0], index, item)
+def _choices(annotation: object) -> list[str]:
+    """Return the strings in the annotation's `Literal`s."""
+    return [
+        choice
+        for kind in alternatives(annotation)
+        if typing.get_origin(kind) is Literal
+        for choice in typing.get_args(kind)
+        if isinstance(choice, str)
+    ]

@@ -5,14 +5,13 @@ are copied, sort the keys, and do not convert dicts in lists.
 """
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, TypeAlias, TypeGuard, TypeVar, overload
 
 from ml_collections import ConfigDict, FieldReference
 
 from jengine.config.errors import (
     ConfigError,
-    closest,
     config_path,
     current_config_path,
     did_you_mean,
@@ -22,6 +21,7 @@ from jengine.config.errors import (
 ConfigLike: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
 Key = str | int  # an int in a config that is not for jengine
 Level = TypeVar("Level", bound=ConfigDict)
+_LEAVES = (bool, int, float, str, type(None), type)
 
 
 class AttributeDict(dict[str, Any]):
@@ -55,21 +55,23 @@ def iter_items(mapping: ConfigLike) -> Iterable[tuple[Key, Any]]:
     return mapping.items()
 
 
-def iter_nodes(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of each part of a config: the whole, then each dict, list and leaf
+def iter_nodes(node: Any, path: str = "") -> list[tuple[str, Any]]:
+    """Return the path and value of each part of a config: the whole, then each dict, list and leaf
     in it.
 
-    >>> list(iter_nodes({"hooks": [{"interval": 5}]}))[-1]
+    >>> iter_nodes({"hooks": [{"interval": 5}]})[-1]
     ('hooks[0].interval', 5)
     """
-    yield path, node
-    children: Iterable[tuple[str, Any]] = ()
-    if is_level(node):
+    nodes = [(path, node)]
+    if isinstance(node, dict | ConfigDict):
         children = [(f"{path}.{key}" if path else str(key), child) for key, child in node.items()]
     elif isinstance(node, list | tuple):
         children = [(f"{path}[{index}]", child) for index, child in enumerate(node)]
-    for child_path, child in children:
-        yield from iter_nodes(child, child_path)
+    else:
+        children = []
+    for child in children:
+        nodes += [child] if type(child[1]) in _LEAVES else iter_nodes(child[1], child[0])
+    return nodes
 
 
 def resolve(cfg: ConfigLike) -> dict[str, Any]:
@@ -95,21 +97,18 @@ def resolve(cfg: ConfigLike) -> dict[str, Any]:
     return _resolve_value(cfg)
 
 
-def _resolve_value(value: Any) -> Any:
+def _resolve_value(value: Any, *path: Key) -> Any:
     if isinstance(value, FieldReference):
-        return _resolve_value(value.get())
-    if is_level(value):
+        with config_path(*path):
+            value = value.get()
+        return _resolve_value(value, *path)
+    if isinstance(value, dict | ConfigDict):
         result = {}
         for key, item in iter_items(value):
-            with config_path(key):
-                result[key] = _resolve_value(item)
+            result[key] = item if type(item) in _LEAVES else _resolve_value(item, *path, key)
         return result
     if type(value) in (list, tuple):
-        items = []
-        for index, item in enumerate(value):
-            with config_path(index):
-                items.append(_resolve_value(item))
-        return type(value)(items)
+        return type(value)([_resolve_value(item, *path, i) for i, item in enumerate(value)])
     return value
 
 
@@ -209,8 +208,6 @@ def check_keys(cfg: Iterable[str], known: Iterable[str], hint: str = "") -> None
     if not unknown:
         return
     level = f"`{current_config_path()}`" if current_config_path() else "the top level of the config"
-    if len(unknown) == 1:
-        message = f"unknown key {unknown[0]!r} at {level}{closest(str(unknown[0]), names)}"
-    else:
-        message = f"unknown keys at {level}: {list_unknown(map(str, unknown), names)}"
+    listed = list_unknown(map(str, unknown), names)
+    message = f"unknown key{'s' * (len(unknown) > 1)} at {level}: {listed}"
     raise ConfigError(f"{message} ({hint})" if hint and "did you mean" not in message else message)

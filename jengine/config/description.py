@@ -1,45 +1,50 @@
-"""JSON descriptions of values and objects, to compare two processes, or a run and its checkpoint.
+"""What a config file can have of a value, found in one walk.
 
-Equal values have equal descriptions in every process: there are no addresses, and nothing depends
-on hash seeds.
+Literals, short arrays and containers describe themselves. A class or function is the path from
+which it can be imported; a `functools.partial`, a dataclass (which all Linen modules are) and an
+object whose constructor is `checked` are `dict(type=..., **arguments)`. Anything else is
+`Unwritable`: reading arguments back from attributes would be a guess.
+
+`config.py` has this description, checkpoints store it for the comparison on a resume, and processes
+compare it.
 """
 
 import contextlib
+import dataclasses
 import datetime
 import decimal
 import enum
 import fractions
 import functools
 import hashlib
+import importlib
 import inspect
-import itertools
-import json
-import math
+import operator
 import os
 import re
 import sys
-import sysconfig
 import types
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from ml_collections import ConfigDict, FieldReference
 
-Description: TypeAlias = (
-    "bool | int | float | str | list[Description] | dict[str, Description] | None"
-)
+from jengine.config.annotations import parameters_of, takes_functions
+from jengine.config.load import MODULE_PREFIX
+from jengine.config.modules import name_script
+from jengine.config.registry import find_registered
 
-_MAX_DEPTH = 24
-_MAX_ITEMS = 64  # of a list; a longer one is described by as many of its items and a hash
-_MAX_TEXT = 200  # characters
-_MAX_BYTES = 2**20  # of an array; a larger one is described by rows of at most this size together
+Leaf: TypeAlias = bool | int | float | str | None
+SCRIPTS = ("__main__", "__mp_main__")
+
+_MAX_ITEMS = 1000  # of a list or an array; a longer one is data
+_MAX_BYTES = 2**20  # of an array; a larger one is hashed by rows of at most this size together
 _MAX_ROWS = 256
-_HAS_DOCSTRING = 0x4000000  # in `co_flags`, since Python 3.14
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib"))
+_MAX_TEXT = 200  # characters; of a longer text the rest is a hash
+_LITERALS = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
 _WITH_REPR = (
-    bytes,
-    complex,
+    enum.Enum,
     range,
     slice,
     re.Pattern,
@@ -49,86 +54,205 @@ _WITH_REPR = (
     decimal.Decimal,
     fractions.Fraction,
 )
+_STAMP = "_constructed_with"  # the attribute of an object that has its described arguments
 
-_arguments: dict[int, dict[str, Any]] = {}  # by the ID of the object that was built with them
 
+@dataclasses.dataclass(frozen=True)
+class Unwritable:
+    """Stand-in for a value that a config file cannot have, without a reference to the value.
 
-def record_arguments(built: object, arguments: Mapping[str, Any]) -> None:
-    """Record an object's constructor arguments for `describe`, unless they are attributes.
-
-    They are described now, so that they are not kept in memory.
+    Attributes:
+      kind: what the value is: 'ndarray'.
+      way_out: what the user can do.
+      content: what tells it from others of this kind, for comparisons: a hash, or a description.
+      path: from which only the script that runs can import it.
     """
-    missing = {
-        name: value
-        for name, value in arguments.items()
-        if name != "self" and name not in _attributes(built)
-    }
-    if missing and id(built) not in _arguments:  # a constructor calls that of its base class
-        try:
-            weakref.finalize(built, _arguments.pop, id(built), None).atexit = False
-        except TypeError:  # a class with slots
-            return
-        _arguments[id(built)] = {name: describe(value) for name, value in missing.items()}
+
+    kind: str
+    way_out: str = "write `dict(type=..., **arguments)` with the class or function that returns it"
+    content: Any = None
+    path: str = ""
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}>"
 
 
-def describe(value: object, *, shallow: bool = False) -> Description:
-    """Return a description with JSON's types.
+def stamp(built: object, init: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Record with which arguments, `self` included, the constructor `init` has made an object.
 
-    An object is described by class and constructor arguments, as far as they are attributes with
-    the same name, or recorded; a function by name and a hash of the code, with defaults and the
-    values that it closes over; an array by shape, dtype and a hash over at most 1 MiB.
+    They are described now, so that arrays are not kept in memory.
+    """
+    kind = type(built)
+    # NNX takes attributes for state. Other modules of Flax are dataclasses.
+    of_flax = kind.__mro__[-2].__module__.startswith("flax.")
+    if of_flax or dataclasses.is_dataclass(built) or not hasattr(built, "__dict__"):
+        return
+    config: Any = {}
+    for name, parameter in list(parameters_of(init).items())[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+            if name in arguments:
+                config = Unwritable(f"{kind.__name__} with positional arguments")
+                break
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            config |= describe(arguments.get(name, {}))
+        elif name in arguments:
+            config[name] = describe(arguments[name])
+    vars(built)[_STAMP] = config  # the last attribute: later ones are not the constructor's
 
-    >>> describe({"lr": 0.1, "betas": (0.9, float("nan"))})
-    {'lr': 0.1, 'betas': [0.9, 'nan']}
+
+def describe(value: Any, outer: tuple[int, ...] = ()) -> Any:
+    """Return a value as a config file has it: literals, short arrays, import paths, and dicts and
+    lists of these; `Unwritable` for what it cannot have.
+
+    >>> from jengine.model.losses import CrossEntropy
+    >>> describe({"loss": CrossEntropy(label="y"), "weights": np.ones(3000), "call": max})
+    {'loss': {'type': 'jengine.model.CrossEntropy', 'label': 'y'}, 'weights': <ndarray>, 'call':
+    'builtins.max'}
 
     Args:
       value: anything.
-      shallow: describe objects only by class, and functions without what they close over.
+      outer: the IDs of the functions whose closures have the value.
     """
-    return _Describer(shallow).describe(value)
+    kind = type(value)
+    if kind in _LITERALS or kind is Unwritable:
+        return value
+    if isinstance(value, FieldReference):
+        return describe(value.get(), outer)
+    if isinstance(value, Mapping | ConfigDict):
+        return _describe_items(value, outer)
+    if kind in (list, tuple):
+        return _describe_list(value, outer)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if _is_dtype(value):
+        return np.dtype(value).name
+    if isinstance(value, functools.partial) and not value.args and "type" not in value.keywords:
+        return _describe_items({"type": value.func, **value.keywords}, outer)
+    if hasattr(kind, "shape") and hasattr(kind, "dtype"):
+        return _describe_array(value)
+    if isinstance(value, types.MethodType):
+        return Unwritable("method", content=describe(value.__self__, outer))
+    if callable(value) and hasattr(value, "__qualname__"):
+        return _describe_function(value, outer)
+    return _describe_object(value, outer)
 
 
-def flatten_description(description: Description, path: str = "") -> dict[str, Description]:
-    """Return the leaves in a description by path.
+def flatten_description(description: Any, path: str = "") -> dict[str, Leaf]:
+    """Return the leaves in a description by path, with JSON's types.
 
-    >>> flatten_description({"custom_hooks": [{"momentum": 0.1}]})
-    {'custom_hooks[0].momentum': 0.1}
+    >>> flatten_description({"custom_hooks": [{"momentum": 0.1}], "mean": np.ones(2)})
+    {'custom_hooks[0].momentum': 0.1, 'mean': 'float64[2] cd6283f6ffa67b0e'}
     """
     if isinstance(description, dict):
-        items = [(f"{path}.{key}" if path else key, item) for key, item in description.items()]
-    elif isinstance(description, list):
+        items = [(f"{path}.{key}" if path else str(key), item) for key, item in description.items()]
+    elif isinstance(description, list | tuple):
         items = [(f"{path}[{i}]", item) for i, item in enumerate(description)]
     else:
-        return {path: description}
-    return {
-        key: leaf for item in items for key, leaf in flatten_description(item[1], item[0]).items()
-    }
+        leaves = {path: _flatten_leaf(description)}
+        if isinstance(description, Unwritable) and isinstance(description.content, dict | list):
+            leaves |= flatten_description(description.content, path)
+        return leaves
+    leaves = {}
+    for item_path, item in items:
+        if item is None or type(item) in (bool, int):
+            leaves[item_path] = item
+        else:
+            leaves |= flatten_description(item, item_path)
+    return leaves
 
 
-def first_difference(one: object, other: object, path: str = "") -> tuple[str, str, str] | None:
-    """Return the path and the two values at which nested dicts and lists first differ.
+def _flatten_leaf(value: Any) -> Leaf:
+    if isinstance(value, Unwritable):
+        return f"<{value.kind} {value.content}>" if isinstance(value.content, str) else str(value)
+    if isinstance(value, str):
+        long = len(value) > _MAX_TEXT
+        return f"{value[:_MAX_TEXT]}… {hash_text(value)}" if long else value
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float) and value - value == 0:  # JSON has neither nan nor inf
+        return value
+    return describe_array(value) if hasattr(value, "dtype") else repr(value)
 
-    None if they are equal.
 
-    >>> first_difference({"lr": [0.1, 0.2]}, {"lr": [0.1, 0.3]})
-    ('lr[1]', '0.2', '0.3')
+def _describe_items(mapping: Mapping[Any, Any], outer: tuple[int, ...]) -> dict[Any, Any]:
+    described = {}
+    for key, item in mapping.items():
+        key = key if type(key) in _LITERALS else describe(key, outer)
+        described[key] = item if type(item) in _LITERALS else describe(item, outer)
+    if "type" in described:
+        for name, item in mapping.items():
+            if name != "type" and callable(item) and isinstance(described[name], str):
+                described[name] = _describe_argument(mapping["type"], name, item, described[name])
+    return described
+
+
+def _describe_argument(kind: Any, name: str, value: Any, path: str) -> str | Unwritable:
+    """Return the path of a class or function that is an argument, unless the class of the config
+    would read it back as text.
     """
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = [*one, *(key for key in other if key not in one)]
-        pairs = [
-            (f"{path}.{key}" if path else key, one.get(key, ...), other.get(key, ...))
-            for key in keys
-        ]
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        pairs = [(f"{path}[{i}]", a, b) for i, (a, b) in enumerate(zip(one, other, strict=True))]
-    else:
-        both_nan = one != one and other != other
-        if one == other or both_nan:
-            return None
-        first, second = ("nothing" if value is ... else repr(value) for value in (one, other))
-        return path, first, second
-    differences = (first_difference(a, b, item_path) for item_path, a, b in pairs)
-    return next((difference for difference in differences if difference is not None), None)
+    entry = kind if callable(kind) else next(iter(find_registered(kind)), None)
+    with contextlib.suppress(TypeError, ValueError):  # no signature, or no class
+        parameter = parameters_of(entry).get(name)  # type: ignore[arg-type]
+        if parameter is not None and not takes_functions(parameter):
+            return Unwritable(
+                f"{path} for an argument without an annotation as a function",
+                f"annotate `{parameter}` as {'`type`' if isinstance(value, type) else '`Callable`'}"
+                f" in {getattr(entry, '__name__', entry)}",
+                path=path,
+            )
+    return path
+
+
+def _describe_list(items: Sequence[Any], outer: tuple[int, ...]) -> Any:
+    if len(items) > _MAX_ITEMS:
+        chosen = np.linspace(0, len(items) - 1, _MAX_ITEMS).astype(int)
+        sample = flatten_description([describe(items[i], outer) for i in chosen])
+        kind = f"{type(items).__name__} of {len(items):,} items"
+        return Unwritable(kind, content=hash_text(repr(sample)))
+    return type(items)(
+        [item if type(item) in _LITERALS else describe(item, outer) for item in items]
+    )
+
+
+def _is_dtype(value: Any) -> bool:
+    return (
+        isinstance(value, np.dtype)
+        or (isinstance(value, type) and issubclass(value, np.generic))
+        # `jnp.bfloat16`
+        or (callable(value) and isinstance(getattr(value, "dtype", None), np.dtype))
+    )
+
+
+def _describe_array(value: Any) -> Any:
+    jax = sys.modules.get("jax")
+    is_small = isinstance(value.dtype, np.dtype) and 0 < value.size <= _MAX_ITEMS
+    if is_small and value.dtype.kind in "biuf":
+        if type(value) is np.ndarray:
+            return value.copy()  # the user may write to it later
+        is_array = jax is not None and isinstance(value, jax.Array)
+        if is_array and not isinstance(value, jax.core.Tracer) and value.is_fully_addressable:
+            return value.copy()
+    return Unwritable(type(value).__name__, content=describe_array(value))
+
+
+def describe_array(value: Any) -> str:
+    """Return shape, dtype and a hash of an array, or of another object with a shape and a dtype.
+
+    Values on a device are fetched if they are small.
+    """
+    text = f"{value.dtype}{list(value.shape)}"
+    if not isinstance(value, np.ndarray):
+        try:
+            if value.nbytes > _MAX_BYTES or not getattr(value, "is_fully_addressable", True):
+                return text
+            value = np.asarray(value)
+        except Exception:  # a tracer, a random key, a tensor of another library on a device
+            return text
+    if value.dtype.hasobject:
+        return text
+    return f"{text} {value.item()!r}" if value.ndim == 0 else f"{text} {hash_array(value)}"
 
 
 def hash_array(array: np.ndarray[Any, Any]) -> str:
@@ -148,199 +272,131 @@ def hash_text(text: str | bytes) -> str:
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
 
 
-class _Describer:
-    def __init__(self, shallow: bool) -> None:
-        self._shallow = shallow
-        self._open: list[int] = []  # the IDs of the objects around the current one
-
-    def describe(self, value: object) -> Description:
-        if value is None or (isinstance(value, bool | int) and not isinstance(value, enum.Enum)):
-            return value
-        if isinstance(value, float) and not isinstance(value, np.generic):
-            return value if math.isfinite(value) else repr(value)
-        if isinstance(value, str) and not isinstance(value, enum.Enum):
-            return (
-                str(value)
-                if len(value) <= _MAX_TEXT
-                else f"{value[:_MAX_TEXT]}… {hash_text(value)}"
+def _describe_function(value: Any, outer: tuple[int, ...]) -> str | Unwritable:
+    path = _find_import_path(value)
+    if path is not None and not path.startswith(SCRIPTS):
+        return path
+    name = value.__qualname__
+    kind = f"{type(value).__name__} {name}"
+    if path is not None:
+        is_file = hasattr(sys.modules["__main__"], "__file__")
+        way_out = (
+            "move it out of the script or notebook into a module next to it, and import it from "
+            "there"
+        )
+        if is_file:
+            way_out += (
+                " (a script can be imported if it runs nothing outside of "
+                "`if __name__ == '__main__':`)"
             )
-        if id(value) in self._open or len(self._open) > _MAX_DEPTH:
-            return _name(type(value))
-        self._open.append(id(value))
-        try:
-            return self._describe_other(value)
-        except Exception:
-            # a foreign object may refuse anything; a run must not depend on its description
-            return _name(type(value))
-        finally:
-            self._open.pop()
-
-    def _describe_other(self, value: Any) -> Any:
-        if isinstance(value, type):
-            return _name(value)
-        if isinstance(value, enum.Enum):
-            return f"{_name(type(value))}.{value.name}"
-        if isinstance(value, np.dtype):
-            return value.name
-        if isinstance(value, os.PathLike):
-            return os.fspath(value)
-        if isinstance(value, _WITH_REPR):
-            return self.describe(repr(value))
-        # `nnx.Rngs` has every attribute
-        if hasattr(type(value), "shape") and hasattr(type(value), "dtype"):
-            return _describe_array(value)
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            fields = zip(value._fields, value, strict=True)
-            return {
-                "type": _name(type(value)),
-                **{name: self.describe(item) for name, item in fields},
-            }
-        if hasattr(type(value), "items"):
-            function = value.get("type") if isinstance(value, dict) else None
-            described = (
-                dict(self._describe_function(function))
-                if isinstance(function, types.FunctionType)
-                else {}
-            )
-            # as a `functools.partial`
-            keys = value.keys() - {"type"} if described else value.keys()
-            return {
-                **described,
-                **{str(key): self.describe(item) for key, item in value.items() if key in keys},
-            }
-        if isinstance(value, set | frozenset):
-            return sorted((self.describe(item) for item in value), key=repr)
-        if type(value) in (list, tuple):  # a subclass may load its items
-            return self._describe_items(value)
-        if isinstance(value, functools.partial):
-            function = self.describe(value.func)
-            named = function if isinstance(function, dict) else {"function": function}
-            keywords = {key: self.describe(item) for key, item in value.keywords.items()}
-            return {**named, "args": self.describe(value.args), **keywords}
-        if isinstance(value, types.MethodType):
-            return {"function": value.__func__.__qualname__, "self": self.describe(value.__self__)}
-        if isinstance(value, types.FunctionType):
-            return self._describe_function(value)
-        # `jax.jit` and its like
-        if isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
-            return self.describe(value.__wrapped__)
-        if hasattr(value, "__qualname__"):  # a function in C
-            return _name(value)
-        if (jax := sys.modules.get("jax")) is not None and isinstance(
-            value, jax.sharding.PartitionSpec
-        ):
-            return self.describe(tuple(value))
-        if jax is not None and isinstance(value, jax.sharding.Mesh):
-            return {
-                "type": "Mesh",
-                **value.shape,
-                "axis_types": [kind.name for kind in value.axis_types],
-            }
-        return self._describe_object(value)
-
-    def _describe_items(self, items: Sequence[object]) -> Description:
-        if len(items) <= _MAX_ITEMS:
-            return [self.describe(item) for item in items]
-        chosen = np.linspace(0, len(items) - 1, _MAX_ITEMS).astype(int)
-        sample = [self.describe(items[i]) for i in chosen]
-        return {"length": len(items), "hash": hash_text(json.dumps(sample, sort_keys=True))}
-
-    def _describe_function(self, function: types.FunctionType) -> dict[str, Any]:
-        described: dict[str, Any] = {"function": _name(function)}
-        if not _is_of_library(function.__module__):
-            described["code"] = hash_text(repr(_describe_code(function.__code__)))
-        if self._shallow:
-            return described
-        if function.__defaults__ or function.__kwdefaults__:
-            parameters = inspect.signature(function).parameters.values()
-            described |= {
-                p.name: self.describe(p.default) for p in parameters if p.default is not p.empty
-            }
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
+        return Unwritable(kind, way_out, path=path)
+    content = None
+    code = getattr(value, "__code__", None)
+    if code is not None and id(value) not in outer:
+        cells = zip(code.co_freevars, value.__closure__ or (), strict=True)
+        content = {}
+        for variable, cell in cells:
             with contextlib.suppress(ValueError):  # not set yet
-                described[name] = self.describe(cell.cell_contents)
-        return described
-
-    def _describe_object(self, value: object) -> Description:
-        if self._shallow:
-            return f"<{_name(type(value))}>"
-        attributes = _attributes(value)
-        described = dict(_arguments.get(id(value), {}))
-        prefixes = ("",) if _is_of_library(type(value).__module__) else ("_", "")
-        with contextlib.suppress(TypeError, ValueError):  # a class without a signature
-            for name, prefix in itertools.product(
-                inspect.signature(type(value)).parameters, prefixes
-            ):
-                if f"{prefix}{name}" in attributes:
-                    described[name] = self.describe(attributes[f"{prefix}{name}"])
-        return {"type": _name(type(value)), **described}
+                content[variable] = describe(cell.cell_contents, (*outer, id(value)))
+    way_out = "move it to the top level of a module and give it a name there"
+    if "<locals>" in name:
+        way_out += ", or write `dict(type=..., **arguments)` with the function that returns it"
+    return Unwritable(kind, way_out, content)
 
 
-def _describe_array(value: Any) -> str:
-    """Describe an array in NumPy or JAX, or another object with a shape and a dtype.
+def _describe_object(value: Any, outer: tuple[int, ...]) -> Any:
+    kind = type(value)
+    attributes = getattr(value, "__dict__", {})
+    if _STAMP in attributes:
+        names = list(attributes)
+        late = [
+            name
+            for name in names[names.index(_STAMP) + 1 :]
+            if not name.startswith("_") and not hasattr(kind, name)  # not a cached property
+        ]
+        if late:
+            return Unwritable(
+                f"{kind.__name__} with {late[0]!r} set later",
+                f"write a subclass with the attribute {late[0]!r}",
+            )
+        config = attributes[_STAMP]
+        return {"type": describe(kind), **config} if isinstance(config, dict) else config
+    if dataclasses.is_dataclass(value) and kind.__dataclass_params__.init:
+        return _describe_items({"type": kind, **_changed_fields(value)}, outer)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):  # a transformation of optax
+        return Unwritable(kind.__name__, content=_describe_items(value._asdict(), outer))
+    if isinstance(value, functools.partial):
+        return Unwritable(
+            "functools.partial with positional arguments",
+            "pass them by name, `partial(fn, name=value)`",
+            content=describe([value.func, *value.args], outer),
+        )
+    if isinstance(value, set | frozenset):
+        return Unwritable(kind.__name__, content=repr(sorted(map(repr, value))))
+    if kind.__module__.startswith("jax."):
+        if kind.__name__ == "PartitionSpec":
+            return describe(tuple(value))  # which the rules of a strategy accept too
+        return Unwritable(kind.__name__, content=repr(value))
+    if isinstance(value, _WITH_REPR):
+        return Unwritable(kind.__name__, content=repr(value))
+    try:
+        names = list(inspect.signature(kind).parameters)
+    except (TypeError, ValueError):  # a class in C
+        return Unwritable(kind.__name__)
+    has_init = kind.__init__ is not object.__init__
+    # without a constructor, attributes were set from outside
+    if hasattr(value, "__dict__") and not names and (has_init or not attributes):
+        return {"type": describe(kind)}
+    return Unwritable(
+        kind.__name__,
+        f"write `dict(type={', '.join([kind.__name__, *(f'{name}=...' for name in names)])})`",
+    )
 
-    Values on a device if small.
+
+def _changed_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass object that differ from the defaults.
+
+    Flax sets `parent` and `name` itself.
     """
-    if isinstance(value, np.generic):
-        return repr(value)
-    text = f"{value.dtype}{list(value.shape)}"
-    if not isinstance(value, np.ndarray):
-        try:
-            if value.nbytes > _MAX_BYTES or not getattr(value, "is_fully_addressable", True):
-                return text
-            value = np.asarray(value)
-        except Exception:  # a tracer, a random key, a tensor of another library on a device
-            return text
-    if value.dtype.hasobject:
-        return text
-    return f"{text} {value.item()!r}" if value.ndim == 0 else f"{text} {hash_array(value)}"
+    changed = {}
+    for field in dataclasses.fields(value):
+        if field.init and field.name not in ("parent", "name"):
+            item = getattr(value, field.name, field.default)
+            if item is not field.default:
+                changed[field.name] = item
+    return changed
 
 
-def _attributes(value: object) -> dict[str, Any]:
-    slots = (
-        name
-        for kind in type(value).__mro__
-        for name in vars(kind).get("__slots__", ())
-        if isinstance(name, str)
-    )
-    return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(
-        value, "__dict__", {}
-    )
+def _find_import_path(value: Any) -> str | None:
+    """Return the shortest dotted path from which `value` can be imported, if there is one."""
+    module = getattr(value, "__module__", None)
+    name = getattr(value, "__qualname__", None)
+    if not module or not name or module.startswith(MODULE_PREFIX):
+        return None
+    found = vars(sys.modules.get(module, types))
+    if found.get(name) is not value:  # `errors = jax.vmap(error)` has the name 'error'
+        name = next((key for key, item in found.items() if item is value), name)
+    if "<" in name:
+        return None
+    if module in SCRIPTS and (script := name_script(name)):
+        return f"{script}.{name}"
+    # Prefer re-exports: `optax.adamw` to `optax._src.alias.adamw`, and `jax.nn.gelu` to
+    # `jax._src.nn.functions.gelu`
+    public = [part for part in module.split(".") if not part.startswith("_")]
+    for parts in (public, module.split(".")):
+        for count in range(1, len(parts) + 1):
+            package = ".".join(parts[:count])
+            with contextlib.suppress(ImportError, AttributeError):
+                if operator.attrgetter(name)(importlib.import_module(package)) is value:
+                    return f"{package}.{name}"
+    return _find_import_path(value.__wrapped__) if _is_jitted(value) else None
 
 
-def _name(named: Any) -> str:
-    """Return the dotted name; a script's has the script's name, under which a config imports it."""
-    module = getattr(named, "__module__", None)
-    if module == "__main__" and (file := getattr(sys.modules["__main__"], "__file__", None)):
-        module = os.path.splitext(os.path.basename(file))[0]
-    return f"{module}.{named.__qualname__}"
-
-
-@functools.cache
-def _is_of_library(module: str | None) -> bool:
-    """Return whether a module is installed, or part of jengine: versions are compared, not code."""
-    file = getattr(sys.modules.get(module or ""), "__file__", None)
-    return (module or "").partition(".")[0] == "jengine" or (file or "").startswith(_LIBRARIES)
-
-
-def _describe_code(code: types.CodeType) -> tuple[Any, ...]:
-    """Return a function's code, without what comments, file names and line numbers change."""
-    consts: Sequence[Any] = code.co_consts
-    has_docstring = code.co_flags & _HAS_DOCSTRING or sys.version_info < (3, 14)
-    if has_docstring and consts and isinstance(consts[0], str) and code.co_name != "<lambda>":
-        consts = consts[1:]
+def _is_jitted(value: Any) -> bool:
+    """Return whether a value is a function of `jax.jit`, in whose place the step can call the
+    function itself.
+    """
+    jax = sys.modules.get("jax")
     return (
-        code.co_code,
-        code.co_names,
-        code.co_varnames,
-        code.co_freevars,
-        *map(_describe_constant, consts),
+        jax is not None and isinstance(value, jax.stages.Wrapped) and hasattr(value, "__wrapped__")
     )
-
-
-def _describe_constant(value: object) -> object:
-    if isinstance(value, types.CodeType):
-        return _describe_code(value)
-    return sorted(map(repr, value)) if isinstance(value, frozenset) else repr(value)

@@ -1,39 +1,31 @@
 """Config writing, as Python files that can be loaded again."""
 
 import ast
-import contextlib
-import functools
 import importlib
-import math
-import operator
 import os
 import pathlib
 import re
-import sys
-import types
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from jengine.config.annotations import parameters_of, takes_functions
-from jengine.config.construction import Unwritable, is_small_array
 from jengine.config.containers import ConfigLike, iter_nodes, resolve
+from jengine.config.description import SCRIPTS, Unwritable, describe
 from jengine.config.errors import ConfigError
 from jengine.config.load import MODULE_PREFIX
-from jengine.config.modules import find_directory, find_script_directory, name_script
+from jengine.config.modules import ORIGINS, find_directory, find_script_directory, name_script
 from jengine.config.plugins import load_each
-from jengine.config.registry import find_registered, is_built_in
-from jengine.config.remote import find_origin
+from jengine.config.registry import list_registered_by_users
 from jengine.config.storage import is_url
 
 WIDTH = 100
 _MAX_PATHS = 4  # in one message
 _UNWRITTEN = "<not written: "
-_SCRIPTS = ("__main__", "__mp_main__")
+_IMPORT_PATH = re.compile(r"[\w-]+(\.\w+)+")
 _NUMPY = {"np": "numpy", "jnp": "jax.numpy"}  # whose arrays a file may have
-_NO_PATH = (MODULE_PREFIX, *_SCRIPTS)  # beginnings of module names that cannot be imported
+_NO_PATH = (MODULE_PREFIX, *SCRIPTS)  # beginnings of module names that cannot be imported
 
 
 def dump_config(cfg: ConfigLike, path: str | os.PathLike[str] | None = None) -> str:
@@ -79,11 +71,18 @@ def format_config(
     """Return the text for `dump_config`, and a sentence for each value that the file cannot
     reproduce.
     """
+    return format_description(describe(resolve(cfg)), path)
+
+
+def format_description(
+    description: dict[str, Any], path: str | os.PathLike[str] | None = None
+) -> tuple[str, list[str]]:
+    """Return the same as `format_config`, from what `describe` returns."""
     writer = Writer()
-    literal = writer.literal(resolve(cfg), indent=4, path="")
+    literal = writer.literal(description, indent=4, path="")
     modules = {}
     for directory, names in sorted(writer.modules.items()):
-        key = find_origin(directory) or directory  # a URL or an absolute path
+        key = ORIGINS.get(directory, directory)  # a URL or an absolute path
         if directory and key == directory and path is not None and not is_url(path):
             key = pathlib.Path(
                 os.path.relpath(directory, os.path.realpath(pathlib.Path(path).parent))
@@ -223,7 +222,7 @@ CONFIG_MODULES = {}
 
 
 class Writer:
-    """Writer for values as Python source."""
+    """Writer for descriptions as Python source."""
 
     def __init__(self) -> None:
         # with the classes, by directory; "" for those on `sys.path`
@@ -232,33 +231,38 @@ class Writer:
         self.problems: dict[str, list[str]] = {}  # why values cannot be written, with their paths
 
     def literal(self, value: Any, indent: int, path: str) -> str:
-        """Return `value` as source: on one line if it fits, else one item per line."""
-        if (jax := sys.modules.get("jax")) is not None and isinstance(
-            value, jax.sharding.PartitionSpec
-        ):
-            value = tuple(value)  # which the rules of a strategy accept too
-        if type(value) in (list, tuple):
-            brackets = "[]" if isinstance(value, list) else "()"
-            items = [
-                self.literal(simplify(item), indent + 4, f"{path}[{i}]")
-                for i, item in enumerate(value)
-            ]
-            comma = "," if brackets == "()" and len(items) == 1 else ""
-        elif isinstance(value, dict):
+        """Return a value that `describe` returns as source: on one line if it fits, else one item
+        per line.
+        """
+        kind = type(value)
+        if kind is str:
+            self._add_modules_of(value, path)
+        if kind is float and value - value != 0:  # repr writes `nan` and `inf`, which are no names
+            return f'float("{value}")'
+        if isinstance(value, Unwritable):
+            problem = (
+                "must be a literal or importable to be written to a config file, got "
+                f"{value.kind}: {value.way_out}"
+            )
+            self.problems.setdefault(problem, []).append(f"`{path}`")
+            return repr(value.path or f"{_UNWRITTEN}{value.kind}>")
+        if kind in (list, tuple):
+            brackets = "[]" if kind is list else "()"
+            items = [self.literal(item, indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]
+        elif kind is dict:
             brackets = "{}"
-            comma = ""
-            items = []
-            for key, item in value.items():
-                item_path = f"{path}.{key}" if path else str(key)
-                item = simplify(item)
-                self._check_argument(value.get("type"), key, item, item_path)
-                source = self.literal(item, indent + 4, item_path)
-                source = f"{self.literal(key, indent + 4, path)}: {source}"
-                items.append(self.format_item(item_path, source, indent + 4))
-        elif is_small_array(value):
-            return self._array(value, indent, path)
+            items = [
+                self.item(key, item, indent + 4, f"{path}.{key}" if path else str(key))
+                for key, item in value.items()
+            ]
+        elif hasattr(value, "dtype"):
+            name = "np" if isinstance(value, np.ndarray) else "jnp"
+            self.arrays.add(name)
+            items = self.literal(np.asarray(value).tolist(), indent, path)
+            return f"{name}.array({items}, {value.dtype.name!r})"
         else:
-            return self._scalar(value, path)
+            return repr(value)
+        comma = "," if kind is tuple and len(items) == 1 else ""
         line = f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
         if "\n" not in line and indent + len(line) <= WIDTH:
             return line
@@ -266,187 +270,34 @@ class Writer:
         lines = [brackets[0], *(f"{margin}    {item}," for item in items), f"{margin}{brackets[1]}"]
         return "\n".join(lines)
 
-    def format_item(self, path: str, source: str, indent: int) -> str:
+    def item(self, key: Any, value: Any, indent: int, path: str) -> str:
         """Return the source of the item of a dict, `key: value`, at `path`."""
-        return source
-
-    def _array(self, value: Any, indent: int, path: str) -> str:
-        name = "np" if isinstance(value, np.ndarray) else "jnp"
-        self.arrays.add(name)
-        return (
-            f"{name}.array({self.literal(np.asarray(value).tolist(), indent, path)}, "
-            f"{value.dtype.name!r})"
-        )
-
-    def _scalar(self, value: Any, path: str) -> str:
-        if isinstance(value, np.generic):
-            value = value.item()
-        # repr writes `nan` and `inf`, which are no names in a Python file.
-        if type(value) is float and not math.isfinite(value):
-            return f'float("{value}")'
-        if type(value) is str:
-            self._add_modules_of(value, path)
-        if value is None or value is ... or type(value) in (bool, int, float, complex, str, bytes):
-            return repr(value)
-        if isinstance(value, os.PathLike):
-            return repr(os.fspath(value))
-        import_path = _find_import_path(value)
-        if import_path is None or import_path.startswith(_SCRIPTS):
-            what = _describe_value(value)
-            self._add_problem(
-                path, f"must be a literal or importable to be written to a config file, got {what}"
-            )
-            return repr(import_path or f"{_UNWRITTEN}{re.split('[,:] ', what)[0]}>")
-        self._add_modules_of(import_path, path)
-        return repr(import_path)
-
-    def _add_problem(self, path: str, problem: str) -> None:
-        self.problems.setdefault(problem, []).append(f"`{path}`")
-
-    def _check_argument(self, kind: Any, name: str, value: Any, path: str) -> None:
-        """Note a function that the class of a config would read back as text, because its
-        argument takes anything.
-        """
-        entry = (
-            kind
-            if callable(kind)
-            else next(iter(find_registered(kind)), None)
-            if isinstance(kind, str)
-            else None
-        )
-        if name == "type" or entry is None or not callable(value):
-            return
-        with contextlib.suppress(TypeError, ValueError):  # no signature
-            parameter = parameters_of(entry).get(name)
-            if (
-                parameter is not None
-                and not takes_functions(parameter)
-                and _find_import_path(value) is not None
-            ):
-                self._add_problem(
-                    path,
-                    "must be an argument that is annotated as a function to be read again, got "
-                    f"{value.__name__} for "
-                    f"`{parameter}`: annotate it in {getattr(entry, '__name__', entry)} as "
-                    f"{'`type`' if isinstance(value, type) else '`Callable`'}",
-                )
+        if type(value) in (bool, int):
+            return f"{key!r}: {value}"
+        return f"{key!r}: {self.literal(value, indent, path)}"
 
     def _add_modules_of(self, name: str, path: str) -> None:
         """Add the modules that define a name in the config: an import path, or a name that the
         user registered.
         """
-        if re.fullmatch(r"[\w-]+(\.\w+)+", name) and (
+        if _IMPORT_PATH.fullmatch(name) and (
             directory := find_directory(name) or find_script_directory(name)
         ):
             self.modules.setdefault(directory, set()).add(name.partition(".")[0])
         # A registered name alone tells nobody where its class is: the module, to be imported first,
         # is written too.
-        for entry in find_registered(name):
-            if is_built_in(entry):
-                continue
+        for entry in list_registered_by_users(name):
             module = entry.__module__
-            if module in _SCRIPTS:
+            if module in SCRIPTS:
                 module = name_script(entry.__name__) or module
             if module.startswith(_NO_PATH):
                 is_script = module.startswith("__")
                 place = "a script" if is_script else "a config file with the name of another module"
-                self._add_problem(
-                    path,
+                problem = (
                     f"must be registered in a module that can be imported, got {name!r}, which is "
-                    f"registered in {place}",
+                    f"registered in {place}"
                 )
+                self.problems.setdefault(problem, []).append(f"`{path}`")
                 continue
             directory = find_directory(module) or find_script_directory(module) or ""
             self.modules.setdefault(directory, set()).add(module)
-
-
-def simplify(value: Any) -> Any:
-    """Return the config of a `functools.partial` with keywords, a dtype's name.
-
-    Anything else unchanged.
-
-    >>> simplify(functools.partial(sorted, reverse=True)), simplify(np.float32)
-    ({'type': <built-in function sorted>, 'reverse': True}, 'float32')
-    """
-    if isinstance(value, functools.partial) and not value.args and "type" not in value.keywords:
-        return {"type": value.func, **value.keywords}
-    is_dtype = isinstance(value, np.dtype) or (
-        isinstance(value, type) and issubclass(value, np.generic)
-    )
-    # `jnp.bfloat16`
-    if is_dtype or (callable(value) and isinstance(getattr(value, "dtype", None), np.dtype)):
-        return np.dtype(value).name
-    return value
-
-
-def _find_import_path(value: Any) -> str | None:
-    """Return the shortest dotted path from which `value` can be imported, if there is one."""
-    module = getattr(value, "__module__", None)
-    name = getattr(value, "__qualname__", None)
-    if not module or not name or module.startswith(MODULE_PREFIX):
-        return None
-    found = vars(sys.modules.get(module, types))
-    if found.get(name) is not value:  # `errors = jax.vmap(error)` has the name 'error'
-        name = next((key for key, item in found.items() if item is value), name)
-    if "<" in name:
-        return None
-    if module in _SCRIPTS and (script := name_script(name)):
-        return f"{script}.{name}"
-    # Prefer re-exports: `optax.adamw` to `optax._src.alias.adamw`, and `jax.nn.gelu` to
-    # `jax._src.nn.functions.gelu`
-    public = [part for part in module.split(".") if not part.startswith("_")]
-    for parts in (public, module.split(".")):
-        for count in range(1, len(parts) + 1):
-            package = ".".join(parts[:count])
-            with contextlib.suppress(ImportError, AttributeError):
-                if operator.attrgetter(name)(importlib.import_module(package)) is value:
-                    return f"{package}.{name}"
-    return _find_import_path(value.__wrapped__) if _is_jitted(value) else None
-
-
-def _is_jitted(value: Any) -> bool:
-    """Return whether a value is a function of `jax.jit`, in whose place the step can call the
-    function itself.
-    """
-    jax = sys.modules.get("jax")
-    return (
-        jax is not None and isinstance(value, jax.stages.Wrapped) and hasattr(value, "__wrapped__")
-    )
-
-
-_INSTEAD = "`dict(type=..., **arguments)` with the class or function that returns it"
-
-
-def _describe_value(value: Any) -> str:
-    """Return what a value is that cannot be written, and what to write instead."""
-    if isinstance(value, Unwritable):
-        return f"{value.kind}: write {value.instead or _INSTEAD}"
-    kind = type(value).__name__
-    name = getattr(value, "__qualname__", "")
-    if getattr(value, "__module__", "") in _SCRIPTS and "<" not in name:
-        guard = (
-            " (a script can be imported if it runs nothing outside of `if __name__ == '__main__':`)"
-        )
-        return (
-            f"{kind} {name} of a script or notebook: move it into a module next to it, and import "
-            f"it from there{guard if hasattr(sys.modules['__main__'], '__file__') else ''}"
-        )
-    if "<locals>" in name:
-        return (
-            f"{kind} {name}, which another function defines: move it to the top level of a module "
-            "with `def`, or write `dict(type=..., **arguments)` with the function that returns it"
-        )
-    if name.endswith("<lambda>"):
-        return f"{kind} <lambda>: write it with `def` at the top level of a module"
-    # of `jax.vmap` and its like
-    if isinstance(wrapped := getattr(value, "__wrapped__", None), types.FunctionType):
-        return (
-            f"{kind} {name}, made of {wrapped.__module__}.{name}: give it a name at the top level "
-            "of a module"
-        )
-    if isinstance(value, type | types.FunctionType):
-        return (
-            f"{kind} {name}, which `import {value.__module__}` does not find, perhaps as another "
-            "file has this name"
-        )
-    return f"{kind}: write {_INSTEAD}"

@@ -37,23 +37,13 @@ class CheckpointMismatchError(ValueError):
     Args:
       path: the checkpoint.
       report: a `LoadReport`, what does not fit.
-      advice: what to do if the cause is not known.
-      new_run: how to start a new run with it.
-      cause: what made the arrays different, and what to do.
+      advice: what to do.
     """
 
-    def __init__(
-        self, path: str, report: Any, advice: str, new_run: str = "", cause: str = ""
-    ) -> None:
-        lines = (
-            (cause, str(report), new_run) if cause else (str(report), f"{advice} {new_run}".strip())
-        )
-        super().__init__(
-            "\n".join(filter(None, (f"checkpoint {path} does not fit: {lines[0]}", *lines[1:])))
-        )
+    def __init__(self, path: str, report: Any, advice: str) -> None:
+        super().__init__(f"checkpoint {path} does not fit: {report}\n{advice}")
         self.path = path
         self.report = report
-        self.new_run = new_run
 
 
 @contextlib.contextmanager
@@ -134,13 +124,17 @@ def closest(name: str, candidates: Iterable[str]) -> str:
 
 
 def list_unknown(unknown: Iterable[str], candidates: Iterable[str]) -> str:
-    """Return several misspelled names with suggestions, and all legal names if one is not close to
-    any.
+    """Return misspelled names with suggestions, and all legal names if one is not close to any.
 
     >>> list_unknown(["intervall"], ["interval", "priority"])
-    "'intervall' (did you mean 'interval'?)"
+    "'intervall'; did you mean 'interval'?"
+    >>> list_unknown(["intervall", "prio"], ["interval", "priority"])
+    "'intervall' (did you mean 'interval'?), 'prio' (did you mean 'priority'?)"
     """
     names = sorted(str(c) for c in candidates)
+    unknown = list(unknown)
+    if len(unknown) == 1:
+        return f"{unknown[0]!r}{closest(unknown[0], names)}"
     hints = {key: did_you_mean(key, names).removeprefix("; ") for key in unknown}
     listed = ", ".join(f"{key!r} ({hint})" if hint else repr(key) for key, hint in hints.items())
     return listed if all(hints.values()) else f"{listed}; expected one of: {', '.join(names)}"

@@ -1,17 +1,13 @@
 """Settings of a run, described in each checkpoint, and compared with it by a resumed run."""
 
-import contextlib
-import sys
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
-from jengine.config.construction import has_unwritable, to_config
-from jengine.config.containers import is_level
-from jengine.config.description import describe, flatten_description
-from jengine.config.dump import simplify
-from jengine.config.errors import CheckpointMismatchError
+from jengine.config.annotations import parameters_of
+from jengine.config.description import Unwritable, describe, flatten_description
 from jengine.config.json_codec import Json
 
 _FLAGS = (
@@ -31,89 +27,55 @@ _NOT_COMPARED = (
     "log_level",
     "cfg",
 )
-_CODE = ".code"  # changed code is found by the hash of the programs
-_KINDS = (".type", ".function")
-_MAX_LINES = 3  # of settings in an error
 
 
-def describe_settings(arguments: Mapping[str, Any], cfg: Any) -> dict[str, Json]:
-    """Return a description of the Runner's arguments and the config passed with them, before
-    anything has run.
+def describe_run(
+    constructor: Callable[..., Any], arguments: Mapping[str, Any], cfg: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], dict[str, Json]]:
+    """Describe a run before anything has run.
+
+    Args:
+      constructor: the Runner.
+      arguments: all of the constructor's.
+      cfg: the config passed with them, if there is one.
+
+    Returns:
+      The description for config.py; and the settings for checkpoints, by path.
     """
-    settings = {
+    parameters = parameters_of(constructor)
+    given = {
         name: value
+        for name, value in (arguments if cfg is None else cfg).items()
+        if cfg is not None or (value is not parameters[name].default and name != "resume")
+    }
+    if _is_in_memory(given.get("load_from")):  # a file of megabytes would help nobody
+        given["load_from"] = Unwritable("weights in memory", "write a path")
+    config = describe(given)
+    settings = {
+        name: config[name] if value is given.get(name, ...) else describe(value)
         for name, value in arguments.items()
         if name not in _NOT_COMPARED and value is not None
     }
-    for name, value in (cfg or {}).items():
-        # A Runner from a config gets its sections as arguments too; only what differs from them, or
-        # is more, is described a second time.
+    # A Runner from a config gets its sections as arguments too; only what differs from them, or is
+    # more, is compared a second time.
+    for name, value in given.items():
         if name not in _NOT_COMPARED and value is not arguments.get(name):
-            settings[f"cfg.{name}" if name in arguments else name] = value
-    described = {}
-    for name, value in settings.items():
-        config = to_config(value)  # as in the file that the run leaves, unless it has data
-        described[name] = describe(_as_written(value if has_unwritable(config) else config))
-    return {**described, "jax.config": describe(read_flags())}
+            settings[f"cfg.{name}" if name in arguments else name] = config[name]
+    settings["jax.config"] = read_flags()
+    return config, flatten_description(
+        {name: value for name, value in settings.items() if value is not None}
+    )
 
 
-def _as_written(value: Any) -> Any:
-    """Return a value as `dump_config` writes it, with what import paths name: a run from that
-    file is the same.
-    """
-    value = simplify(value)
-    if is_level(value):
-        return {key: _as_written(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_as_written, value))
-    if isinstance(value, str):
-        module, _, name = value.rpartition(".")
-        # In `sys.modules` alone: a string that merely looks like a path must not import anything.
-        found = (
-            getattr(sys.modules.get(module), name, None) if module and name.isidentifier() else None
-        )
-        return found if callable(found) else value
-    return value
+def _is_in_memory(load_from: Any) -> bool:
+    is_options = hasattr(load_from, "items") and "path" in load_from
+    weights = load_from["path"] if is_options else load_from
+    return weights is not None and not isinstance(weights, str | os.PathLike)
 
 
 def read_flags() -> dict[str, Any]:
     """Return the jax options that change numbers."""
     return {name: getattr(jax.config, name) for name in _FLAGS}
-
-
-@contextlib.contextmanager
-def name_model_settings(
-    settings: dict[str, Json], saved: Mapping[str, Any] | None
-) -> Iterator[None]:
-    """Name the settings of the model that differ from a fingerprint in a CheckpointMismatchError
-    inside.
-    """
-    try:
-        yield
-    except CheckpointMismatchError as error:
-        # Shapes that do not fit come from settings of the model; the others would hide them.
-        differences = [] if saved is None else compare_settings(settings, saved)
-        lines = {path: line for path, line in differences if path.startswith("model.")}
-        if saved is None or not lines:
-            raise
-        cause = _describe_cause(lines, settings, saved)
-        named = CheckpointMismatchError(error.path, error.report, "", error.new_run, cause)
-        named.add_note(f"in the config at `{next(iter(lines))}`")
-        raise named from None
-
-
-def _describe_cause(
-    lines: Mapping[str, str], settings: dict[str, Json], saved: Mapping[str, Any]
-) -> str:
-    """Return the settings that differ, by path, and what to write to resume."""
-    own = flatten_description(settings)
-    stored = flatten_description(saved["settings"])
-    shown = list(lines)[:_MAX_LINES]
-    changes = [f"set {path}={stored[path]!r}" for path in shown if path in stored]
-    changes += [f"remove {path}" for path in shown if path in own and path not in stored]
-    more = f", and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
-    advice = f"; to resume, {', '.join(changes)}{more}" if changes else ""
-    return f"the model has other settings, {'; '.join(lines[path] for path in shown)}{more}{advice}"
 
 
 def compare_settings(
@@ -122,18 +84,14 @@ def compare_settings(
     """Yield the path and both values of each of the described `settings` that differs from the
     fingerprint `saved`.
     """
-    own, other = (flatten_description(side) for side in (settings, saved["settings"]))
+    stored = flatten_description(saved["settings"])  # nested in early checkpoints
     replaced: list[str] = []  # objects of another kind, so that their arguments differ anyway
     for path in sorted(
-        own.keys() | other.keys(), key=lambda path: (not path.endswith(_KINDS), path)
+        settings.keys() | stored.keys(), key=lambda path: (not path.endswith(".type"), path)
     ):
-        if (
-            own.get(path) == other.get(path)
-            or path.endswith(_CODE)
-            or path.startswith(tuple(replaced))
-        ):
+        if settings.get(path) == stored.get(path) or path.startswith(tuple(replaced)):
             continue
-        if path.endswith(_KINDS):
-            replaced.append(f"{path.rpartition('.')[0]}.")
-        new, old = (repr(side[path]) if path in side else "not set" for side in (own, other))
+        if path in settings and path in stored:
+            replaced.append(path.removesuffix("type") if path.endswith(".type") else f"{path}.")
+        new, old = (repr(side[path]) if path in side else "not set" for side in (settings, stored))
         yield path, f"{path}: {new} in the config, {old} in the checkpoint"

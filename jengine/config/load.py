@@ -1,22 +1,19 @@
 """Config files: Python files with a function `get_config()`, and those that extras read."""
 
-import contextlib
-import difflib
 import inspect
-import itertools
 import logging
 import os
 import pathlib
 import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from jengine.config.containers import is_level
-from jengine.config.errors import ConfigError, closest
+from jengine.config.errors import ConfigError, did_you_mean, suggest_path
 from jengine.config.modules import (
     add_config_module,
     import_listed,
@@ -24,8 +21,7 @@ from jengine.config.modules import (
     is_free,
 )
 from jengine.config.overrides import apply_overrides
-from jengine.config.plugins import load_each
-from jengine.config.remote import fetch_config
+from jengine.config.plugins import load_each, load_provided
 from jengine.config.storage import is_url
 
 logger = logging.getLogger("jengine")
@@ -65,8 +61,7 @@ def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> 
     # PYTHONPATH.
     with importable(file.parent):
         try:
-            with _explain_dotted_keys():
-                cfg = _run(file, argument)
+            cfg = _run(file, argument)
         except Exception as error:
             error.add_note(f"while loading the config file {str(file)!r}")
             if isinstance(error, ModuleNotFoundError):
@@ -88,7 +83,10 @@ def find_config_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | 
     """Return the config file, perhaps one that jengine ships, and the argument for `get_config`."""
     name, colon, argument = os.fspath(path).partition(".py:")
     name = f"{name}.py" if colon else name
-    file = fetch_config(name) if is_url(name) else pathlib.Path(name).expanduser()
+    if is_url(name):
+        file = load_provided("url_files", "fetch_config")(name)
+    else:
+        file = pathlib.Path(name).expanduser()
     if not file.exists() and (shipped := list_shipped().get(file)) is not None:
         logger.warning(
             "%s does not exist in this directory; using the config of this name that jengine "
@@ -97,7 +95,8 @@ def find_config_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | 
         )
         file = shipped
     if not file.is_file():
-        raise FileNotFoundError(f"the config file {str(file)!r} does not exist{_files_like(file)}")
+        hint = suggest_path(file) or did_you_mean(str(file), map(str, list_shipped()))
+        raise FileNotFoundError(f"the config file {str(file)!r} does not exist{hint}")
     # the same file through a link has the same modules
     return file.resolve(), argument if colon else None
 
@@ -145,24 +144,6 @@ def _run(file: pathlib.Path, argument: str | None) -> Any:
     return get_config(*arguments)
 
 
-@contextlib.contextmanager
-def _explain_dotted_keys() -> Iterator[None]:
-    """Show the alternatives in ml_collections' error for a key with a dot."""
-    try:
-        yield
-    except ValueError as error:
-        match = re.search(
-            r"does not accept dots in field names.*the key (.*) contains one", str(error)
-        )
-        if match is None:
-            raise
-        key = match[1]
-        raise ConfigError(
-            f"a key of a ConfigDict must have no dot, got {key!r}; write custom_keys=[({key!r}, "
-            "dict(...))], a list of pairs, or return a plain dict from get_config()"
-        ) from None
-
-
 def list_shipped() -> dict[pathlib.Path, pathlib.Path]:
     """Return the config files that jengine ships by the path that works in every directory,
     `configs/NAME.py`.
@@ -174,16 +155,3 @@ def list_shipped() -> dict[pathlib.Path, pathlib.Path]:
         if directory
         else {}
     )
-
-
-def _files_like(file: pathlib.Path) -> str:
-    """Return config files near a missing one, as the end of an error message."""
-    missing = 0
-    folder = file if file.is_dir() else file.parent
-    while not folder.is_dir():
-        folder = folder.parent
-        missing = missing + 1
-    candidates = folder.glob("*/" * missing + "*.py") if missing <= 2 else iter(())
-    names = [str(f) for f in itertools.islice(candidates, 500) if f.name != "__init__.py"]
-    names += [str(f) for f in list_shipped() if str(f) not in names]
-    return closest(str(file), difflib.get_close_matches(str(file), names, n=10, cutoff=0.0))

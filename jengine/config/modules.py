@@ -22,13 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.errors import ConfigError, UnknownNameError, did_you_mean
-from jengine.config.remote import fetch_modules
-from jengine.config.storage import is_url
-from jengine.config.trust import find_known_class, is_restricted
+from jengine.config.plugins import load_provided
+from jengine.config.storage import allowed_directory, is_url
 
 # The modules imported from each directory with configs, the directory used last at the end: two
 # directories may each have a `base.py`, and a module that registers classes must not run twice.
 _DIRECTORIES: dict[str, dict[str, types.ModuleType]] = {}
+ORIGINS: dict[str, str] = {}  # the URLs of directories that are copies
 
 
 @contextlib.contextmanager
@@ -164,13 +164,13 @@ def import_attribute(path: str) -> Any:
     `package.module.Class.method`.
 
     Raises:
-      ConfigError: the config is from elsewhere, see `only_known_classes`, and may not name it.
+      ConfigError: the config is from elsewhere, see `reading_only`, and may not name it.
       UnknownNameError: there is no such module, or it does not have the attribute.
       Exception: an error of the module itself, ImportError or any other, with a note of the user's
         line.
     """
-    if is_restricted():
-        return find_known_class(path, imported_modules())
+    if allowed_directory() is not None:
+        return load_provided("known_types", "find_known_class")(path, imported_modules())
     parts = path.split(".")
     directory = find_directory(parts[0])
     with contextlib.nullcontext() if directory is None else _first_on_path(directory):
@@ -215,7 +215,7 @@ def import_listed(listed: Mapping[str, Sequence[str]], file: pathlib.Path) -> No
 
 def _find_listed(key: str, names: Sequence[str], file: pathlib.Path) -> pathlib.Path:
     if is_url(key):
-        return fetch_modules(key)
+        return load_provided("url_files", "fetch_modules")(key)
     for parent in file.parents:
         directory = pathlib.Path(os.path.normpath(parent / key))
         if all(_contains(directory, name.partition(".")[0]) for name in names):
@@ -267,8 +267,15 @@ def _import_module(name: str) -> types.ModuleType | None:
         # user must see that.
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             return None
-        if line := _find_line(error):
-            error.add_note(line)
+        frames = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith("<frozen ")
+        ][2:]  # without those of this function and of importlib; a SyntaxError has no others
+        if frames:  # the last one in the module or next to it
+            directory = os.path.dirname(frames[0].filename)
+            frame = [frame for frame in frames if frame.filename.startswith(directory)][-1]
+            error.add_note(f"in {frame.filename}, line {frame.lineno}: {frame.line}")
         error.add_note(f"while importing {name!r}")
         raise
 
@@ -290,18 +297,3 @@ def _get_attribute(module: types.ModuleType, names: Sequence[str]) -> Any:
             )
         value = getattr(value, name)
     return value
-
-
-def _find_line(error: Exception) -> str:
-    """Return the last line in the traceback that is in the imported module or next to it."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen ")
-        and frame.filename not in (__file__, importlib.__file__)
-    ]
-    if not frames:  # a SyntaxError, whose message has the line
-        return ""
-    directory = os.path.dirname(frames[0].filename)
-    frame = [frame for frame in frames if frame.filename.startswith(directory)][-1]
-    return f"in {frame.filename}, line {frame.lineno}: {frame.line}"

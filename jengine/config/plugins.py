@@ -90,8 +90,7 @@ def find_missing(name: str) -> str:
     """Return where a name is that no installed extra provides, as the end of a sentence, or ""."""
     found = _find_extras()
     for extra, provides in found.items():
-        missing = _missing(provides, found)
-        if missing and any(name in names for names in provides.values()):
+        if name in set().union(*provides.values()) and (missing := _missing(provides, found)):
             return f"; it is in the extra {extra!r}, which needs {missing!r}, not installed"
     index = _FOLDER / "names.json"
     shipped = json.loads(index.read_text(encoding="utf-8")) if index.is_file() else {}
@@ -116,11 +115,13 @@ def lazy_names(package: str, provides: Provides) -> tuple[Callable[[str], Any], 
     }
 
     def get_name(name: str) -> Any:
-        if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(modules[name]), name)
+        if name in modules:
+            return getattr(importlib.import_module(modules[name]), name)
+        if not name.startswith("_") and name in provided(package):  # of an extra
+            return load_provided(package, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get_name, lambda: sorted({*vars(sys.modules[package]), *modules})
+    return get_name, lambda: sorted({*vars(sys.modules[package]), *modules, *provided(package)})
 
 
 @functools.cache

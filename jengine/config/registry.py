@@ -7,7 +7,6 @@ jengine` fast, and a config can use any registered name without importing a modu
 import difflib
 import functools
 import importlib
-import inspect
 import logging
 import re
 import typing
@@ -32,8 +31,8 @@ from jengine.config.modules import (
     import_attribute,
     imported_modules,
 )
-from jengine.config.plugins import find_missing, provided
-from jengine.config.trust import RefusedFunction, find_known_function, is_restricted
+from jengine.config.plugins import find_missing, load_provided, provided
+from jengine.config.storage import allowed_directory
 
 T = TypeVar("T", bound=Callable[..., Any])
 # `dict(type=NAME, ...)`, or NAME alone
@@ -41,6 +40,7 @@ Config: TypeAlias = Mapping[str, Any] | str | Callable[..., Any]
 _LOGGER = logging.getLogger("jengine")
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
+_OF_USERS: dict[str, list[Callable[..., Any]]] = {}  # entries outside of jengine, by name
 
 
 class Registry:
@@ -77,19 +77,21 @@ class Registry:
         parent: "Registry | None" = None,
         scope: str | None = None,
     ) -> None:
+        self._locations: list[str] = []
+        self._section = section
+        self._modules: dict[str, str] = {}  # by entry, of the pages
+        self._checks_calls = checks_calls
+        self._entries: dict[str, Callable[..., Any]] = {}
+        if parent is None:  # else `find_registered` would find the entries twice
+            _REGISTRIES.add(self)
+        else:
+            vars(self).update(vars(parent))  # the same lists and dicts
         self.name = name
         self.scope = scope
         self.used_in = used_in
         self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-        self._locations: list[str] = [] if parent is None else parent._locations
         locations = locations or REGISTERED_BY.get(section, ())
         self._locations += [locations] if isinstance(locations, str) else locations
-        self._section: str = section if parent is None else parent._section
-        self._modules: dict[str, str] = {} if parent is None else parent._modules  # by entry
-        self._checks_calls: bool = checks_calls if parent is None else parent._checks_calls
-        self._entries: dict[str, Callable[..., Any]] = {} if parent is None else parent._entries
-        if parent is None:  # `find_registered` would find the entries twice
-            _REGISTRIES.add(self)
 
     @overload
     def register_module(
@@ -138,27 +140,31 @@ class Registry:
             # whose arguments `build` checks
             if self._checks_calls and not isinstance(entry, functools.partial):
                 entry = checked(entry)
+            is_own = is_built_in(entry)
             for key in [name] if isinstance(name, str) else name or [_name(entry)]:
-                self._add(key, entry, force)
+                self._add(key, entry, is_own, force)
             return entry
 
         return register if module is None else register(module)
 
-    def _add(self, key: str, entry: Callable[..., Any], force: bool) -> None:
+    def _add(self, key: str, entry: Callable[..., Any], is_own: bool, force: bool) -> None:
+        """Add an entry, `is_own` if jengine ships it."""
+        if not is_own:
+            _OF_USERS[key] = [*_OF_USERS.get(key, ()), entry]
         existing = self._entries.get(key)
         if existing is None or force:
             self._entries[key] = entry
-            if existing is None and not is_built_in(entry) and key in self._provided():
-                extras = f"{self._provided()[key]}.{key}"
-                if _full_name(entry) != extras:  # the extra's own entry, of another package
-                    _LOGGER.info("The %s %s replaces %s.", self.name, _full_name(entry), extras)
-        elif is_built_in(existing) == is_built_in(entry):
+            module = None if existing is not None or is_own else self._find_module(key)
+            # else the extra's own entry, of another package
+            if module is not None and _full_name(entry) != f"{module}.{key}":
+                _LOGGER.info("The %s %s replaces %s.%s.", self.name, _full_name(entry), module, key)
+        elif is_built_in(existing) == is_own:
             raise UnknownNameError(
                 f"{self.name} {key!r} is already registered as {_full_name(existing)}; pass "
                 "force=True to replace it"
             )
         else:  # built-in entries may be imported after the user's
-            users, own = (existing, entry) if is_built_in(entry) else (entry, existing)
+            users, own = (existing, entry) if is_own else (entry, existing)
             self._entries[key] = users
             _LOGGER.info(
                 "The %s %s replaces jengine's %s.", self.name, _full_name(users), _full_name(own)
@@ -178,7 +184,7 @@ class Registry:
         if not isinstance(key, str):
             raise TypeError(f"{self.name} must be looked up by a name, got {key!r}")
         module, _, name = key.rpartition(".")
-        if module and find_directory(module) is not None and not is_restricted():
+        if module and find_directory(module) is not None and allowed_directory() is None:
             return self._import(key, name)
         self._import_entries(key, name)
         for registered in (key, name):
@@ -238,14 +244,10 @@ class Registry:
         entry, arguments = self._parse(cfg, {})
         if isinstance(entry, type):
             return self.build(cfg)
-        if is_name or isinstance(entry, RefusedFunction):
+        if is_name:
             return entry
-        parameters = parameters_of(entry).items()
-        variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        required = {
-            name for name, p in parameters if p.default is p.empty and p.kind not in variadic
-        }
-        check_arguments(entry, arguments, supplied=tuple(required - set(arguments)))
+        _, required, _ = _accepted(entry)
+        check_arguments(entry, arguments, supplied=tuple(required - arguments.keys()))
         return (
             entry(**arguments)
             if required <= set(arguments)
@@ -262,8 +264,10 @@ class Registry:
 
     def _get_function(self, key: str) -> Callable[..., Any]:
         """Return the entry registered as `key`, or the class or function with this import path."""
-        is_foreign_path = is_restricted() and "." in key and key.rpartition(".")[2] not in self
-        return find_known_function(key, imported_modules()) if is_foreign_path else self.get(key)
+        is_path = "." in key and key.rpartition(".")[2] not in self
+        if is_path and allowed_directory() is not None:  # a config from elsewhere
+            return load_provided("known_types", "find_known_function")(key, imported_modules())
+        return self.get(key)
 
     def _import(self, path: str, name: str) -> Callable[..., Any]:
         """Import the class or function at `path`, whose last part is `name`.
@@ -335,17 +339,17 @@ class Registry:
             page = importlib.import_module(self._locations.pop())
             self._modules |= getattr(page, "provides", {}).get(self._section, {})
         for name in names:
-            if name not in self._entries and name in self._provided():
-                importlib.import_module(self._provided()[name])
+            if name not in self._entries and (module := self._find_module(name)):
+                importlib.import_module(module)
 
-    def _provided(self) -> Mapping[str, str]:
-        """Return the modules of the entries that are imported on use, by name."""
-        return {**self._modules, **provided(self._section)} if self._section else {}
+    def _find_module(self, name: str) -> str | None:
+        """Return the module of an entry that is imported on use."""
+        return provided(self._section).get(name) or self._modules.get(name)
 
     def _names(self) -> set[str]:
         """Return the names of all entries, without importing more of them."""
         self._import_entries()
-        return {*self._entries, *self._provided()}
+        return {*self._entries, *self._modules, *provided(self._section)}
 
 
 def as_config(value: object) -> Any:
@@ -367,22 +371,37 @@ def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -
       KeyError: there is no such function.
     """
     result = dict(arguments)
-    named = {
-        name: value
-        for name, value in result.items()
-        if isinstance(value, str | list | tuple)
-        or (is_mapping(value) and not isinstance(value, type))
-    }
-    try:
-        parameters = parameters_of(entry) if named else {}
-    except (TypeError, ValueError):  # some built-ins have none
-        return result
-    for name, value in named.items():
-        if name in parameters:
-            with config_path(name):
-                kinds = list(alternatives(parameters[name].annotation))
-                result[name] = _resolve_function(value, kinds, takes_functions(parameters[name]))
+    for name, value in arguments.items():
+        if isinstance(value, str | list | tuple) or (
+            is_mapping(value) and not isinstance(value, type)
+        ):
+            kinds, takes = _function_kinds(entry, name)
+            if kinds:
+                with config_path(name):
+                    result[name] = _resolve_function(value, kinds, takes)
     return result
+
+
+@functools.lru_cache(maxsize=4096)
+def _function_kinds(entry: Callable[..., Any], name: str) -> tuple[Sequence[Any], bool]:
+    """Return the types of an argument that takes functions, or lists or dicts of them, and whether
+    it may be a function itself; no types for another argument.
+    """
+    try:
+        parameter = parameters_of(entry).get(name)
+    except (TypeError, ValueError):  # some built-ins have none
+        parameter = None
+    if parameter is None:
+        return (), False
+    kinds = alternatives(parameter.annotation)
+    takes = takes_functions(parameter)
+    return kinds if takes or any(map(_list_functions, kinds)) else (), takes
+
+
+def _list_functions(kind: Any) -> Sequence[Any]:
+    """Return the types of the items of a list or dict, if they may be functions."""
+    inner = [item for last in typing.get_args(kind)[-1:] for item in alternatives(last)]
+    return inner if any(typing.get_origin(item) is Callable for item in inner) else ()
 
 
 def _resolve_function(value: Any, kinds: Sequence[Any], takes: bool) -> Any:
@@ -399,19 +418,12 @@ def _resolve_function(value: Any, kinds: Sequence[Any], takes: bool) -> Any:
             return as_config(value)
         return FUNCTIONS._get_function(value)
     for kind, origin in zip(kinds, origins, strict=True):
-        inner = [item for last in typing.get_args(kind)[-1:] for item in alternatives(last)]
-        is_taken = any(typing.get_origin(item) is Callable for item in inner)
-        if is_taken and origin is Sequence and isinstance(value, list | tuple):
+        inner = _list_functions(kind)
+        if inner and origin is Sequence and isinstance(value, list | tuple):
             return [_resolve_function(item, inner, True) for item in value]
-        if is_taken and origin is Mapping and is_mapping(value) and "type" not in value:
+        if inner and origin is Mapping and is_mapping(value) and "type" not in value:
             return {name: _resolve_function(item, inner, True) for name, item in value.items()}
-    if (
-        takes
-        and is_mapping(value)
-        and not isinstance(value, type)
-        and "type" in value
-        and Mapping not in origins
-    ):
+    if takes and is_mapping(value) and "type" in value and Mapping not in origins:
         return FUNCTIONS.build_function(value)
     return value
 
@@ -446,30 +458,33 @@ def check_names(
     them.
     """
     try:
-        parameters = parameters_of(entry)
-    except (TypeError, ValueError):  # some built-ins have none
+        accepted, required, is_open = _accepted(entry)
+    except (TypeError, ValueError):  # some built-ins have no signature
         return False
-    name = _name(entry)
-    named = {
-        k: p for k, p in parameters.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
-    }
-    own = [key for key in named if key not in supplied]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        unknown = [str(key) for key in arguments if key not in named]
-        if len(unknown) > 1:
-            raise TypeError(f"{name} has no arguments {list_unknown(unknown, own)}")
-        if unknown:
-            raise TypeError(f"{name} has no argument {unknown[0]!r}{closest(unknown[0], own)}")
-    missing = [
-        k
-        for k, p in named.items()
-        if p.default is p.empty and k not in arguments and k not in supplied
-    ]
-    if missing:
-        raise TypeError(
-            f"{name} needs the argument{'s' * (len(missing) > 1)} {', '.join(map(repr, missing))}"
-        )
+    unknown = [] if is_open else [key for key in arguments if key not in accepted]
+    if unknown:
+        own = [key for key in accepted if key not in supplied]
+        names = list_unknown(map(str, unknown), own)
+        raise TypeError(f"{_name(entry)} has no argument{'s' * (len(unknown) > 1)} {names}")
+    if missing := required - arguments.keys() - set(supplied):
+        names = ", ".join(repr(key) for key in accepted if key in missing)
+        raise TypeError(f"{_name(entry)} needs the argument{'s' * (len(missing) > 1)} {names}")
     return True
+
+
+@functools.lru_cache(maxsize=1024)
+def _accepted(entry: Callable[..., Any]) -> tuple[tuple[str, ...], frozenset[str], bool]:
+    """Return the arguments by name, those without a default, and whether it takes any others."""
+    accepted = []
+    required = set()
+    is_open = False
+    for name, parameter in parameters_of(entry).items():
+        is_open = is_open or parameter.kind is parameter.VAR_KEYWORD
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            accepted.append(name)
+            if parameter.default is parameter.empty:
+                required.add(name)
+    return tuple(accepted), frozenset(required), is_open
 
 
 def _name(entry: Callable[..., Any]) -> str:
@@ -493,8 +508,14 @@ def find_registered(name: str, import_all: bool = False) -> list[Callable[..., A
     if found or not import_all:
         return found
     for registry in list(_REGISTRIES):  # an imported module may have a registry of its own
-        registry._import_entries(name)
+        if registry._locations or name in registry._modules or name in provided(registry._section):
+            registry._import_entries(name)
     return find_registered(name)
+
+
+def list_registered_by_users(name: str) -> list[Callable[..., Any]]:
+    """Return the entries called `name`, without a scope, that are not part of jengine."""
+    return [entry for entry in _OF_USERS.get(name, ()) if entry in find_registered(name)]
 
 
 def _find_elsewhere(name: str) -> str:

@@ -4,9 +4,10 @@ A value is better if it is strictly better, by more than the threshold; the firs
 the best, and NaN is never better.
 """
 
+import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jengine.config.errors import UnknownNameError, closest
 
@@ -14,139 +15,25 @@ RULES = ("greater", "less")
 
 # Words of metric names, and phrases of words, by direction. `_` separates the words of a phrase.
 # The results of all metrics in this package are among them.
-GREATER_WORDS = (
-    "accuracy",
-    "acc",
-    "aacc",
-    "macc",
-    "precision",
-    "recall",
-    "f1",
-    "fscore",
-    "iou",
-    "miou",
-    "dice",
-    "mdice",
-    "jaccard",
-    "auc",
-    "auroc",
-    "aucroc",
-    "aucpr",
-    "auprc",
-    "map",
-    "ap",
-    "ar@",
-    "mrr",
-    "ndcg",
-    "r2",
-    "kappa",
-    "mcc",
-    "mprecision",
-    "mrecall",
-    "mfscore",
-    "hmean",
-    "pck",
-    "bleu",
-    "rouge",
-    "meteor",
-    "cider",
-    "psnr",
-    "ssim",
-    "exact_match",
-    "log_likelihood",
-    "hits",
-    "hit_rate",
-    "tpr",
-    "true_positive_rate",
-    "specificity",
-    "f_score",
-    "f_measure",
-    "chrf",
-    "rougel",
+_GREATER_WORDS = (
+    "accuracy acc aacc macc precision recall f1 fscore iou miou dice mdice jaccard auc auroc "
+    "aucroc aucpr auprc map ap ar@ mrr ndcg r2 kappa mcc mprecision mrecall mfscore hmean pck "
+    "bleu rouge meteor cider psnr ssim exact_match log_likelihood hits hit_rate tpr "
+    "true_positive_rate specificity f_score f_measure chrf rougel"
 )
-LESS_WORDS = (
-    "loss",
-    "losses",
-    "error",
-    "errors",
-    "err",
-    "mse",
-    "rmse",
-    "mae",
-    "mape",
-    "smape",
-    "msle",
-    "rmsle",
-    "perplexity",
-    "ppl",
-    "bits_per_byte",
-    "bits_per_character",
-    "bits_per_dim",
-    "bpb",
-    "bpc",
-    "bpd",
-    "cross_entropy",
-    "nll",
-    "ece",
-    "mce",
-    "brier",
-    "wer",
-    "cer",
-    "eer",
-    "fid",
-    "kid",
-    "lpips",
-    "epe",
-    "mpjpe",
-    "crps",
-    "crossentropy",
-    "logloss",
-    "fpr",
-    "fnr",
-    "false_positive_rate",
-    "miss_rate",
-    "edit_distance",
-    "latency",
+_LESS_WORDS = (
+    "loss losses error errors err mse rmse mae mape smape msle rmsle perplexity ppl "
+    "bits_per_byte bits_per_character bits_per_dim bpb bpc bpd cross_entropy nll ece mce brier "
+    "wer cer eer fid kid lpips epe mpjpe crps crossentropy logloss fpr fnr false_positive_rate "
+    "miss_rate edit_distance latency"
 )
 _QUALIFIER = re.compile(r"top\d*")  # of accuracies and of errors; alone it is an accuracy
 # Such a word may turn the direction around, or makes something else of the metric: 'neg_loss',
 # 'accuracy_gap'
-_TURNING_WORDS = frozenset(
-    (
-        "neg",
-        "negative",
-        "minus",
-        "inv",
-        "inverse",
-        "gap",
-        "drop",
-        "gain",
-        "improvement",
-        "reduction",
-        "delta",
-        "diff",
-        "difference",
-        "std",
-        "var",
-        "variance",
-        "stderr",
-        "sem",
-        "ci",
-        "skill",
-        "non",
-        "forgetting",
-        "time",
-        "seconds",
-        "epochs",
-        "steps",
-        "threshold",
-        "scale",
-        "weight",
-        "lambda",
-        "rank",
-        "count",
-        "size",
-    )
+_TURNING_WORDS = (
+    "neg negative minus inv inverse gap drop gain improvement reduction delta diff difference "
+    "std var variance stderr sem ci skill non forgetting time seconds epochs steps threshold "
+    "scale weight lambda rank count size"
 )
 _COMPLEMENT = re.compile(r"1(00)?\s*-\s*[^\W\d]")  # '1-ssim', '100 - accuracy'
 
@@ -230,15 +117,18 @@ def infer_rule(key: str, greater_keys: Sequence[str] = (), less_keys: Sequence[s
         if key.lower() in [k.lower() for k in keys]:
             return rule
     words = split_words(key)
-    if found := _find_rules(words, greater_keys, less_keys):
+    own = (["_".join(split_words(key)) for key in keys] for keys in (greater_keys, less_keys))
+    if found := _find_rules(words, *own):
         return found[0]  # the order in which MMEngine searches its lists
-    if not _TURNING_WORDS.intersection(words) and not _COMPLEMENT.match(key.rpartition("/")[2]):
-        found = _find_rules(words, GREATER_WORDS, LESS_WORDS)
+    if set(words).isdisjoint(_TURNING_WORDS.split()) and not _COMPLEMENT.match(
+        key.rpartition("/")[2]
+    ):
+        found = _find_rules(words, _GREATER_WORDS.split(), _LESS_WORDS.split())
         # 'accuracy/top1' and 'top1', but not 'error/top1'
         if not found and any(map(_QUALIFIER.fullmatch, words)):
             found = [
                 "greater",
-                *_find_rules(split_words("_".join(key.split("/")[-2:])), (), LESS_WORDS),
+                *_find_rules(split_words("_".join(key.split("/")[-2:])), (), _LESS_WORDS.split()),
             ]
         if len(found) == 1:
             return found[0]
@@ -258,25 +148,22 @@ def split_words(key: str) -> list[str]:
     return re.findall(r"[^\W_]+@?", key.rpartition("/")[2].lower())
 
 
-def _find_rules(
-    words: Sequence[str], greater_keys: Sequence[str], less_keys: Sequence[str]
-) -> list[str]:
+def _find_rules(words: Sequence[str], greater: Iterable[str], less: Iterable[str]) -> list[str]:
     """Return the directions whose words or phrases are among the words of a name."""
     # 'recall@5' and 'top1' have the word without the number too; 'f1' and 'AR@' are words as they
     # are.
-    forms = [[word, word.rstrip("@"), word.rstrip("0123456789@") or word] for word in words]
-    found = []
-    for rule, keys in (("greater", greater_keys), ("less", less_keys)):
-        phrases = [split_words(phrase) for phrase in keys]
-        if any(phrase and _contains(forms, phrase) for phrase in phrases):
-            found.append(rule)
-    return found
-
-
-def _contains(forms: Sequence[Sequence[str]], phrase: Sequence[str]) -> bool:
-    """Return whether consecutive words, each in several forms, are those of a phrase."""
-    starts = range(len(forms) - len(phrase) + 1)
-    return any(all(word in forms[i + j] for j, word in enumerate(phrase)) for i in starts)
+    forms = [{word, word.rstrip("@"), word.rstrip("0123456789@") or word} for word in words]
+    phrases = {
+        "_".join(phrase)
+        for start in range(len(forms))
+        for stop in range(start + 1, len(forms) + 1)
+        for phrase in itertools.product(*forms[start:stop])
+    }
+    return [
+        rule
+        for rule, known in (("greater", greater), ("less", less))
+        if not phrases.isdisjoint(known)
+    ]
 
 
 def check_rule(rule: str) -> str:

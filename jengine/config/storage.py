@@ -2,12 +2,9 @@
 `s3://bucket/run`.
 """
 
-import base64
 import contextlib
 import contextvars
 import errno
-import functools
-import hashlib
 import os
 import pathlib
 import posixpath
@@ -19,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from etils import epath
 
-from jengine.config.errors import ConfigError, MissingPackageError, require_extra
+from jengine.config.errors import ConfigError
 from jengine.config.plugins import load_provided, provided
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -30,11 +27,8 @@ _CHUNK = 2**20  # bytes
 _only: contextvars.ContextVar[str | None] = contextvars.ContextVar(
     "jengine_reading_only", default=None
 )
-_GONE = (404, 410)  # HTTP status of what is not there
 # fsspec, which removes objects too, takes some for patterns; the stores advise against the others
 _REFUSED = re.compile(r"[#*;?\[\]\x00-\x1f\x7f]")
-# bytes: a store has names of at most 1,024, and those of checkpoint files are longer
-_MAX_KEY = 800
 _T = TypeVar("_T")
 # What is there is no file, or there is none: nothing that another attempt could change
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -80,8 +74,12 @@ class PathScheme(Protocol):
 
     is_staged: bool
 
-    def prepare(self) -> None:
-        """Set up the client, before fsspec or `etils.epath` opens a URL."""
+    def make_path(self, name: str, url: str) -> epath.Path:
+        """Return the path for the argument `name`, and set up the client of the store.
+
+        Raises:
+          ConfigError: a URL without a bucket, or with a name that some library misreads.
+        """
 
     def check_processes(self, name: str, url: str | os.PathLike[str]) -> None:
         """Raise ConfigError if the processes of this run cannot save to the argument `name`."""
@@ -173,22 +171,7 @@ def storage_path(name: str, path: str | os.PathLike[str]) -> epath.Path:
             f"`{name}` must be a local path or a URL of {schemes or 'an installed extra'}, "
             f"got {text!r}; mount other storage as a directory"
         )
-    bucket, _, key = text[match.end() :].partition("/")
-    if not bucket:
-        raise ConfigError(
-            f"`{name}` must have the name of a bucket, like '{match[0]}bucket/run', got {text!r}"
-        )
-    if found := _REFUSED.search(key):
-        raise ConfigError(
-            f"`{name}` must be a URL without {found[0]!r}, which libraries for buckets misread, "
-            f"got {text!r}"
-        )
-    if len(key.encode()) > _MAX_KEY:
-        raise ConfigError(
-            f"`{name}` must be a URL with at most {_MAX_KEY} bytes after the bucket, got {text!r}"
-        )
-    load_provided("path_schemes", match[1]).prepare()
-    return epath.Path(f"{match[0]}{bucket}{posixpath.normpath(f'/{key}').rstrip('/')}")
+    return load_provided("path_schemes", match[1]).make_path(name, text)
 
 
 @contextlib.contextmanager
@@ -251,21 +234,6 @@ def plain_name(text: str) -> str:
     return _REFUSED.sub("_", text).replace("/", "_")
 
 
-def get_filesystem(path: str | os.PathLike[str]) -> Any:
-    """Return the fsspec file system of a URL, for what `etils.epath` cannot do: listings with
-    sizes, requests in bulk.
-
-    It keeps no listings, since other processes write too.
-
-    Raises:
-      ConfigError: fsspec does not know the scheme, or see `check_allowed`. MissingPackageError: the
-        package for it is missing.
-    """
-    check_allowed(path)
-    # fsspec's own cache has one per thread
-    return _make_filesystem(os.fspath(path).partition(":")[0], os.getpid())
-
-
 class StorageError(RuntimeError):
     """Error of a disk or of object storage, after all retries.
 
@@ -295,24 +263,6 @@ class FileInfo(NamedTuple):
     md5: str | None = None
 
 
-def _ask(path: str | os.PathLike[str], request: Callable[[], _T]) -> _T:
-    """Return what a request to a store returns; all of them may be repeated.
-
-    The clients repeat those that fail, but not those with an answer that makes no sense, or has
-    another checksum.
-    """
-    attempts = len(_PAUSES)
-    while True:
-        try:
-            return request()
-        except Exception as error:  # of aiohttp, Google or botocore
-            if (failure := _find_failure(path, error)) is None:
-                raise
-            attempts -= 1
-            if attempts == 0 or isinstance(error, OSError):
-                raise failure from error
-
-
 def retry_read(path: str | os.PathLike[str], read: Callable[[], _T]) -> _T:
     """Return what `read` returns for a local path; try again if the disk fails.
 
@@ -339,29 +289,6 @@ def retry_read(path: str | os.PathLike[str], read: Callable[[], _T]) -> _T:
         time.sleep(pause)
 
 
-def _find_failure(path: str | os.PathLike[str], error: Exception) -> StorageError | None:
-    """Return the StorageError for an error of a request.
-
-    None if the error itself says what is wrong.
-    """
-    if isinstance(error, FileExistsError | ConfigError | MissingPackageError):
-        return None
-    cause: BaseException = error
-    if isinstance(error, FileNotFoundError):
-        # To fsspec a file is missing after every error of a web server, and the cause is the error
-        # itself.
-        if not _WEB.match(os.fspath(path)) or error.__cause__ is None:
-            return None
-        cause = error.__cause__
-    status = getattr(cause, "status", None)
-    if isinstance(error, FileNotFoundError) and status in _GONE:
-        return None
-    reason = type(cause).__name__ if status == 0 else str(cause) or type(cause).__name__
-    if status:  # 0 for too many redirects
-        reason = f"HTTP status {status} ({getattr(cause, 'message', '')})"
-    return StorageError(f"{os.fspath(path)}: {reason}")
-
-
 def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
     """Return the bytes of a file, with one request if it is a URL.
 
@@ -380,7 +307,7 @@ def read_bytes(path: str | os.PathLike[str], limit: int = _MAX_BYTES) -> bytes:
     if not is_url(path):
         check_allowed(path)
         return retry_read(path, lambda: _read_local(path, limit))
-    content: bytes = _ask(path, lambda: get_filesystem(path).cat_file(os.fspath(path)))
+    content: bytes = _of_urls("read_bytes")(path)
     return content
 
 
@@ -432,25 +359,13 @@ def read_many(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bytes]:
       StorageError: a file cannot be read.
     """
     names = [os.fspath(path) for path in paths]
+    if names and is_url(names[0]):
+        return _of_urls("read_many")(names)
     contents: dict[str, bytes] = {}
-    if not names or not is_url(names[0]):
-        for name in names:
-            with contextlib.suppress(OSError, UnsafeFileError):
-                contents[name] = read_bytes(name, limit=LARGE)
-        return contents
-    scheme = names[0].partition("//")[0] + "//"
-
-    def fetch() -> dict[str, bytes]:
-        found = get_filesystem(names[0]).cat(names, on_error="return")
-        found = {names[0]: found} if isinstance(found, bytes) else found
-        for name, content in found.items():
-            if isinstance(content, bytes):
-                contents[scheme + name.removeprefix(scheme)] = content
-            elif not isinstance(content, FileNotFoundError):
-                raise content
-        return contents
-
-    return _ask(names[0], fetch)
+    for name in names:
+        with contextlib.suppress(OSError, UnsafeFileError):
+            contents[name] = read_bytes(name, limit=LARGE)
+    return contents
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
@@ -458,7 +373,7 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     its directory.
     """
     if is_url(path):
-        _ask(path, lambda: get_filesystem(path).pipe_file(os.fspath(path), content))
+        _of_urls("write_bytes")(path, content)
         return
     path = pathlib.Path(path)
     temporary = path.with_name(f"{path.name}.new")
@@ -496,42 +411,14 @@ def list_files(directory: str | os.PathLike[str]) -> dict[str, FileInfo]:
     ...     list_files(directory)
     {'log.txt': FileInfo(size=8, md5=None)}
     """
-    if not is_url(directory):
+    if is_url(directory):
+        return _of_urls("list_files")(directory)
 
-        def find() -> dict[str, FileInfo]:
-            files = (path for path in sorted(pathlib.Path(directory).rglob("*")) if path.is_file())
-            return {
-                str(path.relative_to(directory)): FileInfo(path.stat().st_size) for path in files
-            }
+    def find() -> dict[str, FileInfo]:
+        files = (path for path in sorted(pathlib.Path(directory).rglob("*")) if path.is_file())
+        return {str(path.relative_to(directory)): FileInfo(path.stat().st_size) for path in files}
 
-        return retry_read(directory, find)
-    from fsspec.core import strip_protocol
-
-    found = _ask(
-        directory, lambda: get_filesystem(directory).find(os.fspath(directory), detail=True)
-    )
-    # As the file system names it: `bucket/run`, for `memory://` `/run`, for `https://` all of it
-    prefix = str(strip_protocol(os.fspath(directory))).rstrip("/") + "/"
-    for name in found:
-        # A listing is data: files are copied to these names below a local directory.
-        if name.startswith(prefix) and not is_inside(name.removeprefix(prefix)):
-            raise StorageError(
-                f"{os.fspath(directory)} must have no file with '..' in the name, got {name!r}"
-            )
-    return {
-        name.removeprefix(prefix): FileInfo(info["size"], _read_md5(info))
-        for name, info in sorted(found.items())
-        if name.startswith(prefix) and info["type"] == "file" and not name.endswith("/")
-    }
-
-
-def is_inside(name: str) -> bool:
-    """Return whether a relative name from a listing stays below the directory.
-
-    >>> is_inside("vis_data/scalars.json"), is_inside("../.bashrc"), is_inside("/etc/passwd")
-    (True, False, False)
-    """
-    return not name.startswith("/") and ".." not in name.split("/")
+    return retry_read(directory, find)
 
 
 def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
@@ -540,33 +427,18 @@ def list_directory(directory: str | os.PathLike[str]) -> dict[str, bool]:
     Raises:
       StorageError: it cannot be read.
     """
-    if not is_url(directory):
+    if is_url(directory):
+        return _of_urls("list_directory")(directory)
 
-        def scan() -> dict[str, bool]:
-            with os.scandir(directory) as entries:
-                return {
-                    entry.name: entry.is_dir()
-                    for entry in sorted(entries, key=lambda entry: entry.name)
-                }
+    def scan() -> dict[str, bool]:
+        with os.scandir(directory) as entries:
+            found = {entry.name: entry.is_dir() for entry in entries}
+        return dict(sorted(found.items()))
 
-        try:
-            return retry_read(directory, scan)
-        except (OSError, ValueError):  # also a name that is too long, or not a name at all
-            return {}
     try:
-        found = _ask(
-            directory, lambda: get_filesystem(directory).ls(os.fspath(directory), detail=True)
-        )
-    except FileNotFoundError:
+        return retry_read(directory, scan)
+    except (OSError, ValueError):  # also a name that is too long, or not a name at all
         return {}
-    # an object with the directory's own name is no entry
-    prefix = os.fspath(directory).partition("://")[2] + "/"
-    kinds: dict[str, bool] = {
-        info["name"].rstrip("/"): info["type"] == "directory" for info in found
-    }
-    return {
-        name.removeprefix(prefix): kind for name, kind in kinds.items() if name.startswith(prefix)
-    }
 
 
 def make_pointer(directory: pathlib.PurePath, path: pathlib.PurePath) -> str:
@@ -614,6 +486,33 @@ def resolve_pointer(directory: pathlib.PurePath, text: str) -> epath.Path:
     return storage_path("pointer", os.path.join(os.path.realpath(directory), text))
 
 
+def remove_files(paths: Iterable[str | os.PathLike[str]]) -> None:
+    """Remove the files of one store, many with each request; those that do not exist are fine."""
+    names = [os.fspath(path) for path in paths]
+    if names and is_url(names[0]):
+        _of_urls("remove_files")(names)
+        return
+    for name in names:
+        pathlib.Path(name).unlink(missing_ok=True)
+
+
+def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Return a local path unchanged, and for a URL of any fsspec scheme a local copy of the file,
+    which is fetched again when the file at the URL changes.
+
+    >>> local_copy("data/tokens.npy").name
+    'tokens.npy'
+
+    Raises:
+      FileNotFoundError: there is no file at the URL. ConfigError: fsspec does not know the scheme,
+        or the local path is a pipe or a device. StorageError: the request failed.
+    """
+    if is_url(path):
+        return _of_urls("fetch")(path)
+    check_regular(path)
+    return pathlib.Path(path)
+
+
 def download_file(
     url: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -621,67 +520,43 @@ def download_file(
 ) -> None:
     """Copy an object to a local file, and compare size and checksum with those in `info`.
 
-    `info` is from `file_info`, which is asked for without it; {} has nothing to compare.
+    `info` is what the store says about the file, and is asked for without it; {} has nothing to
+    compare.
 
     Raises:
       FileNotFoundError: there is no such object. StorageError: the request failed, or the file
         differs from `info`.
     """
-    info = file_info(url) if info is None else info
-    _ask(url, lambda: get_filesystem(url).get_file(os.fspath(url), os.fspath(target)))
-    # another file is decompressed on the way
-    if info.get("contentEncoding", "identity") == "identity":
-        _check_copy(os.fspath(url), pathlib.Path(target), info)
-
-
-def _check_copy(url: str, copy: pathlib.Path, info: Mapping[str, Any]) -> None:
-    size = copy.stat().st_size
-    if info.get("size") not in (None, size):  # a proxy may end an answer early, and end it properly
-        raise StorageError(
-            f"{url}: the file must have {info['size']:,} bytes, got {size:,}; try again"
-        )
-    # In base64. The ETag of S3 is another checksum if the bucket is encrypted.
-    expected = info.get("Content-MD5") or info.get("md5Hash")
-    if expected is None:
-        return
-    with copy.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
-    if (found := base64.b64encode(digest).decode()) != expected:
-        raise StorageError(f"{url}: the file must have the MD5 {expected}, got {found}; try again")
-
-
-def file_info(url: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what a store says about a file, with the names of the file system.
-
-    Raises:
-      FileNotFoundError: there is no such file. StorageError: the request failed; the message has
-        the HTTP status.
-    """
-    info: dict[str, Any] = _ask(url, lambda: get_filesystem(url).info(os.fspath(url)))
-    return info
+    _of_urls("download_file")(url, target, info)
 
 
 def upload_file(path: str | os.PathLike[str], url: str | os.PathLike[str]) -> None:
     """Copy a local file to an object, a large one in parts."""
-    _ask(url, lambda: get_filesystem(url).put_file(os.fspath(path), os.fspath(url)))
+    _of_urls("upload_file")(path, url)
 
 
 def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
     """Copy an object within a store, which does it without sending the bytes here."""
-    _ask(source, lambda: get_filesystem(source).cp_file(os.fspath(source), os.fspath(target)))
+    _of_urls("copy_file")(source, target)
 
 
-def remove_files(paths: Iterable[str | os.PathLike[str]]) -> None:
-    """Remove the files of one store, many with each request; those that do not exist are fine."""
-    names = [os.fspath(path) for path in paths]
-    if not names:
-        return
-    if not is_url(names[0]):
-        for name in names:
-            pathlib.Path(name).unlink(missing_ok=True)
-        return
-    with contextlib.suppress(FileNotFoundError):
-        _ask(names[0], lambda: get_filesystem(names[0]).rm(names))
+def apply_backend_args(
+    name: str, path: str | None, *backend_args: Mapping[str, Any] | None
+) -> str | None:
+    """Return the path or URL that MMEngine's `backend_args` and `file_client_args` mean for the
+    path in the argument `name`; an extra translates them.
+
+    >>> apply_backend_args("ann_file", "data/coco/a.json", dict(backend="local"), None)
+    'data/coco/a.json'
+    """
+    if all(settings is None for settings in backend_args):
+        return path
+    return load_provided("backend_args", "apply_backend_args")(name, path, *backend_args)
+
+
+def _of_urls(function: str) -> Any:
+    """Return a function for URLs from the extra that provides them."""
+    return load_provided("url_files", function)
 
 
 def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
@@ -703,43 +578,3 @@ def check_local_path(name: str, path: str | os.PathLike[str]) -> str:
             f"storage of {scheme}:// as a directory ({tool}), or copy to and from it"
         )
     return os.path.abspath(text)
-
-
-@functools.cache
-def _make_filesystem(scheme: str, process: int) -> Any:
-    import fsspec
-
-    if scheme in provided("path_schemes"):
-        load_provided("path_schemes", scheme).prepare()
-    elif scheme in ("http", "https"):
-        fsspec.config.conf.setdefault(scheme, {}).setdefault(
-            "client_kwargs", {"timeout": make_timeout()}
-        )
-    try:
-        return fsspec.filesystem(scheme)
-    except ValueError as error:
-        raise ConfigError(
-            f"a URL must have a scheme that fsspec knows, such as gs:// or s3://, got {scheme}://"
-        ) from error
-    except ImportError as error:
-        raise MissingPackageError(f"{scheme}:// paths require another package: {error}") from error
-
-
-def make_timeout() -> Any:
-    """Return the limits of a request: by default each one ends after five minutes, whether it
-    hangs or is large.
-    """
-    with require_extra("cloud", "URLs require aiohttp"):
-        import aiohttp
-    return aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
-
-
-def _read_md5(info: Mapping[str, Any]) -> str | None:
-    """Return the MD5 in an entry of a listing.
-
-    An S3 object that was uploaded in parts, or encrypted, has none.
-    """
-    if "md5Hash" in info:
-        return base64.b64decode(info["md5Hash"]).hex()
-    etag = str(info.get("ETag", "")).strip('"')
-    return etag if re.fullmatch("[0-9a-f]{32}", etag) else None

@@ -32,7 +32,7 @@ def batch_settings(
     copied to every device.
 
     Raises:
-      ConfigError: another axis, rules with the axis 0, or rules that are not such pairs.
+      ConfigError: another axis, or rules with the axis 0.
     """
     if batch_axis not in (0, None):
         raise ConfigError(f"`batch_axis` must be 0 or None, got {batch_axis!r}")
@@ -43,12 +43,6 @@ def batch_settings(
                 "is sharded"
             )
         return 0, None
-    for rule in batch_rules or ():
-        is_pair = isinstance(rule, Sequence) and len(rule) == 2 and isinstance(rule[0], str)
-        if not is_pair or isinstance(rule[1], str):  # the axes of an entry, not one
-            raise ConfigError(
-                f"`batch_rules` must be pairs such as ('nodes', ('data',)), got {rule!r}"
-            )
     return None, tuple(batch_rules or ())
 
 
@@ -91,9 +85,6 @@ class BatchCheck:
       batch_axis: 0 if all arrays must have the examples along their first axis; None for batches of
         any form.
       batch_rules: pairs of a part of a name and axes, see `DataLoader`; each must match an entry.
-
-    Attributes:
-      has_host_entries: whether the last batch has entries that stay on the host.
     """
 
     def __init__(
@@ -104,7 +95,6 @@ class BatchCheck:
         self._rules = batch_rules or ()
         self._first: list[str] = []  # entries of the first batch
         self._form: BatchForm | None = None  # of the last batch
-        self.has_host_entries = False
         self._has_wide_integers = False
         self._count = 0
 
@@ -122,9 +112,7 @@ class BatchCheck:
         if form != self._form:  # all that follows from the form is checked once for each
             self._check_entries(batch)
             self._form = form
-            leaves = jax.tree.leaves(batch)
-            self.has_host_entries = not all(map(is_array, leaves))
-            self._has_wide_integers = any(map(_is_wide_integer, leaves))
+            self._has_wide_integers = any(map(_is_wide_integer, jax.tree.leaves(batch)))
         if self._has_wide_integers:
             self._check_integers(batch)
         self._count += 1
@@ -148,15 +136,12 @@ class BatchCheck:
                         f"`{self._loader}.batch_rules` must be parts of names of entries, got "
                         f"{key!r}{paths.closest_paths(key, entries)}"
                     )
-        missing = [f"without {path!r}" for path in self._first if path not in entries]
-        added = [f"with {path!r}" for path in entries if path not in self._first]
-        if missing or added:
+        if set(entries) != set(self._first):
             raise ValueError(
                 f"`{self._loader}` must yield batches with the entries of the first one, "
-                f"{self._first}, got batch "
-                f"{self._count} {' and '.join(missing + added)}; give every sample the same entries"
+                f"{self._first}, got {list(entries)} in batch {self._count}; give every sample the "
+                "same entries"
             )
-
         shapes = {path: np.shape(leaf) for path, leaf in entries.items() if is_array(leaf)}
         if self._batch_axis == 0 and (
             len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values()

@@ -3,7 +3,6 @@
 import atexit
 import collections
 import multiprocessing
-import os
 import queue
 import threading
 import weakref
@@ -13,17 +12,17 @@ from typing import Any
 
 from jengine.data.batches import BatchSource
 from jengine.data.host_entries import Batch
+from jengine.logging.watchdog import end_process
 
-THREAD = "jengine-batches"  # name of the threads that build batches ahead
 _WORKER = "grain-process-prefetch"  # start of the names of grain's processes
 
 
 class BatchPrefetcher:
     """Iterator over batches from any index on, which threads and worker processes build ahead.
 
-    Worker w of n builds the batches w, w + n, w + 2n and so on, until `stop`. Threads and workers
-    start at the first `seek`. With workers, `num_threads` and `prefetch_factor` count in each;
-    without, in this process.
+    Worker w of n builds the batches w, w + n, w + 2n and so on, until `stop`. Workers start at the
+    first `seek`. With workers, `num_threads` and `prefetch_factor` count in each; without, in this
+    process.
 
     Attributes:
       next: index of the next batch.
@@ -84,7 +83,7 @@ def _close(readers: list[Any]) -> None:
 
 
 class _Threads:
-    """Daemon threads that build batches ahead; they start at the first `seek`.
+    """Daemon threads that build batches ahead.
 
     At exit Python waits for a pool's threads, such as grain's, so a read that hangs would keep the
     process.
@@ -93,21 +92,19 @@ class _Threads:
     def __init__(
         self, source: BatchSource, stop: int, num_threads: int, prefetch_factor: int
     ) -> None:
-        self._source = source
         self._stop = stop
         self._num_threads = num_threads
         self._ahead = num_threads * prefetch_factor
         self._tasks: queue.SimpleQueue[tuple[Future[Batch], int] | None] = queue.SimpleQueue()
         self._futures: collections.deque[Future[Batch]] = collections.deque()
-        self._submitted: int | None = None  # index after the last batch in `_futures`
+        self._submitted = 0  # index after the last batch in `_futures`
+        for _ in range(num_threads):
+            threading.Thread(
+                target=_build, args=(source, self._tasks), name="jengine-batches", daemon=True
+            ).start()
 
     def seek(self, index: int) -> None:
         """Continue at `index`."""
-        if self._submitted is None:
-            for _ in range(self._num_threads):
-                threading.Thread(
-                    target=_build, args=(self._source, self._tasks), name=THREAD, daemon=True
-                ).start()
         self._cancel()
         self._submitted = index
         self._fill()
@@ -124,7 +121,6 @@ class _Threads:
             self._tasks.put(None)
 
     def _fill(self) -> None:
-        assert self._submitted is not None
         while len(self._futures) < self._ahead and self._submitted < self._stop:
             future: Future[Batch] = Future()
             self._futures.append(future)
@@ -203,7 +199,7 @@ def _end_with_parent(*_: int) -> None:
         # A parent that was killed cannot end its workers, which would wait for tasks and hold their
         # memory for ever.
         parent.join()
-        os._exit(1)
+        end_process(1)
 
     threading.Thread(target=wait, daemon=True).start()
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jengine.config.annotations import Count, check_values, is_mapping, parameters_of
+from jengine.config.annotations import Count, check_values, is_mapping
 from jengine.config.errors import ConfigError, config_path, current_config_path
 from jengine.config.registry import (
     DATA_SAMPLERS,
@@ -14,7 +14,6 @@ from jengine.config.registry import (
     check_arguments,
     resolve_functions,
 )
-from jengine.data.batches import Samples
 from jengine.data.find_source import is_map_style, is_stream, require_map_style
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
@@ -177,12 +176,6 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
         if key in cfg:
             raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
     dataset = as_config(cfg.get("dataset"))
-    # it is not misspelled
-    if dataset is None and set(cfg) <= {*parameters_of(DataLoader), "global_batch_size"}:
-        raise TypeError(
-            "DataLoader needs the argument 'dataset': write dataset=dict(type=...), with a class "
-            "of data or a function that returns them, or an object such as a list of samples"
-        )
     if is_mapping(dataset) and "type" not in dataset:
         raise TypeError(
             "a dataset must be an object, or a dict with its 'type', got a dict of "
@@ -190,10 +183,8 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
         )
     cfg = _divide_batch(cfg, 1)
     check_arguments(DataLoader, resolve_functions(DataLoader, cfg))
-    if not is_mapping(dataset):  # otherwise it may have the attribute `batch_axis`
-        _require_batch_size(cfg)
-        if not is_stream(dataset):
-            require_map_style(dataset)
+    if not is_mapping(dataset) and not is_stream(dataset):
+        require_map_style(dataset)
     sampler = as_config(cfg.get("sampler"))
     if sampler is not None and not is_mapping(sampler) and not isinstance(sampler, Sampler):
         IteratedSampler(sampler)  # raises the error
@@ -262,7 +253,7 @@ def _build_stream(
     return IterableLoader(arguments.pop("dataset"), train, **arguments, **shard)
 
 
-def _build_sampler(cfg: Any, dataset: Samples, defaults: dict[str, Any]) -> Any:
+def _build_sampler(cfg: Any, dataset: Any, defaults: dict[str, Any]) -> Any:
     cfg = as_config(cfg)
     if not hasattr(cfg, "items"):
         return cfg

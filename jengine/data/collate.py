@@ -19,22 +19,16 @@ class UnequalSamplesError(ValueError):
     """Samples that cannot be stacked.
 
     Args:
-      problem, advice: parts of the message before and after the sample.
-      index: the index, in the batch, of a sample unlike others.
-
-    Attributes:
-      source: text after that index in the message, such as ' (sample 7 of Digits)'.
+      message: the message.
+      index: the index, in the batch, of a sample unlike the first.
     """
 
-    source = ""
-
-    def __init__(self, problem: str, index: int, advice: str = "") -> None:
-        super().__init__(problem, index, advice)
+    def __init__(self, message: str, index: int) -> None:
+        super().__init__(message, index)
         self.index = index
 
     def __str__(self) -> str:
-        problem, index, advice = self.args
-        return f"{problem} in sample {index} of the batch{self.source}{advice}"
+        return str(self.args[0])
 
 
 @FUNCTIONS.register_module(["default_collate", "pseudo_collate"])
@@ -54,7 +48,26 @@ def default_collate(samples: Sequence[Sample]) -> Batch:
     try:
         return jax.tree.map(_stack, *samples, is_leaf=_is_numbers_in(samples[0]))
     except ValueError:
-        raise UnequalSamplesError(*_describe_difference(samples)) from None
+        first, *others = map(_shapes, samples)
+        for index, shapes in enumerate(others, 1):
+            for path in {**first, **shapes}:
+                if first.get(path) != shapes.get(path):
+                    raise UnequalSamplesError(
+                        f"samples of a batch must have the same structure and shapes, got {path!r} "
+                        f"of {first.get(path)} in sample 0 of the batch and of {shapes.get(path)} "
+                        f"in sample {index}; pad or crop it in the dataset, or set `collate_fn` in "
+                        "the dataloader",
+                        index,
+                    ) from None
+        raise
+
+
+def _shapes(sample: Sample) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(sample, is_leaf=_is_numbers_in(sample))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf, object).shape
+        for path, leaf in leaves
+    }
 
 
 def _stack(*leaves: Any) -> np.ndarray:
@@ -105,25 +118,13 @@ def to_numpy(batch: Batch) -> Batch:
     dates.
 
     Raises:
-      ValueError: a list of lists with different lengths; the message names the entry.
+      ValueError: a list of lists with different lengths.
     """
     if is_flat(batch):
         return batch
-    is_leaf = lambda node: _is_text(node) or (node is not batch and is_numbers(node))  # noqa: E731
-    try:
-        return jax.tree.map(_to_array, batch, is_leaf=is_leaf)
-    except ValueError as error:
-        for path, leaf in jax.tree_util.tree_leaves_with_path(batch, is_leaf=is_leaf):
-            if (
-                type(leaf) is list
-                and len({np.shape(np.asarray(item, object)) for item in leaf}) > 1
-            ):
-                name = jax.tree_util.keystr(path, simple=True, separator=".")
-                raise ValueError(
-                    "lists of numbers must have equal lengths to become an array, got others in "
-                    f"the entry {name!r}; pad them, or leave the entry out"
-                ) from error
-        raise
+    return jax.tree.map(
+        _to_array, batch, is_leaf=lambda x: _is_text(x) or (x is not batch and is_numbers(x))
+    )
 
 
 def _to_array(leaf: Any) -> Any:
@@ -165,43 +166,3 @@ def pad_examples(batch: Batch, size: int) -> Batch:
     return jax.tree.map(
         lambda leaf: np.concatenate([leaf, np.repeat(leaf[-1:], missing, axis=0)]), batch
     )
-
-
-def _describe_difference(samples: Sequence[Sample]) -> tuple[str, int, str]:
-    """Return the arguments of `UnequalSamplesError`."""
-    # Lists of any lengths
-    to_array = lambda leaf: np.asarray(leaf, object) if type(leaf) is list else leaf  # noqa: E731
-    samples = [jax.tree.map(to_array, sample, is_leaf=_is_numbers_in(sample)) for sample in samples]
-    first = paths.flatten(samples[0])
-    structure: Any = jax.tree.structure(samples[0])
-    for index, sample in enumerate(samples):
-        if jax.tree.structure(sample) != structure:
-            other = jax.tree.structure(sample)
-            return (
-                f"samples of a batch must have the same structure, got {structure}, and {other}",
-                index,
-                "",
-            )
-        for path, leaf in paths.flatten(sample).items():
-            if np.shape(leaf) != np.shape(first[path]):
-                shapes = [
-                    np.shape(flat[path]) for flat in map(paths.flatten, samples) if path in flat
-                ]
-                # The rarer shape is more likely to be wrong.
-                odd = min(
-                    (index, 0),
-                    key=lambda i: shapes.count(np.shape(paths.flatten(samples[i])[path])),
-                )
-                wrong, usual = (
-                    np.shape(paths.flatten(samples[i])[path]) for i in (odd, index - odd)
-                )
-                problem = (
-                    f"samples of a batch must have the same shapes, got {path!r} of {usual} in "
-                    f"{shapes.count(usual)} of {len(samples)} samples, and of {wrong}"
-                )
-                return (
-                    problem,
-                    odd,
-                    "; pad or crop it in the dataset, or set `collate_fn` in the dataloader",
-                )
-    return "samples of a batch must be arrays of equal shapes, got others", 0, ""

@@ -11,7 +11,9 @@ from jengine.config.plugins import load_each
 from jengine.data import sources
 
 # whose loaders have positions of their own
-_LIBRARIES = frozenset(("datasets", "tensorflow", "tensorflow_datasets", "torch", "torchdata"))
+_LIBRARIES = frozenset(
+    ("datasets", "grain", "tensorflow", "tensorflow_datasets", "torch", "torchdata")
+)
 
 
 def as_source(data: Any) -> sources.DataSource:
@@ -22,15 +24,6 @@ def as_source(data: Any) -> sources.DataSource:
     if isinstance(data, list | tuple):
         return sources.sequence_source(data)
     owners = {kind.__module__.partition(".")[0] for kind in type(data).__mro__}
-    if "grain" in owners:
-        import grain
-
-        from jengine.data.grain_sources import grain_map_source, grain_source
-
-        if isinstance(data, grain.MapDataset):
-            return grain_map_source(data)
-        if isinstance(data, (grain.IterDataset, grain.DataLoader)):
-            return grain_source(data)
     if libraries := sorted(owners & _LIBRARIES):
         finders = list(load_each("data_sources"))
         if not finders:

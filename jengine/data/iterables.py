@@ -4,7 +4,6 @@ batch.
 
 import copy
 import itertools
-import math
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from jengine.data.find_source import as_source, set_epoch
 from jengine.data.host_entries import Batch, Sample, select_arrays
 from jengine.data.masking import with_mask
 from jengine.data.sources import Pass
-from jengine.data.step_values import StepValues
+from jengine.data.step_values import FollowsSteps, StepValues
 
 State = dict[str, Any]
 _END = object()
@@ -48,7 +47,7 @@ def divide_rows(batch: Batch, length: int) -> Batch:
     return jax.tree.map(divide, batch)
 
 
-class IterableLoader:
+class IterableLoader(FollowsSteps):
     """Loader for data that are iterated: streams, loaders and datasets from other libraries.
 
     Foreign arrays become NumPy arrays, lists of strings NumPy arrays of strings. The data may be a
@@ -84,10 +83,6 @@ class IterableLoader:
     """
 
     has_random_access = False  # each process reads its own share
-    # for numbers that follow the iteration, see `DataLoader.follow`
-    batch_sizes: StepValues | None = None
-    example_lengths: StepValues | None = None
-    example_length: int | None = None
 
     def __init__(
         self,
@@ -136,14 +131,11 @@ class IterableLoader:
         self.resume = source.resume
         reads_all = sharded is not None or self.is_batched or self.batch_axis is None
         self._share = (0, 1) if reads_all else (process_index, process_count)
-        # that the source yields for a whole batch
-        self._elements = (batch_size or 1) * self._share[1]
         self._collate = collate_fn or default_collate
         self._total = source.length
-        if source.length is not None and batch_size:
-            # Training drops a smaller last batch, which would compile a second program; an
-            # evaluation pads it and counts all.
-            self._total = self._count_batches(source.length)
+        # Examples in the first batch; a batch that is passed on as it is counts as one
+        self._size = 1 if self.batch_axis is None and not batch_size else batch_size
+        self._apply()
         self._limit = num_batch_per_epoch
         is_known = batch_size or self.batch_axis is None
         # None: not yet known
@@ -152,20 +144,13 @@ class IterableLoader:
             self._drop_last()
         if self.length is not None and self.length < 1:
             raise ValueError("the data must have at least one whole batch; reduce the batch size")
-        # Examples in the first batch; a batch that is passed on as it is counts as one
-        self._size: int | None = 1 if self.batch_axis is None and not batch_size else batch_size
         # Two positions: `state_dict` is asked for between two batches, when the next pass may
         # already be set.
         self._next: State = _start_of(0)  # where the next iteration starts
         self._current = self._next  # after the last batch that was yielded
         self._end_state: Any = None  # of the source, if its last pass has ended
         # pass, its iterator, and its first batch
-        self._opened: tuple[int, Pass, tuple[Any, int | None]] | None = None
-
-    @property
-    def metainfo(self) -> Any:
-        """The dataset's metainfo (class names and so on); None if it has none."""
-        return getattr(self.dataset, "metainfo", None)
+        self._opened: tuple[int, Pass, tuple[Any, int]] | None = None
 
     @property
     def batch_size(self) -> int | None:
@@ -239,15 +224,10 @@ class IterableLoader:
         size = self.batch_size
         set_epoch(self.source.data, state["epoch"])
         if self.is_batched and size and state.get("batch_size", size) != size:
-            # The batch that holds the example must be searched from the start of the pass: batches
-            # of another size have other limits. that of the pass
-            initial = {"state": state["state"]} if self.source.snapshot_interval is None else {}
-            state = {
-                **_start_of(state["epoch"]),
-                "position": -1,
-                "examples": state["examples"],
-                **initial,
-            }
+            # Batches of another size have other limits: the one with the example is found by
+            # reading from the start of the pass.
+            start = {} if self.source.snapshot_interval is not None else {"state": state["state"]}
+            state = {**_start_of(state["epoch"]), "examples": state["examples"], **start}
         if size and state["examples"] != state["position"] * size:
             # The examples decide, as they are what the run has seen; positions count batches of the
             # size at that time.
@@ -266,15 +246,14 @@ class IterableLoader:
         ValueError if the data allow only one pass.
         """
         source = self.source
-        keeps_workers = getattr(self.iterable, "persistent_workers", False)
         # With persistent workers a second iterator of PyTorch's loader takes over the processes of
         # the first.
-        if source.is_single or keeps_workers:
-            advice = source.advice or "use data without a state of their own"
+        if source.is_single or getattr(self.iterable, "persistent_workers", False):
             raise ValueError(
                 f"{self.kind} must allow a second pass during the current one, got one that "
-                "allows only one pass at a "
-                f"time; {'remove persistent_workers=True' if keeps_workers else advice}"
+                "allows only one pass at a time; "
+                f"{source.advice or 'use data without a state of their own'}, and no "
+                "persistent_workers"
             )
         other = copy.copy(self)  # which shares the user's object, unless its library can copy it
         other.source = source if source.copy is None else source.copy()
@@ -297,12 +276,7 @@ class IterableLoader:
                 raise ValueError(
                     f"{self.source.kind} must yield at least one batch, got none"
                 ) from None
-        batch, num_real = self._opened[2]
-        count, size = self._measure(batch, num_real)
-        batch = batch if self.example_length is None else divide_rows(batch, self.example_length)
-        return (
-            batch if self.train or self.batch_axis is None else self._add_mask(batch, count, size)
-        )
+        return self._finish(*self._opened[2])
 
     def close(self) -> None:
         """End the data's threads and processes, if there are any."""
@@ -322,35 +296,14 @@ class IterableLoader:
             raise ConfigError(
                 f"must yield examples for a `batch_size` or a length that changes, got {self.kind}"
             )
-        self.batch_sizes = batch_sizes
-        self.example_lengths = example_lengths
-        self.set_step(0)
+        super().follow(batch_sizes, example_lengths)
 
-    def set_step(self, step: int) -> bool:
-        """Use the batch size and the length of iteration `step`, see `DataLoader.set_step`."""
-        changed = False
-        if (
-            self.example_lengths is not None
-            and (length := self.example_lengths.at(step)) != self.example_length
-        ):
-            self.example_length = length
-            changed = True
-        if self.batch_sizes is not None and (size := self.batch_sizes.at(step)) != self._size:
-            self._size = size
-            self._elements = size * self._share[1]
-            changed = True
-            if self.source.length is not None:
-                self._total = self._count_batches(self.source.length)
-        if changed:
-            self.close()  # a first batch of another size may have been read
-        return changed
-
-    def next_change(self, step: int) -> int | float:
-        """Return the next iteration with another batch size or length; `math.inf` for none."""
-        schedules = [
-            values for values in (self.batch_sizes, self.example_lengths) if values is not None
-        ]
-        return min((values.next_change(step) for values in schedules), default=math.inf)
+    def _apply(self) -> None:
+        self._elements = (self._size or 1) * self._share[1]
+        if self.source.length is not None and not self.is_batched:
+            # Training drops a smaller last batch, which would compile a second program; an
+            # evaluation pads it and counts all.
+            self._total = self._count_batches(self.source.length)
 
     def __iter__(self) -> Iterator[Batch]:
         # Taken once: a loop that starts over without `set_epoch` begins at the start of the pass.
@@ -372,13 +325,16 @@ class IterableLoader:
         try:
             while self.length is None or position < self.length:
                 try:
-                    batch, num_real = first or self._read(reading.iterator)
+                    batch, count = first or self._read(reading.iterator)
                 except StopIteration:
                     break
                 first = None
-                count, size = self._measure(batch, num_real)
-                if count != size:
-                    self._check_size(reading, position, count, size)
+                size = self._size or count
+                if count > size or (count < size and not self._is_last(reading, position)):
+                    raise ValueError(
+                        f"batches must have the same size, got {size} examples in batch 0 and "
+                        f"{count} in batch {position}"
+                    )
                 # Only now is it known, for data without a length, that the batch was the last.
                 if count < size and self.train:
                     if self._total is not None:
@@ -398,16 +354,7 @@ class IterableLoader:
                 # before the yield: a loop that takes no more has ended the pass
                 if position == self.length:
                     self._end_pass(reading, epoch)
-                batch = (
-                    batch
-                    if self.example_length is None
-                    else divide_rows(batch, self.example_length)
-                )
-                yield (
-                    batch
-                    if self.train or self.batch_axis is None
-                    else self._add_mask(batch, count, size)
-                )
+                yield self._finish(batch, count)
         # Also if the loop stops early or fails: threads and processes of a source would outlive the
         # run.
         finally:
@@ -432,7 +379,7 @@ class IterableLoader:
         if self._end_state is not None:
             self._current |= {"batch_size": self._size, "state": self._end_state, "skip": 0}
 
-    def _open(self, start: State, skip: int) -> tuple[Pass, tuple[Any, int | None] | None]:
+    def _open(self, start: State, skip: int) -> tuple[Pass, tuple[Any, int] | None]:
         """Open a pass at `start`.
 
         Return it with its first batch if that has been read as an example.
@@ -450,54 +397,42 @@ class IterableLoader:
         self._end_state = None
         return self.source.open(start["epoch"], skip, None if is_next else state), None
 
-    def _read(self, iterator: Iterator[Any]) -> tuple[Any, int | None]:
-        """Return a batch, padded by repeating the last example, and the number of real examples.
-
-        None if unknown.
-        """
+    def _read(self, iterator: Iterator[Any]) -> tuple[Batch, int]:
+        """Return a batch, padded by repeating the last example, and the number of real examples."""
         if self.is_batched:
-            return to_numpy(next(iterator)), None
+            batch = to_numpy(next(iterator))
+            count = 1 if self.batch_axis is None else count_examples(select_arrays(batch))
+            self._size = self._size or count
+            return batch, count
         # Each process reads the elements of all and keeps every P-th, so that all end their passes
         # together
         elements = list(itertools.islice(iterator, self._elements))
         if not elements:
             raise StopIteration
-        index, count = self._share
-        own = elements[index::count]
-        num_real = len(own)
-        if self.batch_axis is None:
-            return to_numpy(self._collate([to_numpy(example) for example in own])), num_real
-        # at the end of the data, where other processes have an example left
-        own = own or elements[-1:]
-        # Padding repeats a real example, whose numbers are valid in every model; the mask gives it
-        # no weight.
-        own += own[-1:] * (self._elements // count - len(own))
-        return self._collate([to_numpy(example) for example in own]), num_real
+        index, processes = self._share
+        own = elements[index::processes]
+        count = len(own)
+        if self.batch_axis == 0:
+            # at the end of the data, where other processes have an example left
+            own = own or elements[-1:]
+            # Padding repeats a real example, whose numbers are valid in every model; the mask gives
+            # it no weight.
+            own += own[-1:] * (self._elements // processes - len(own))
+        batch = self._collate([to_numpy(example) for example in own])
+        return (to_numpy(batch) if self.batch_axis is None else batch), count
 
-    def _measure(self, batch: Batch, num_real: int | None) -> tuple[int, int]:
-        """Return the number of real examples in a batch, and in a whole batch."""
-        if self.batch_axis is None and num_real is None:
-            return 1, 1
-        count = count_examples(select_arrays(batch)) if num_real is None else num_real
-        self._size = self._size or count
-        return count, self._size
+    def _is_last(self, reading: Pass, position: int) -> bool:
+        if self._total is not None:
+            return position == self._total - 1
+        return next(reading.iterator, _END) is _END
 
-    def _check_size(self, reading: Pass, position: int, count: int, size: int) -> None:
-        """Raise ValueError if a batch has another size than the first, unless it is the last and
-        smaller.
-        """
-        is_last = count < size and (
-            position == self._total - 1
-            if self._total is not None
-            else next(reading.iterator, _END) is _END
-        )
-        if not is_last:
-            raise ValueError(
-                f"batches must have the same size, got {size} examples in batch 0 and {count} in "
-                f"batch {position}"
-            )
-
-    def _add_mask(self, batch: Batch, count: int, size: int) -> Batch:
+    def _finish(self, batch: Batch, count: int) -> Batch:
+        """Return a batch with rows of the current length, and in an evaluation with a mask."""
+        if self.example_length is not None:
+            batch = divide_rows(batch, self.example_length)
+        if self.train or self.batch_axis is None:
+            return batch
+        size = self._size or count
         if self._last_smaller is False and not isinstance(batch, Mapping) and count == size:
             return batch  # no batch needs padding, so none needs a mask
         is_padded = count == size or not self.is_batched

@@ -1,7 +1,6 @@
 """Loader for map-style datasets, which starts at any position in any epoch in constant time."""
 
 import copy
-import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
@@ -18,11 +17,11 @@ from jengine.data.host_entries import Batch, Sample
 from jengine.data.pipeline import set_length
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.sources import Resume
-from jengine.data.step_values import StepValues
+from jengine.data.step_values import FollowsSteps, StepValues
 
 
 @checked
-class DataLoader:
+class DataLoader(FollowsSteps):
     """Loader that yields one epoch's batches as numpy pytrees.
 
     Batch i in epoch e is a pure function of (e, i), so a resumed run continues at any position at
@@ -64,8 +63,7 @@ class DataLoader:
     Attributes:
       batch_size: examples per batch; None if each sample is a batch.
       length: number of batches in an epoch.
-      batch_sizes, example_lengths: numbers that change with the iteration, see `follow`; None for
-        constant ones.
+      batch_sizes, example_lengths: numbers that change with the iteration, see `follow`.
 
     Raises:
       TypeError: the dataset is not map-style. ValueError: a number out of range, or a dataset
@@ -73,7 +71,7 @@ class DataLoader:
     """
 
     has_random_access = True  # any process can continue at any example
-    example_length: int | None = None  # the current one, if it follows the iteration
+    _size: int
     advice = "use a sampler of jengine.data, whose order is a function of the seed and the epoch"
 
     def __init__(
@@ -121,17 +119,15 @@ class DataLoader:
         )
         self.kind = f"DataLoader({type(dataset).__name__})"
         self.resume: Resume = "replayed" if isinstance(self._order, IteratedSampler) else "exact"
-        samples = self._order.samples_per_epoch(drop_last)
-        self.length = min(self._count_whole(samples), num_batch_per_epoch or samples)
+        self._max_batches = num_batch_per_epoch
+        self._apply()
         if self.length == 0:
+            samples = self._order.samples_per_epoch(drop_last)
             raise ValueError(
                 f"the dataset must have at least one batch: got {samples} samples and batch_size "
                 f"{batch_size}; use a smaller batch_size, or drop_last=False, which fills it with "
                 "repeated samples without weight"
             )
-        self._max_batches = num_batch_per_epoch
-        self.batch_sizes: StepValues | None = None
-        self.example_lengths: StepValues | None = None
         self._collate = collate_fn or default_collate
         self._epoch = self._start = self._position = 0
         self._shift = (0, 0)  # an epoch, and the examples by which its batches are shifted
@@ -144,11 +140,6 @@ class DataLoader:
     def dataset_size(self) -> int:
         """The number of samples in the dataset."""
         return len(self.dataset)
-
-    @property
-    def metainfo(self) -> Any:
-        """The dataset's metainfo (class names and so on); None if it has none."""
-        return getattr(self.dataset, "metainfo", None)
 
     @property
     def epoch(self) -> int:
@@ -170,10 +161,7 @@ class DataLoader:
         self._shift = (epoch, self._shift[1] if self._order.is_endless else 0)
 
     def follow(self, batch_sizes: StepValues | None, example_lengths: StepValues | None) -> None:
-        """Let the batch size and the length of examples follow the iteration.
-
-        `set_step` then says which it is.
-        """
+        """Let the batch size and the length of examples follow the iteration."""
         if batch_sizes is not None and (self.batch_axis is None or self.batch_size is None):
             raise ConfigError(
                 "`batch_size` must be one number with batch_axis=None, got StepValues"
@@ -184,44 +172,15 @@ class DataLoader:
             raise ConfigError(
                 f"`batch_size` must be at most the {samples} samples of the dataset, got {largest}"
             )
-        self.batch_sizes = batch_sizes
-        self.example_lengths = example_lengths
-        self.set_step(0)
+        super().follow(batch_sizes, example_lengths)
 
-    def set_step(self, step: int) -> bool:
-        """Use the batch size and the length of examples of iteration `step`.
-
-        Return whether one has changed.
-
-        Load a position afterwards: the next batch then starts at the example where the last one has
-        ended.
-        """
-        changed = False
-        if (
-            self.example_lengths is not None
-            and (length := self.example_lengths.at(step)) != self.example_length
-        ):
-            set_length(self.dataset, length)
-            self.example_length = length
-            changed = True
-        if self.batch_sizes is not None and (size := self.batch_sizes.at(step)) != self._size:
-            self.batch_size = self._size = size
-            samples = self._order.samples_per_epoch(self.drop_last)
-            self.length = min(self._count_whole(samples), self._max_batches or samples)
-            changed = True
-        if changed:
-            self.close()  # workers have copies of the settings
-        return changed
-
-    def next_change(self, step: int) -> int | float:
-        """Return the next iteration with another batch size or length of examples.
-
-        `math.inf` for none.
-        """
-        schedules = [
-            values for values in (self.batch_sizes, self.example_lengths) if values is not None
-        ]
-        return min((values.next_change(step) for values in schedules), default=math.inf)
+    def _apply(self) -> None:
+        if self.example_length is not None:
+            set_length(self.dataset, self.example_length)
+        if self.batch_sizes is not None:
+            self.batch_size = self._size
+        samples = self._order.samples_per_epoch(self.drop_last)
+        self.length = min(self._count_whole(samples), self._max_batches or samples)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.epoch
@@ -261,7 +220,6 @@ class DataLoader:
             self.set_epoch(*divmod(batches, self.length))
             self._shift = (self._epoch, offset)
             return
-        # batches
         remaining = self._count_whole(self._order.samples_per_epoch(self.drop_last) - examples)
         start, offset = divmod(examples, self._size)
         if offset:

@@ -71,6 +71,69 @@ class StepValues:
         return ", ".join([str(self.values[0]), *later])
 
 
+class FollowsSteps:
+    """Base of the loaders: batch sizes and lengths of examples that follow the iteration.
+
+    Attributes:
+      batch_sizes, example_lengths: the numbers; None for constant ones.
+      example_length: the current one; None for a constant one.
+    """
+
+    batch_sizes: StepValues | None = None
+    example_lengths: StepValues | None = None
+    example_length: int | None = None
+    dataset: Any
+    _size: int | None  # examples in a batch now
+
+    @property
+    def metainfo(self) -> Any:
+        """The dataset's metainfo (class names and so on); None if it has none."""
+        return getattr(self.dataset, "metainfo", None)
+
+    def follow(self, batch_sizes: StepValues | None, example_lengths: StepValues | None) -> None:
+        """Let the batch size and the length of examples follow the iteration.
+
+        `set_step` then says which it is.
+        """
+        self.batch_sizes = batch_sizes
+        self.example_lengths = example_lengths
+        self.set_step(0)
+
+    def set_step(self, step: int) -> bool:
+        """Use the batch size and the length of examples of iteration `step`.
+
+        Return whether one has changed.
+
+        Load a position afterwards: the next batch then starts at the example where the last one has
+        ended.
+        """
+        lengths = self.example_lengths
+        length = self.example_length if lengths is None else lengths.at(step)
+        size = self._size if self.batch_sizes is None else self.batch_sizes.at(step)
+        changed = (length, size) != (self.example_length, self._size)
+        if changed:
+            self.example_length = length
+            self._size = size
+            self._apply()
+            self.close()  # workers have copies of the settings, or have read a batch ahead
+        return changed
+
+    def next_change(self, step: int) -> int | float:
+        """Return the next iteration with another batch size or length of examples.
+
+        `math.inf` for none.
+        """
+        schedules = (self.batch_sizes, self.example_lengths)
+        return min((x.next_change(step) for x in schedules if x is not None), default=math.inf)
+
+    def _apply(self) -> None:
+        """Use another `_size` and `example_length`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End threads and worker processes, if there are any."""
+
+
 StepCount: TypeAlias = Count | StepValues | Mapping[str, Any]
 
 

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jengine.config.construction import recorded
+from jengine.config.annotations import checked
 from jengine.data.host_entries import Batch
 from jengine.data.masking import are_whole, get_mask
 from jengine.model.model import ArrayTree
@@ -73,7 +73,7 @@ class BaseMetric:
                 f"{cls.__name__} must derive from HostMetric, since it has `process` and "
                 "`compute_metrics`; one in the compiled step has `init`, `update` and `compute`"
             )
-        recorded(cls)  # so that the work dir's config has the metrics of a run in Python
+        checked(cls)  # so that the work dir's config has the metrics of a run in Python
 
     def __init__(self, prefix: str | None = None) -> None:
         self.prefix = self.default_prefix if prefix is None else prefix

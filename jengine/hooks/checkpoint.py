@@ -14,11 +14,10 @@ from jengine.checkpoint.commit import INCOMING, OUTGOING
 from jengine.checkpoint.publish import publish
 from jengine.checkpoint.retention import keep_regular
 from jengine.config.annotations import Count, CountOrNever, Duration, Index
-from jengine.config.downloads import apply_backend_args
 from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
 from jengine.config.registry import HOOKS, is_built_in
 from jengine.config.scores import check_rule, infer_rule, keep_best, pick_metric
-from jengine.config.storage import plain_name, storage_path
+from jengine.config.storage import apply_backend_args, plain_name, storage_path
 from jengine.data.batch_check import Batch
 from jengine.hooks.checks import check_saved_states
 from jengine.hooks.hook import Hook, Outputs

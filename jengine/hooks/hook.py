@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import optax
 
-from jengine.config.construction import recorded
+from jengine.config.annotations import checked
 from jengine.config.errors import ConfigError
 from jengine.data.batch_check import Batch
 from jengine.hooks.priority import Priority
@@ -105,7 +105,7 @@ class Hook:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        recorded(cls)  # so that the work dir's config has the hooks of a run in Python
+        checked(cls)  # so that the work dir's config has the hooks of a run in Python
 
     # --- Host stages, in the order of a run. ---
 

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from jengine.config.annotations import Count
-from jengine.config.downloads import apply_backend_args
 from jengine.config.json_codec import encode, to_plain
 from jengine.config.registry import HOOKS
-from jengine.config.storage import storage_path
+from jengine.config.storage import apply_backend_args, storage_path
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from jengine.logging.watchdog import Wait
+
 _MAX_PENDING_JOBS = 256  # without a bound, pending jobs could hold any number of device arrays
 
 
@@ -52,7 +54,8 @@ class AsyncWriter:
             if self._thread is not None:
                 done = threading.Event()
                 self._jobs.put(done.set)
-                done.wait()
+                with Wait("the thread that writes the log"):
+                    done.wait()
             self._raise_error()
 
     def close(self) -> None:

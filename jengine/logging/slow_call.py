@@ -7,14 +7,12 @@ import time
 from collections.abc import Iterator
 
 from jengine.logging import console
+from jengine.logging.watchdog import Wait
 
 _AFTER = 10.0  # seconds
 
 
-@contextlib.contextmanager
-def report_if_slow(
-    name: str, after: float = _AFTER, logger: logging.Logger | None = None
-) -> Iterator[None]:
+class report_if_slow(Wait):
     """Log once that the body takes long, and how long it took.
 
     On a TTY, show its seconds with a spinner meanwhile.
@@ -24,33 +22,34 @@ def report_if_slow(
       after: seconds after which the body takes long.
       logger: the logger; by default that of the run.
     """
-    logger = logger or logging.getLogger("jengine")
-    start = time.monotonic()
-    lock = threading.Lock()
-    is_slow = False
-    is_done = False
-    with contextlib.ExitStack() as spinner:
 
-        def report() -> None:
-            nonlocal is_slow
-            with lock:  # the body may end just now
-                if not is_done:
-                    is_slow = True
-                    logger.info(f"{name[0].upper()}{name[1:]} takes more than {after:.0f} s.")
-                    if console.terminal.is_terminal:
-                        spinner.enter_context(_spin(name, after))
+    def __init__(
+        self, name: str, after: float = _AFTER, logger: logging.Logger | None = None
+    ) -> None:
+        super().__init__(name, after)
+        self._name = f"{name[0].upper()}{name[1:]}"
+        self._logger = logger or logging.getLogger("jengine")
+        self._spinner = contextlib.ExitStack()
+        self._spinning = threading.Lock()  # the body may end just as the spinner starts
+        self._is_slow = False
 
-        timer = threading.Timer(after, report)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            with lock:
-                is_done = True
-    if is_slow:
-        logger.info(f"{name[0].upper()}{name[1:]} took {time.monotonic() - start:.0f} s.")
+    def report(self, seconds: float) -> None:
+        """Log that the body takes long."""
+        with self._spinning:
+            if self.since is not None:
+                self._is_slow = True
+                self._logger.info(f"{self._name} takes more than {self.limit:.0f} s.")
+                if console.terminal.is_terminal:
+                    self._spinner.enter_context(_spin(str(self.what), self.limit))
+
+    def __exit__(self, *error: object) -> None:
+        assert self.since is not None
+        seconds = time.monotonic() - self.since
+        super().__exit__(*error)
+        with self._spinning, self._spinner:
+            pass
+        if self._is_slow and error[0] is None:
+            self._logger.info(f"{self._name} took {seconds:.0f} s.")
 
 
 @contextlib.contextmanager

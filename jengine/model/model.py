@@ -10,11 +10,9 @@ import numpy as np
 import optax
 
 from jengine.config import paths
-from jengine.config.annotations import is_mapping
-from jengine.config.construction import recorded
+from jengine.config.annotations import checked, is_mapping
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import MODELS
-from jengine.config.trust import allow_subclasses
 from jengine.logging.tables import format_table
 
 PyTree = Any
@@ -50,7 +48,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-@allow_subclasses
 class Model:
     """Model as pure functions of `params`, which are differentiated, and `model_state`, which is
     not.
@@ -86,7 +83,7 @@ class Model:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        recorded(cls)  # so that the work dir's config has the model of a run in Python
+        checked(cls)  # so that the work dir's config has the model of a run in Python
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute.

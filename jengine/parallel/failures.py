@@ -21,6 +21,7 @@ from typing import Any
 import jax
 
 from jengine.config.json_codec import decode, encode
+from jengine.logging.watchdog import end_process
 
 _KEY = "jengine/failure"
 _BARRIER = "jengine/failure_received"
@@ -121,10 +122,7 @@ class FailureWatch:
             self._client.wait_at_barrier(_BARRIER, int(1000 * (_GRACE + 1)))
         if self._index == 0:  # the service ends with this process: let the others end first
             threading.Event().wait(0.5)
-        logging.shutdown()  # `os._exit` runs no handlers
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        end_process(1)
 
     def _exit(self) -> None:
         if self.failing:

@@ -1,17 +1,17 @@
 """Launchers: connection to the other processes in a run, before any device is used."""
 
-import dataclasses
 import importlib.util
 import logging
+import math
 import os
 import re
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 
 from jengine.config.errors import ConfigError, closest, require_extra
+from jengine.logging.watchdog import Wait
 from jengine.parallel.processes import get_processes
 
 _PATIENCE = 10.0  # seconds
@@ -30,19 +30,6 @@ _REQUIRED = {
     "kubernetes": (("KUBERNETES_SERVICE_HOST",), "start inside a pod"),
 }
 logger = logging.getLogger("jengine")
-
-
-@dataclasses.dataclass(frozen=True)
-class LaunchSettings:
-    """How this process finds the others. JAX detects what is None by `method`."""
-
-    coordinator: str | None = None  # `host:port` for process 0
-    num_processes: int | None = None
-    process_id: int | None = None  # from 0
-    # the host's devices that this process uses; None for all
-    local_device_ids: Sequence[int] | None = None
-    # JAX's name; 'deactivate' if nothing should be detected, None to try every method
-    method: str | None = None
 
 
 def launch(
@@ -80,20 +67,16 @@ def launch(
     settings = find_settings(launcher, os.environ, coordinator, num_processes, process_id)
     if settings is None:
         return
-    waiting = threading.Timer(_PATIENCE, _report_waiting, [settings, timeout])
-    waiting.daemon = True  # an error must not wait for the timer
-    waiting.start()
+    # JAX's error after the timeout has no names
+    at = " at {coordinator_address}".format(**settings) if "coordinator_address" in settings else ""
     try:
-        jax.distributed.initialize(
-            coordinator_address=settings.coordinator,
-            num_processes=settings.num_processes,
-            process_id=settings.process_id,
-            local_device_ids=settings.local_device_ids,
-            cluster_detection_method=settings.method,
-            initialization_timeout=int(timeout),
-            heartbeat_timeout_seconds=heartbeat_timeout,
-            shutdown_timeout_seconds=int(timeout),
-        )
+        with Wait(f"the other processes{at}, at most {timeout:g} s", _PATIENCE):
+            jax.distributed.initialize(
+                **settings,
+                initialization_timeout=int(timeout),
+                heartbeat_timeout_seconds=heartbeat_timeout,
+                shutdown_timeout_seconds=int(timeout),
+            )
     except ValueError as error:
         if "should be defined" not in str(error) and "must be defined" not in str(error):
             raise
@@ -101,20 +84,7 @@ def launch(
             f"--launcher {launcher}: JAX cannot detect the other processes from the environment; "
             "give --coordinator HOST:PORT, --num-processes N and --process-id I"
         ) from error
-    finally:
-        waiting.cancel()
     get_processes()  # watch for failures of the others from now on
-
-
-def _report_waiting(settings: LaunchSettings, timeout: float) -> None:
-    """Log for whom this process waits, since JAX's error after the timeout has no names."""
-    own = "This process" if settings.process_id is None else f"Process {settings.process_id}"
-    at = f" of {settings.num_processes} at {settings.coordinator}" if settings.coordinator else ""
-    logger.warning(
-        f"{own} has waited {_PATIENCE:g} s for the other processes{at}, and waits up to "
-        f"{timeout:g} s: all must be "
-        "started with the same coordinator and number of processes, each with an index of its own"
-    )
 
 
 def detect_launcher(environ: Mapping[str, str]) -> str:
@@ -155,78 +125,76 @@ def find_settings(
     coordinator: str | None = None,
     num_processes: int | None = None,
     process_id: int | None = None,
-) -> LaunchSettings | None:
-    """Return how to find the other processes; None without others.
+) -> dict[str, Any] | None:
+    """Return the arguments with which `jax.distributed.initialize` finds the other processes; None
+    without others.
 
-    Arguments override the launcher's values.
+    JAX detects those that are left out. Arguments override the launcher's values; they and the
+    errors are as for `launch`; `environ` has the environment variables.
 
-    Arguments and errors as for `launch`; `environ` has the environment variables.
-
-    >>> find_settings("none", {}, "host:1234", num_processes=2, process_id=0).num_processes
-    2
+    >>> find_settings("none", {}, "host:1234", num_processes=2, process_id=0)["process_id"]
+    0
     """
     if launcher not in LAUNCHERS:
         raise ConfigError(
             f"--launcher must be one of {LAUNCHERS}, got {launcher!r}{closest(launcher, LAUNCHERS)}"
         )
-    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    _check_arguments(coordinator, num_processes, process_id)
+    if coordinator is not None and not re.fullmatch(r".+:[0-9]+", coordinator):
+        raise ConfigError(f"--coordinator must be HOST:PORT of process 0, got {coordinator!r}")
+    if num_processes is not None and num_processes < 1:
+        raise ConfigError(f"--num-processes must be at least 1, got {num_processes}")
+    most = math.inf if num_processes is None else num_processes - 1
+    if process_id is not None and not 0 <= process_id <= most:
+        raise ConfigError(f"--process-id must be 0 to {most}, got {process_id}")
+    flags = {
+        "--coordinator": ("coordinator_address", coordinator),
+        "--num-processes": ("num_processes", num_processes),
+        "--process-id": ("process_id", process_id),
+    }
+    given: dict[str, Any] = {name: value for name, value in flags.values() if value is not None}
     if launcher == "none":
-        missing = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is None]
-        if len(missing) == len(given):
+        if not given:
             return None
-        if missing:
+        if missing := [flag for flag, (name, _) in flags.items() if name not in given]:
             raise ConfigError(
                 f"--launcher none: several processes also require {', '.join(missing)}"
             )
-        return LaunchSettings(coordinator, num_processes, process_id, method="deactivate")
+        return {**given, "cluster_detection_method": "deactivate"}
+    if launcher == "mpi":
+        return _mpi_settings(environ, given)
     required, advice = _REQUIRED.get(launcher, ((), ""))
     if missing := [name for name in required if name not in environ]:
         raise ConfigError(
             f"--launcher {launcher}: the environment must have {', '.join(missing)}; {advice}"
         )
-    if launcher == "mpi":
-        return _mpi_settings(environ, given)
     if launcher == "kubernetes":
         with require_extra("kubernetes", "the launcher requires kubernetes"):
             import kubernetes  # noqa: F401
-    return LaunchSettings(coordinator, num_processes, process_id, method=_METHODS.get(launcher))
+    if launcher in _METHODS:
+        given["cluster_detection_method"] = _METHODS[launcher]
+    return given
 
 
-def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> LaunchSettings:
+def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> dict[str, Any]:
     variables = next((names for names in _MPI if names[0] in environ and names[1] in environ), None)
     if variables is None:
         raise ConfigError(
             f"--launcher mpi: the environment must have {_MPI[0][0]} or {_MPI[1][0]}; start with "
             "mpirun or mpiexec"
         )
-    count, index, local_index = variables
-    if given["coordinator"] is None and "OMPI_MCA_orte_hnp_uri" not in environ:
+    # JAX reads the host of process 0 from Open MPI's environment
+    method = "deactivate" if "coordinator_address" in given else "ompi"
+    if method == "ompi" and "OMPI_MCA_orte_hnp_uri" not in environ:
         raise ConfigError(
             "--launcher mpi: this MPI does not provide the host of process 0; give --coordinator "
             "HOST:PORT with a port that is free on that host"
         )
-    return LaunchSettings(
-        coordinator=given["coordinator"],
-        num_processes=int(environ[count])
-        if given["num_processes"] is None
-        else given["num_processes"],
-        process_id=int(environ[index]) if given["process_id"] is None else given["process_id"],
-        local_device_ids=[int(environ[local_index])] if local_index in environ else None,
-        # JAX reads the host from the environment
-        method="ompi" if given["coordinator"] is None else "deactivate",
-    )
-
-
-def _check_arguments(
-    coordinator: str | None, num_processes: int | None, process_id: int | None
-) -> None:
-    if coordinator is not None and not re.fullmatch(r".+:[0-9]+", coordinator):
-        raise ConfigError(f"--coordinator must be HOST:PORT of process 0, got {coordinator!r}")
-    if num_processes is not None and num_processes < 1:
-        raise ConfigError(f"--num-processes must be at least 1, got {num_processes}")
-    if process_id is not None and (
-        process_id < 0 or (num_processes is not None and process_id >= num_processes)
-    ):
-        legal = "0 or more" if num_processes is None else f"0 to {num_processes - 1}"
-        raise ConfigError(f"--process-id must be {legal}, got {process_id}")
+    names = ("num_processes", "process_id", "local_device_ids")
+    found: dict[str, Any] = {
+        name: int(environ[key])
+        for name, key in zip(names, variables, strict=True)
+        if key in environ
+    }
+    if "local_device_ids" in found:
+        found["local_device_ids"] = [found["local_device_ids"]]
+    return {**found, **given, "cluster_detection_method": method}

@@ -1,8 +1,7 @@
-"""Device mesh over one slice or several, and the batch rows that belong to a process."""
+"""Device mesh, and the batch rows that belong to a process."""
 
 import collections
 import dataclasses
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,8 +12,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine.config.errors import ConfigError, closest
-
-logger = logging.getLogger("jengine")
+from jengine.config.plugins import load_provided
 
 AXES = ("data", "fsdp", "expert", "context", "tensor")
 # only in meshes that name them; elsewhere rules may name them, as of size 1
@@ -53,7 +51,7 @@ def build_mesh(
     Args:
       mesh: a Mesh, which is used as it is; or the device count along each axis, where one may be -1
         for all remaining devices; `slices` may have the slice count along some axes, such as
-        `dict(data=2)`, see `arrange_devices`. None for the mesh set with `jax.set_mesh`, or all
+        `dict(data=2)`, by the extra `plan`. None for the mesh set with `jax.set_mesh`, or all
         devices along one axis.
       devices: the devices, or how many; None for all. They replace those in a Mesh, one by one.
       batch_axes: the axes over which the batch is sharded, with any names. With None, a new mesh
@@ -88,7 +86,10 @@ def build_mesh(
     else:
         choose_batch_axes(tuple(sizes), batch_axes)
     sizes = _complete_sizes(sizes, len(selected), any_names=batch_axes is not None)
-    arranged = arrange_devices(sizes, slices, selected)
+    if slices is None and len(group_devices(selected, "slice_index")) == 1:
+        arranged = arrange_devices(tuple(sizes.values()), selected)
+    else:
+        arranged = load_provided("device_orders", "arrange_slices")(sizes, slices, selected)
     # Explicit axes, the default of `jax.make_mesh`, would be part of the types of all arrays in the
     # model.
     return Mesh(arranged, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
@@ -129,127 +130,35 @@ def _complete_sizes(sizes: Mapping[str, Any], count: int, any_names: bool) -> di
     if len(open_axes) > 1:
         raise ConfigError(f"mesh: only one axis may be -1, got {' and '.join(open_axes)}")
     if (count % fixed if open_axes else fixed != count) or fixed > count:
-        fewer = f", or use {fixed} of them: `parallel.devices={fixed}`" if fixed < count else ""
-        flag = f"XLA_FLAGS=--xla_force_host_platform_device_count={fixed}"
-        more = (
-            f"; for a trial on a CPU, {flag} makes {fixed} devices of it" if fixed > count else ""
-        )
         raise ConfigError(
             f"`parallel.mesh`: the product of the sizes must {'divide' if open_axes else 'be'} "
-            f"the number of devices, {count}, got {fixed} for {dict(sizes)}; write -1 for an axis "
-            f"that takes all devices, `parallel.mesh=dict(data=-1)`{fewer}{more}"
+            f"the number of devices, {count}, got {fixed} for {dict(sizes)}; an axis of -1 takes "
+            "all that are left, and `parallel.devices` sets how many are used"
         )
     return {name: count // fixed if size == -1 else size for name, size in sizes.items()}
 
 
-# --- Order of the devices: over one slice, or several with a slower network between them ---
+def arrange_devices(sizes: Sequence[int], devices: Sequence[jax.Device]) -> np.ndarray:
+    """Return the devices of a slice in mesh shape, such that neighbours are close.
 
-
-def arrange_devices(
-    sizes: Mapping[str, int], slices: Mapping[str, int] | None, devices: Sequence[jax.Device]
-) -> np.ndarray:
-    """Return a device array in mesh shape, in which neighbours are close.
-
-    Physical axes in a TPU slice are split where necessary, for instance 4 x 4 x 4 chips for an 8 x
+    Physical axes of a TPU slice are split where necessary, for instance 4 x 4 x 4 chips for an 8 x
     8 mesh.
 
-    Args:
-      sizes: total device count along each axis.
-      slices: slice count along some axes, which divides the axis size. None divides the slices over
-        the first axes that allow it. Only TPUs have slices; elsewhere each process counts as one.
-      devices: as many as the product of the sizes.
-
     Raises:
-      ConfigError: slices that do not fit the axes or the devices.
+      ConfigError: chips with a hole between them.
     """
-    by_process = (
-        slices is not None
-        and devices[0].platform != "tpu"
-        and len(_group(devices, "slice_index")) == 1
-    )
-    groups = _group(devices, "process_index" if by_process else "slice_index")
-    numbers = (
-        _choose_slices(sizes, len(groups))
-        if slices is None
-        else _check_slices(slices, sizes, groups, by_process)
-    )
-    # `mesh_utils` takes two factors of each axis: the part within a slice and the part between
-    # slices.
-    within = [size // numbers.get(name, 1) for name, size in sizes.items()]
     try:
-        if len(groups) == 1:
-            return mesh_utils.create_device_mesh(within, devices, allow_split_physical_axes=True)
-        if len(set(groups.values())) > 1:
-            raise ConfigError(
-                f"devices must be as many of each slice, got {dict(groups)}; change `devices`"
-            )
-        logger.info("Slices along the axes of the mesh: %s", numbers)
-        between = [numbers.get(name, 1) for name in sizes]
-        return mesh_utils.create_hybrid_device_mesh(
-            within, between, devices, process_is_granule=by_process, allow_split_physical_axes=True
-        )
-    except AssertionError as error:  # of `mesh_utils`, for chips with a hole between them
+        return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    except AssertionError as error:
         raise ConfigError(
             "devices must be all chips of a slice, or a part of it without holes, got "
             f"{len(devices)}"
         ) from error
 
 
-def _group(devices: Sequence[jax.Device], name: str) -> collections.Counter[int]:
+def group_devices(devices: Sequence[jax.Device], name: str) -> collections.Counter[int]:
     """Return the device count by slice or process; devices in a single slice may have no index."""
     return collections.Counter(getattr(device, name, 0) for device in devices)
-
-
-def _choose_slices(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """Divide slices over the first mesh axes that allow it, `data` above all, which exchanges
-    least.
-    """
-    numbers = {}
-    for name, size in sizes.items():
-        # As many slices as divide the axis; what is left goes to the next one.
-        if (number := math.gcd(size, count)) > 1:
-            numbers[name] = number
-            count //= number
-    return numbers
-
-
-def _check_slices(
-    slices: object, sizes: Mapping[str, int], groups: Mapping[int, int], by_process: bool
-) -> Mapping[str, int]:
-    """Return the given slice count along each axis, if they fit the axes and the devices."""
-    if not isinstance(slices, Mapping):
-        raise ConfigError(
-            "mesh.slices must be a number of slices along each axis, as in dict(data=2), got "
-            f"{slices!r}"
-        )
-    for name, number in slices.items():
-        if name not in sizes:
-            hint = closest(str(name), tuple(sizes))
-            raise ConfigError(
-                f"mesh.slices: an axis must be one of {tuple(sizes)}, got {name!r}{hint}"
-            )
-        # `True` is an int of Python.
-        if (
-            isinstance(number, bool)
-            or not isinstance(number, int)
-            or number < 1
-            or sizes[name] % number
-        ):
-            raise ConfigError(
-                f"mesh.slices.{name} must be a number of slices that divides the size of the "
-                f"axis, {sizes[name]}, got {number!r}"
-            )
-    if math.prod(slices.values()) != len(groups):
-        kind = (
-            "processes, which count as slices on these devices"
-            if by_process
-            else "slices of the devices"
-        )
-        raise ConfigError(
-            f"mesh.slices: the product of the numbers must be the number of {kind}, "
-            f"{len(groups)}, got {dict(slices)}"
-        )
-    return slices
 
 
 # --- Questions about a mesh ---

@@ -5,7 +5,6 @@ evaluation.
 import functools
 import logging
 import math
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from jengine.parallel.mesh import (
     describe_mesh,
     find_data_shard,
 )
-from jengine.parallel.placement import Axis, Placement, Rules, format_placement
+from jengine.parallel.placement import Axis, Placement, Rules
 from jengine.parallel.processes import put_whole
 from jengine.parallel.strategy import Strategy, bind_axis_names, jit_init
 
@@ -110,8 +109,15 @@ class MeshStrategy(Strategy):
         self._specs = {
             path: (tuple(leaves[path].shape), spec) for path, (spec, _) in assigned.items()
         }
-        title = f"Placement on the mesh {self.mesh_description}"
-        logger.debug("%s", "\n" + format_placement(assigned, params, self.mesh, title))
+        sharded = [
+            f"  {path} {self._specs[path][0]}: {tuple(spec)} by {reason}"
+            for path, (spec, reason) in assigned.items()
+            if reason
+        ]
+        logger.debug(
+            "\n".join([f"Placement on the mesh {self.mesh_description}:", *sharded])
+            + f"\n  {len(assigned) - len(sharded)} other parameters are replicated"
+        )
 
         def make_state(*args: Any) -> PyTree:
             return self._add_replica_axis(make(*args))
@@ -136,7 +142,7 @@ class MeshStrategy(Strategy):
         if rules is not None:
             return self._put_whole(batch, self.whole_batch_shardings(batch, rules, chunked))
         # Before the transfer: `device_put` would name neither the entry nor the setting to change.
-        self.check_batch(jax.tree.map(lambda x: x[0], batch) if chunked else batch)
+        self.check_batch(batch, chunked)
         sharding = self.batch_sharding(chunked)
         if jax.process_count() == 1:
             return jax.device_put(batch, sharding)
@@ -170,19 +176,18 @@ class MeshStrategy(Strategy):
             )
         return self._whole_shardings[form]
 
-    def check_batch(self, batch: Batch) -> None:
+    def check_batch(self, batch: Batch, chunked: bool = False) -> None:
         """Raise ValueError if an array in this process's batch cannot be divided over the local
         devices.
         """
         parts = self.batch_multiple
-        for path, leaf in jax.tree_util.tree_flatten_with_path(batch)[0]:
-            shape = np.shape(leaf)
+        for path, leaf in paths.flatten(batch).items():
+            shape = np.shape(leaf)[chunked:]
             if not shape or shape[0] % parts:
-                actual = f"the shape {tuple(shape)}" if shape else "no batch axis"
                 raise ValueError(
-                    f"the batch must be divisible over {parts} devices, got {actual} for its "
-                    f"entry {jax.tree_util.keystr(path)}; set batch_size to a multiple of "
-                    f"{parts}; the last batch is padded, or dropped with drop_last=True"
+                    f"the batch must be divisible over {parts} devices, got the shape {shape} for "
+                    f"its entry {path!r}; set batch_size to a multiple of {parts}; the last batch "
+                    "is padded, or dropped with drop_last=True"
                 )
 
     def put_replicated(self, tree: ArrayTree) -> PyTree:
@@ -229,20 +234,7 @@ class MeshStrategy(Strategy):
         @functools.wraps(step)
         def run(*args: Any) -> Any:
             with jax.sharding.use_abstract_mesh(context):
-                try:
-                    return step(*args)
-                except Exception as error:
-                    if AxisType.Explicit in context.axis_types and re.search(
-                        "shard|mesh", str(error)
-                    ):
-                        error.add_note(
-                            f"The mesh is {describe_mesh(self.mesh)}: with explicit axes a model "
-                            "must choose shardings that JAX cannot determine (`out_sharding=`, "
-                            "`jax.sharding.reshard`), and it cannot have `nn.with_partitioning` "
-                            "of Linen or `with_sharding_constraint`; axes of AxisType.Auto leave "
-                            "the choice to XLA."
-                        )
-                    raise
+                return step(*args)
 
         return run
 

@@ -9,7 +9,6 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jengine.config import paths
 from jengine.config.errors import ConfigError, closest, config_path
-from jengine.logging.tables import format_table
 from jengine.model.model import Params
 from jengine.parallel.mesh import OPTIONAL_AXES
 
@@ -179,17 +178,13 @@ class Placement:
             or isinstance(rule, str)
             or len(rule) != 2
             or not isinstance(rule[0], str)
+            or isinstance(rule[1], str)
         ):
             raise ConfigError(
-                "a rule must be a pair of a part of a name and axes, ('kernel', (None, "
-                f"'tensor')), got {rule!r}"
+                "a rule must be a pair of a part of a name and the axes, one entry for each, "
+                f"('kernel', (None, 'tensor')), got {rule!r}"
             )
         key, axes = rule
-        if isinstance(axes, str) or not isinstance(axes, Sequence | PartitionSpec):
-            raise ConfigError(
-                f"the axes of the rule {key!r} must be a tuple, one entry for each axis, got "
-                f"{axes!r}"
-            )
         # `unreduced` and `reduced` describe partial sums, which a parameter never is.
         if isinstance(axes, PartitionSpec) and (
             axes.unreduced or axes.reduced or PartitionSpec.UNCONSTRAINED in axes
@@ -218,32 +213,6 @@ class Placement:
                     f"parameters must not be sharded over {name!r}, whose parts are "
                     f"replicas{advice}"
                 )
-
-
-def format_placement(placed: Mapping[str, Placed], params: Params, mesh: Mesh, title: str) -> str:
-    """Return a table with a row for each sharded parameter, and one for all replicated
-    parameters.
-    """
-    leaves = paths.flatten(params)
-    rows = []
-    replicated_size = 0
-    for path, (spec, reason) in placed.items():
-        leaf = leaves[path]
-        size = math.prod(leaf.shape) * leaf.dtype.itemsize
-        names = [name for axis in spec for name in axis_names(axis)]
-        # Replicated parameters share a row: models have hundreds of biases and norms.
-        if not names:
-            replicated_size += size
-            continue
-        share = size / math.prod(mesh.shape[name] for name in names)
-        rows.append(
-            [path, str(tuple(leaf.shape)), reason, str(tuple(spec)), f"{share / 2**20:.2f}"]
-        )
-    if num_replicated := len(placed) - len(rows):
-        rows.append([f"{num_replicated} replicated", "", "", "", f"{replicated_size / 2**20:.2f}"])
-    return format_table(
-        ["parameter", "shape", "sharded by", "spec", "MiB per device"], rows, title=title
-    )
 
 
 def select_axes(spec: Iterable[Axis], names: Collection[str]) -> Iterator[Axis]:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jengine.config.description import describe, first_difference, hash_text
+from jengine.config.description import describe, flatten_description, hash_text
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import encode
 from jengine.parallel.failures import FailureWatch, ProcessError
@@ -167,14 +167,7 @@ def get_client() -> Any:
 
     Orbax and flax use it too.
     """
-    try:
-        return importlib.import_module("jax._src.distributed").global_state.client
-    except (ImportError, AttributeError) as error:
-        raise ImportError(
-            "jengine needs `jax._src.distributed.global_state.client` to run several processes, "
-            "but JAX "
-            f"{jax.__version__} does not have it; install another JAX release, or update {__name__}"
-        ) from error
+    return importlib.import_module("jax._src.distributed").global_state.client
 
 
 def _exchange(
@@ -200,22 +193,14 @@ def all_gather_objects(values: list[Any], name: str, processes: ProcessGroup) ->
       processes: see `get_processes`; a single one gets `values` itself.
 
     Raises:
-      TypeError: a value that cannot be pickled, named with the position.
+      Exception: of pickle, for a value that it cannot store.
 
     >>> all_gather_objects([1, 2], "scores", SingleProcess())
     [1, 2]
     """
     if processes.count == 1:
         return values
-    values = to_host(values)
-    for i, value in enumerate(values):
-        try:
-            pickle.dumps(value)
-        except Exception as error:
-            raise TypeError(
-                f"{name}: results[{i}] must be an object that can be pickled, got {value!r}"
-            ) from error
-    return [value for part in processes.all_gather(name, values) for value in part]
+    return [value for part in processes.all_gather(name, to_host(values)) for value in part]
 
 
 def to_host(tree: Any) -> Any:
@@ -241,8 +226,8 @@ def put_whole(array: jax.typing.ArrayLike, sharding: jax.sharding.Sharding) -> j
 def assert_equal_across_processes(processes: ProcessGroup, values: Mapping[str, Any]) -> None:
     """Check that all processes have the same values, for instance the same config.
 
-    The processes compare hashes, and send values only to name a difference. Arrays, functions and
-    dtypes are compared by value too, other objects by class: they may depend on the process index.
+    The processes compare hashes, and send values only to name a difference. Arrays are compared by
+    value too, and objects as `describe` returns them.
 
     Args:
       processes: see `get_processes`.
@@ -253,15 +238,19 @@ def assert_equal_across_processes(processes: ProcessGroup, values: Mapping[str, 
     """
     if processes.count == 1:
         return
-    plain = describe(values, shallow=True)
+    plain = flatten_description(describe(values))
     hashes = processes.all_gather("a hash", hash_text(encode(plain, sort_keys=True)))
     # the first process with each hash
     holders = sorted({hashes.index(other) for other in set(hashes)})
     expected = processes.broadcast("the values of process 0", plain) if len(holders) > 1 else plain
     for process in holders[1:]:
         other = processes.broadcast("the values that differ", plain, process)
-        if (difference := first_difference(expected, other)) is not None:
-            path, first, second = difference
+        for path in {**expected, **other}:
+            first, second = (
+                repr(side[path]) if path in side else "nothing" for side in (expected, other)
+            )
+            if first == second:
+                continue
             raise ProcessMismatchError(
                 f"`{path}` must be the same on all processes, got {first} on process 0 and "
                 f"{second} on process "

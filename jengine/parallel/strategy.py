@@ -13,6 +13,7 @@ import jax
 
 from jengine.config.annotations import Index
 from jengine.config.registry import STRATEGIES
+from jengine.logging.watchdog import Wait
 from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params
 from jengine.parallel.mesh import DataShard, check_context, context_mesh
 from jengine.parallel.placement import Rules
@@ -30,6 +31,7 @@ class Strategy(Protocol):
       axis_name: the mapped axis of the step, or None.
       axis_names: further mapped axes of the step, of size 1.
       replicas: number of state replicas; None without a replica axis.
+      takes_host_batches: whether `put_batch` leaves them as they are.
       max_in_flight: number of dispatched steps that may be unfinished; at more, the host waits.
       mesh_shape: number of devices along each mesh axis; empty for a single device.
       mesh_description: the mesh for the log; empty for a single device.
@@ -39,6 +41,7 @@ class Strategy(Protocol):
     axis_name: str | None = None
     axis_names: tuple[str, ...] = ()
     replicas: int | None = None
+    takes_host_batches: bool = False
     max_in_flight: int
     mesh_shape: Mapping[str, int]
     mesh_description: str
@@ -163,13 +166,13 @@ class SingleDevice(Strategy):
         self.platform = self.device.platform
         check_context([self.device])
         # On CPU a compiled step reads host arrays directly, without the cost of `device_put`
-        self._takes_host_batches = self.platform == "cpu"
+        self.takes_host_batches = self.platform == "cpu"
         # on an accelerator each holds a batch in device memory
         self.max_in_flight = 8 if self.platform == "cpu" else 2
 
     def put_batch(self, batch: Batch, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the device; see `Strategy`."""
-        return batch if self._takes_host_batches else jax.device_put(batch, self.device)
+        return batch if self.takes_host_batches else jax.device_put(batch, self.device)
 
     def put_replicated(self, tree: ArrayTree) -> PyTree:
         """Copy values to the device."""
@@ -243,19 +246,6 @@ def jit_init(make: Callable[..., Any], platform: str, out_shardings: Any) -> Cal
     return jax.jit(make, out_shardings=out_shardings, compiler_options=options)
 
 
-def is_pending(array: Any) -> bool:
-    """Return whether the device has yet to compute a `jax.Array`, without blocking.
-
-    False for a donated one.
-    """
-    if array.is_deleted():
-        return False
-    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
-        # an array of keys cannot be asked, but the numbers in it can
-        array = jax.random.key_data(array)
-    return not array.is_ready()
-
-
 class DispatchLimiter:
     """Limit for dispatched steps that are unfinished.
 
@@ -277,6 +267,7 @@ class DispatchLimiter:
         # for.
         self.tokens: collections.deque[jax.Array] = collections.deque()
         self.limit = limit
+        self._waiting = Wait("the device")
 
     def wait(self) -> None:
         """Call before a dispatch: block while `limit` steps are unfinished."""
@@ -286,15 +277,12 @@ class DispatchLimiter:
         while len(tokens) > self.limit // 2:
             token = tokens.popleft()  # steps finish in order
         # The last one taken is enough: a device runs its steps in the order of their dispatch.
-        token.block_until_ready()
+        with self._waiting:
+            token.block_until_ready()
 
     def add(self, token: jax.Array) -> None:
         """Call after a dispatch, with an output of the step that is not donated."""
         self.tokens.append(token)
-
-    def find_unfinished(self) -> list[jax.Array]:
-        """Return the outputs that dispatched steps have yet to compute, without blocking."""
-        return [token for token in self.tokens if is_pending(token)]
 
     def drain(self) -> None:
         """Block until every dispatched step is finished."""

@@ -18,7 +18,7 @@ from jengine.checkpoint.restore import list_arrays, restore_verified
 from jengine.checkpoint.start_from import LoadFrom
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
-from jengine.config.fingerprint import name_model_settings
+from jengine.config.explain import explained
 from jengine.config.plugins import load_each
 from jengine.hooks.run_record import update_record
 from jengine.model.model import get_model, is_number
@@ -229,7 +229,7 @@ def _restore_arrays(
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
     with (
         _name_versions(path, saved_meta["meta"]),
-        name_model_settings(runner.settings, saved_meta.get("fingerprint")),
+        explained(run=runner, cfg=runner.cfg),
     ):
         stored = list_arrays(path)  # shapes only
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))

@@ -33,7 +33,6 @@ from jengine.runner.runner_protocol import TrainLoopInternals
 PyTree = Any
 logger = logging.getLogger("jengine")
 _SLOW = 30.0  # seconds
-_POOLS = ("jengine-batches", "grain-")  # names of the threads that read ahead
 _CLEAR = ("in the config at ", "with the first batch of ")  # notes that say enough
 
 
@@ -68,7 +67,7 @@ class DataLoaders:
         self._loaders: dict[str, Loader] = {}
         self._examples: dict[str, str] = {}  # descriptions of the first batches
         self._host_entries: dict[str, dict[str, str]] = {}  # in them
-        self._example_reader: int | None = None  # the thread that reads the first training batch
+        self._reads_example = False  # the first training batch
         self._read_state = False  # while that batch was read
 
     def get(self, path: str) -> Loader | None:
@@ -129,14 +128,13 @@ class DataLoaders:
             return function(arrays, *args)
 
     def _read_example(self, path: str, loader: Loader) -> Any:
-        is_train = path == "train_dataloader"
-        self._example_reader = threading.get_ident() if is_train else None
+        self._reads_example = path == "train_dataloader"
         self._read_state = False
         try:
             with report_if_slow(f"reading the first batch of {path} ({loader.kind})", after=_SLOW):
                 example = loader.example()
         finally:
-            self._example_reader = None
+            self._reads_example = False
         if self._read_state and loader.resume != "lost":
             # training reads this batch again, with the parameters that do not exist yet
             loader.close()
@@ -184,33 +182,28 @@ class DataLoaders:
 
     def check_state_access(self, loop: TrainLoopInternals, interrupts: Interrupts) -> None:
         """Raise ConfigError if training data access the state, and settings let batches be read
-        ahead.
+        ahead, or if any other thread than the one that trains does.
         """
-        thread = threading.current_thread()
-        wait = interrupts.wait
-        in_pool = thread.name.startswith(_POOLS)
-        if thread.ident == self._example_reader:
+        if self._reads_example:
             self._read_state = True
-        elif not in_pool and (
-            wait is None or wait[0].name != "train_dataloader" or wait[2] != thread.ident
-        ):
-            return
-        loader = self._loaders["train_dataloader"]
-        settings = {
-            "train_dataloader.device_prefetch": (0, loader.device_prefetch),
-            "train_dataloader.num_threads": (0, getattr(loader, "num_threads", 0)),
-            "train_cfg.steps_per_call": (1, loop.steps_per_call),
-        }
-        changes = {name: (to, value) for name, (to, value) in settings.items() if value > to}
-        wanted = " and ".join(f"`{name}` must be {to}" for name, (to, _) in changes.items())
-        got = " and ".join(str(value) for _, value in changes.values())
-        if changes or in_pool:
+        elif interrupts.thread not in (None, threading.get_ident()):
             raise ConfigError(
-                f"{wanted or 'batches must be built without threads'} for data that read "
-                f"`runner.state`, got {got or thread.name}: the data are read ahead, with the "
-                "parameters of an earlier iteration; an iterable or a function has "
-                "device_prefetch as an attribute"
+                "`train_dataloader.num_threads` must be 0 for data that read `runner.state`, which "
+                "belongs to the thread that trains, got a call in another thread"
             )
+        elif interrupts.wait.since is None or interrupts.wait.what.name != "train_dataloader":
+            return
+        ahead = self._loaders["train_dataloader"].device_prefetch
+        for name, most, value in (
+            ("train_dataloader.device_prefetch", 0, ahead),
+            ("train_cfg.steps_per_call", 1, loop.steps_per_call),
+        ):
+            if value > most:
+                raise ConfigError(
+                    f"`{name}` must be {most} for data that read `runner.state`, got {value}: the "
+                    "data are read ahead, with the parameters of an earlier iteration; an iterable "
+                    "or a function has device_prefetch as an attribute"
+                )
 
     @contextlib.contextmanager
     def note_example(self, path: str, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:

@@ -194,12 +194,11 @@ class EvalLoop:
             raise
         finally:
             self._current = None
+            self._attributes = plain_attributes(self._model)  # with those that a trace has set
 
     def _drop_changed(self) -> None:
         """Drop the programs if an attribute of the model has changed, to compile them again."""
-        attributes = plain_attributes(self._model)
-        if attributes != self._attributes:
-            self._attributes = attributes
+        if plain_attributes(self._model) != self._attributes:
             self._programs.clear()
             for evaluation in self.evaluations.values():
                 evaluation.program = None

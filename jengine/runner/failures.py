@@ -1,37 +1,26 @@
 """Failures in training: the error is shown with the iteration, completed iterations are saved, and
 the run is closed.
 
-The error comes before anything that can wait, and waits for the device, files and services have a
-limit: a step that never finishes, or a disk that hangs, must neither hide the error nor keep the
-process alive.
+The error comes before anything that can wait, and waits for the device, files and services end the
+process after the watchdog's limit: a step that never finishes, or a disk that hangs, must neither
+hide the error nor keep the process alive.
 """
 
 import contextlib
-import logging
 import math
 import os
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 
 from jengine.checkpoint.lock_holder import WorkDirLockedError
 from jengine.checkpoint.orbax import ignore_closed_event_loops
 from jengine.config.dump import write_config
-from jengine.config.errors import read_seconds
 from jengine.config.explain import explain
 from jengine.hooks.checks import NonFiniteLossError
 from jengine.logging.console import log_error, open_log_file
-from jengine.parallel.strategy import is_pending
-from jengine.runner.interrupts import watch_waits
+from jengine.logging.watchdog import Wait
 from jengine.runner.runner_protocol import RunnerInternals, TrainLoopInternals
-
-_LIMIT_VARIABLE = "JENGINE_FAILURE_TIMEOUT"
-_LIMIT = read_seconds(_LIMIT_VARIABLE, 300)  # for each wait in a failed run
-_ANNOUNCED_AFTER = 1.0  # seconds
-_abandoned: list[jax.Array] = []  # not computed when a run stopped waiting for the device
 
 # --- Losses ---
 
@@ -97,7 +86,7 @@ def is_consistent(runner: RunnerInternals) -> bool:
     is_usable = loop.is_consistent and not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
     if not is_usable or not isinstance(state.step, jax.Array):
         return is_usable
-    return device_finishes(runner) and not step_failed(runner) and int(state.step) == loop.iter
+    return not step_failed(runner) and int(state.step) == loop.iter
 
 
 def check_consistent(runner: RunnerInternals, failure: str) -> None:
@@ -123,64 +112,23 @@ def mark_inconsistent(loop: TrainLoopInternals | None) -> Iterator[None]:
     loop.is_consistent = before
 
 
-def device_finishes(runner: RunnerInternals) -> bool:
-    """Wait until the device has finished all steps.
+def step_failed(runner: RunnerInternals, error: BaseException | None = None) -> bool:
+    """Wait until the device has finished all steps; return whether one, or the creation of the
+    state, failed.
 
-    Return False after the limit, at once in later calls.
+    With an `error` the process ends after the watchdog's limit.
     """
-    start = time.monotonic()
-    is_announced = False
-    while pending := _find_pending(runner):
-        if any(array is abandoned for array in pending for abandoned in _abandoned):
-            return False
-        elapsed = time.monotonic() - start
-        if elapsed >= _LIMIT:
-            runner.logger.error(
-                f"The device has not finished the steps before iteration {runner.iter} within "
-                f"{_LIMIT:g} s ({_LIMIT_VARIABLE}): what they compute is not saved."
-            )
-            if not _abandoned:
-                _end_without(lambda: any(map(is_pending, _abandoned)), runner)
-            _abandoned.extend(pending)
-            return False
-        if elapsed >= _ANNOUNCED_AFTER and not is_announced:
-            is_announced = True
-            runner.logger.info(f"Waiting for the device to finish, at most {_LIMIT:g} s.")
-        time.sleep(0.01)  # JAX has no wait with a limit
-    return True
-
-
-def _find_pending(runner: RunnerInternals) -> list[jax.Array]:
-    """Return arrays in the state, and step outputs, that the device has not computed."""
-    pending = [
-        array
-        for array in jax.tree.leaves(runner.state)
-        if isinstance(array, jax.Array) and is_pending(array)
+    arrays = [
+        leaf
+        for leaf in jax.tree.leaves(runner.state)
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted()
     ]
-    return [*pending, *runner.dispatch_limiter.find_unfinished()]
-
-
-def step_failed(runner: RunnerInternals, limit: float = 0) -> bool:
-    """Return whether a training step or the creation of the state failed on the device.
-
-    Wait `limit` s at most.
-    """
-    deadline = time.monotonic() + limit
-    while True:
-        pending = _find_pending(runner)
-        try:
-            for array in jax.tree.leaves(runner.state):
-                if (
-                    isinstance(array, jax.Array)
-                    and not array.is_deleted()
-                    and not is_pending(array)
-                ):
-                    array.block_until_ready()
-        except jax.errors.JaxRuntimeError:
-            return True
-        if not pending or time.monotonic() >= deadline:
-            return False
-        time.sleep(0.01)
+    try:
+        with Wait("the device", error=error):
+            jax.block_until_ready(arrays)
+    except jax.errors.JaxRuntimeError:
+        return True
+    return False
 
 
 # --- The end of a failed run ---
@@ -204,7 +152,7 @@ def handle_failure(runner: RunnerInternals, error: BaseException) -> None:
     # A run that was refused has nothing to save, parameters may not be finite, or another run may
     # have taken over.
     if runner.files.exist and not isinstance(error, NonFiniteLossError | WorkDirLockedError):
-        _save_completed_iterations(runner)
+        _save_completed_iterations(runner, error)
     with logged_errors(runner, "A hook failed after that as well"):
         runner.call_hook("on_failure")
 
@@ -218,17 +166,16 @@ def logged_errors(runner: RunnerInternals, what: str) -> Iterator[None]:
         runner.logger.error(f"{what}: {type(error).__name__}: {error}")
 
 
-def _save_completed_iterations(runner: RunnerInternals) -> None:
+def _save_completed_iterations(runner: RunnerInternals, error: BaseException) -> None:
     """Save the completed iterations, unless the error came within one, so that counters, state
     and hooks disagree.
     """
     # Several processes save together, so they can save only if all of them end here
     all_end_here = runner.processes.count == 1 or runner.interrupts.agreed
-    if all_end_here and not device_finishes(runner):
-        return
-    with logged_errors(runner, "The log could not be written"):  # which must not prevent the save
-        if not _run_within_limit(runner.log_writer.flush, runner, "logs"):
-            return
+    if all_end_here:
+        step_failed(runner, error)
+    with logged_errors(runner, "The log could not be written"), Wait("the log", error=error):
+        runner.log_writer.flush()
     with logged_errors(runner, "The completed iterations could not be saved"):
         if all_end_here and is_consistent(runner):
             runner.call_hook("on_interrupt")
@@ -239,88 +186,34 @@ def _save_completed_iterations(runner: RunnerInternals) -> None:
 
 @contextlib.contextmanager
 def closing(runner: RunnerInternals) -> Iterator[None]:
-    """Watch the waits for data inside, and close the run's resources at the end."""
+    """Close the run's resources at the end."""
     try:
-        with ignore_closed_event_loops(), watch_waits(runner.interrupts, runner.logger):
+        with ignore_closed_event_loops():
             yield
     except BaseException as error:
         if isinstance(error, Exception):
             log_error(error)
         with logged_errors(runner, "Closing the run failed as well"):
-            # A device that does not finish would block the thread that writes the log. Several end
-            # each other.
-            if runner.processes.count > 1 or device_finishes(runner):
-                close(runner, is_limited=True)
+            close(runner, error)
         raise
     close(runner)
 
 
-def close(runner: RunnerInternals, is_limited: bool = False) -> None:
+def close(runner: RunnerInternals, error: BaseException | None = None) -> None:
     """Finish all background work, even if a part fails.
 
-    `is_limited` sets a time limit for logs, but not for saves.
+    With an `error` the process ends after the watchdog's limit for logs; saves have none.
     """
-
-    def close_logs() -> None:
-        with contextlib.ExitStack() as closed:  # in reverse order, each also if another fails
-            closed.callback(runner.files.close, keep=is_limited)
-            closed.callback(runner.visualizer.close)
-            runner.log_writer.close()
-
-    with contextlib.ExitStack() as stack:
-        if is_limited:
-            stack.callback(_run_within_limit, close_logs, runner, "logs")
-        else:
-            stack.callback(close_logs)
+    wait = Wait("the log", error=error)
+    with contextlib.ExitStack() as stack:  # in reverse order, each also if another fails
+        stack.push(wait)
+        stack.callback(runner.files.close, keep=error is not None)
+        stack.callback(runner.visualizer.close)
+        stack.callback(runner.log_writer.close)
+        stack.callback(wait.__enter__)
         with runner.stopwatch.part("checkpoint"):
             if not runner.processes.failing:
                 runner.checkpointer.wait()
-
-
-def _run_within_limit(job: Callable[[], object], runner: RunnerInternals, what: str) -> bool:
-    """Run `job` in a thread, and return whether it finished within the limit."""
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            job()
-        except Exception as error:
-            errors.append(error)
-
-    # must not keep the process
-    thread = threading.Thread(target=run, name="jengine-close", daemon=True)
-    thread.start()
-    thread.join(min(_LIMIT, _ANNOUNCED_AFTER))
-    if thread.is_alive() and _LIMIT > _ANNOUNCED_AFTER:
-        runner.logger.info(f"Waiting for {what}, at most {_LIMIT:g} s.")
-        thread.join(_LIMIT - _ANNOUNCED_AFTER)
-    if thread.is_alive():
-        runner.logger.error(
-            f"{what.capitalize()} were not finished within {_LIMIT:g} s ({_LIMIT_VARIABLE}): the "
-            "run ends without them."
-        )
-        _end_without(thread.is_alive, runner)
-        return False
-    if errors:
-        raise errors[0]
-    return True
-
-
-def _end_without(is_waiting: Callable[[], bool], runner: RunnerInternals) -> None:
-    """Let the process end with the main thread although something never answers."""
-    code = 128 + signum if (signum := runner.interrupts.signum) else 1
-
-    def end() -> None:
-        if is_waiting():
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)  # without the waits of a normal exit
-
-    # Not `atexit`: the interpreter waits for executors' threads before it, and for the device after
-    # it, both forever
-    # As concurrent.futures, which it precedes
-    threading._register_atexit(end)  # type: ignore[attr-defined]
 
 
 def recreate_work_dir(runner: RunnerInternals) -> None:

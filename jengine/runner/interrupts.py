@@ -1,9 +1,7 @@
 """Signals that end a run between two iterations, in all processes together, and waits for data."""
 
 import contextlib
-import importlib
 import itertools
-import logging
 import os
 import signal
 import threading
@@ -17,6 +15,7 @@ from jengine.config.errors import ConfigError, closest
 from jengine.data.batch_prefetcher import kill_workers
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
+from jengine.logging.watchdog import Wait
 from jengine.parallel.processes import ProcessGroup
 
 _VARIABLE = "JENGINE_STOP_SIGNALS"
@@ -24,8 +23,7 @@ _VARIABLE = "JENGINE_STOP_SIGNALS"
 _DEFAULT = "SIGTERM,SIGINT,SIGHUP,SIGUSR1"
 _ALWAYS_REPLACED = (signal.SIGTERM, signal.SIGINT)
 _UNCATCHABLE = ("SIGKILL", "SIGSTOP")
-_AFTER = 30.0  # seconds until a wait takes long
-_POLLS = 60  # by a thread in that time
+_AFTER = 30.0  # seconds until a wait for data takes long
 
 
 class WaitedLoader(NamedTuple):
@@ -59,8 +57,8 @@ class Interrupts:
       signum: the signal that this process received; None for none.
       agreed: whether all processes end here, after a signal.
       reason: what asked the run to end, if that is no signal: a setting with its value.
-      wait: the data that the loop waits for, since when, and in which thread; None while it does
-        not wait.
+      wait: the wait for data, as the watchdog sees it.
+      thread: the one that trains, while it does.
 
     Raises:
       ConfigError: the environment variable has something else than signal names.
@@ -70,7 +68,8 @@ class Interrupts:
         self.signum: int | None = None
         self.agreed = False
         self.reason = ""
-        self.wait: tuple[WaitedLoader, float, int] | None = None
+        self.wait = Wait(None, _AFTER)
+        self.thread: int | None = None
         self._processes = processes
         self._previous_handlers: dict[int, Any] = {}
         names = [
@@ -91,6 +90,7 @@ class Interrupts:
         self.signum = None
         self.agreed = False
         self.reason = ""
+        self.thread = threading.get_ident()
         if (
             threading.current_thread() is threading.main_thread()
             and self._processes.agree_on_signals
@@ -111,13 +111,14 @@ class Interrupts:
         for signum, handler in self._previous_handlers.items():
             signal.signal(signum, handler)
         self._previous_handlers = {}
+        self.thread = None
 
     def _record(self, signum: int, frame: FrameType | None) -> None:
         self.signum = signum
         signal.signal(signum, self._previous_handlers[signum])  # a second one acts at once
         if self._processes.count > 1:
             os.kill(os.getpid(), signal.SIGTERM)  # the only signal that JAX's service handles
-        elif self.wait is not None:
+        elif self.wait.since is not None:
             self.check()
 
     def stop(self, reason: str) -> None:
@@ -164,17 +165,19 @@ class Interrupts:
         if self.signum is None:
             return
         self.agreed = True
-        if self.signum == signal.SIGINT:
+        if self.signum == signal.SIGINT:  # after that a notebook continues
             raise KeyboardInterrupt
+        kill_workers()  # one that hangs would keep the run from ending
         raise SystemExit(128 + self.signum)
 
     def start_waiting(self, data: WaitedLoader) -> None:
-        """Let a signal end the run at once until `wait` is None again: `data` may take forever.
+        """Let a signal end the run at once until `wait` has ended: `data` may take forever.
 
         With several processes signals are still only recorded, since all processes must end at the
         same iteration.
         """
-        self.wait = (data, time.monotonic(), threading.get_ident())
+        self.wait.what = data
+        self.wait.since = time.monotonic()
         if self.signum is not None and self._processes.count == 1:
             self.check()
 
@@ -192,53 +195,8 @@ def iterate(batches: Iterable[Any], data: WaitedLoader, interrupts: Interrupts) 
             error.add_note(f"in {data.name} ({data.loader.kind}), batch {number}")
             raise
         finally:
-            interrupts.wait = None
+            interrupts.wait.since = None
         yield batch
-
-
-@contextlib.contextmanager
-def watch_waits(
-    interrupts: Interrupts, logger: logging.Logger, after: float = _AFTER
-) -> Iterator[None]:
-    """Log a wait for data after `after` seconds and at each doubling.
-
-    After SIGTERM, kill the data workers.
-    """
-    done = threading.Event()
-
-    def end_workers() -> None:  # one that hangs would keep the run from ending
-        # after that a notebook continues
-        if interrupts.agreed and interrupts.signum != signal.SIGINT:
-            kill_workers()
-
-    # A thread looks at the wait twice a second, so that the loop only has to record its start
-    def watch() -> None:
-        reported = None
-        due = after
-        while not done.wait(after / _POLLS):
-            end_workers()
-            wait = interrupts.wait
-            if wait is None:
-                continue
-            if wait is not reported:
-                due = after
-            seconds = time.monotonic() - wait[1]
-            # so that a signal saves at once, instead of importing Orbax first
-            if seconds >= after / 6:
-                importlib.import_module("orbax.checkpoint")
-            if seconds >= due:
-                logger.warning(f"The run has waited {seconds:.0f} s for {wait[0]}.")
-                reported = wait
-                due = 2 * due
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        end_workers()
 
 
 @contextlib.contextmanager

@@ -162,9 +162,9 @@ class TrainLoop:
         self._check_batch = BatchCheck(
             "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
         )
-        self._put_arrays = functools.partial(
-            runner.strategy.put_batch, rules=dataloader.batch_rules
-        )
+        strategy = runner.strategy
+        put = functools.partial(strategy.put_batch, rules=dataloader.batch_rules)
+        self._put = None if strategy.takes_host_batches else functools.partial(put_arrays, put=put)
         self._takes_host_batches = True  # not sent to the device ahead of time
         # searched with `bisect`
         dynamic = settings.dynamic_intervals or ()
@@ -263,10 +263,9 @@ class TrainLoop:
                 interrupts.check()  # state, counters and hooks agree only here
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
-                on_device = (
-                    put_arrays(batch, self._put_arrays) if self._takes_host_batches else batch
-                )
-                self.run_iter(batch_idx + self.iter - start, on_device)
+                if self._takes_host_batches and self._put is not None:
+                    batch = self._put(batch)
+                self.run_iter(batch_idx + self.iter - start, batch)
                 interrupts.check()
                 if self.stop_training:  # the remaining batches are taken again after a resume
                     break
@@ -325,7 +324,7 @@ class TrainLoop:
             )
             raise
         finally:
-            runner.interrupts.wait = None
+            runner.interrupts.wait.since = None
         runner.stopwatch.enter("hooks")
         return taken
 
@@ -342,12 +341,6 @@ class TrainLoop:
         return BatchStream(
             source, self._check_batch, self._put, loader.device_prefetch, loader.state_dict
         )
-
-    def _put(self, batch: Batch) -> Batch:
-        """Send the arrays in a checked batch to the device; host entries stay."""
-        if self._check_batch.has_host_entries:
-            return put_arrays(batch, self._put_arrays)
-        return self._put_arrays(batch)
 
     def _group(self, source: Iterable[PyTree]) -> Iterator[PyTree]:
         """Yield the batches of each iteration."""

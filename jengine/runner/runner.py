@@ -10,14 +10,13 @@ import jax
 from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.identity import agree_on_identity
-from jengine.checkpoint.start_from import default_resume_command, remove_in_memory
+from jengine.checkpoint.start_from import default_resume_command
 from jengine.config.annotations import checked
-from jengine.config.construction import convert_call
 from jengine.config.containers import resolve
-from jengine.config.dump import format_config
+from jengine.config.dump import format_description
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explained
-from jengine.config.fingerprint import describe_settings
+from jengine.config.fingerprint import describe_run
 from jengine.config.plugins import load_provided
 from jengine.data.batch_check import Batch
 from jengine.data.masking import whole_batches
@@ -170,22 +169,20 @@ class Runner:
     ) -> None:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
-        self.settings = describe_settings(arguments, cfg) if train_cfg is not None else {}
+        config, self.settings = describe_run(Runner, arguments, cfg)
         self._auto_scale_lr = read_auto_scale_lr(auto_scale_lr)
         # refuses before anything is built
         self._sections, schedulers = config_checks.check_sections(arguments)
         self.resume_is_exact = resume == "exact"
         self.saved_hashes: dict[str, str] = {}
-        given = None if cfg is None else remove_in_memory(resolve(cfg))
-        self.cfg = convert_call(Runner, {**arguments, "resume": False}) if given is None else given
-        self.cfg_text, opaque = (
-            format_config(self.cfg, os.path.join(work_dir, "config.py")) if self.cfg else ("", [])
-        )
+        self.cfg = config if cfg is None else resolve(cfg)
+        path = os.path.join(work_dir, "config.py")
+        self.cfg_text, opaque = format_description(config, path) if config else ("", [])
 
         self.processes = get_processes()
         identity = agree_on_identity(
             self.processes,
-            given or {},
+            {} if cfg is None else self.cfg,
             work_dir,
             load_from=load_from,
             resume=resume,

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.config.description import describe, hash_text
+from jengine.config.description import describe_array, hash_text
 
 PyTree = Any
 
@@ -37,11 +37,9 @@ def hash_shapes(tree: PyTree) -> str:
 def _constants(jaxpr: Any) -> Iterator[Any]:
     """Yield descriptions of all constants in a jaxpr, nested ones included."""
     for const in getattr(jaxpr, "consts", ()):
-        yield describe(
-            np.asarray(const)
-            if isinstance(const, jax.Array) and const.is_fully_addressable
-            else const
-        )
+        if isinstance(const, jax.Array) and const.is_fully_addressable:
+            const = np.asarray(const)
+        yield describe_array(const) if hasattr(const, "dtype") else repr(const)
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         for inner in inner_jaxprs(eqn.params):
             yield from _constants(inner)

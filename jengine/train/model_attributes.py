@@ -39,7 +39,7 @@ def hyperparams_as_attributes(
     For the trace of a step: a new value holds from the next step on. Hyperparameters of the
     optimizers, such as 'momentum', are never attributes. What the trace assigns is not followed.
     """
-    names = hyperparams.keys() - (optimizer_names(optim_wrapper) if optim_wrapper else ())
+    names = hyperparams.keys() - (() if optim_wrapper is None else optimizer_names(optim_wrapper))
     with contextlib.ExitStack() as stack:
         for each in list_models(model):
             stack.enter_context(_replaced(each, names, hyperparams))

@@ -334,6 +334,6 @@ class TrainPrograms:
         return f"{guard.name} ({self._last})", self.compiled[self._last], guard.shapes
 
 
-def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[None]:
+def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[Any]:
     """Report that a step compiles, if the call inside is the first and takes long."""
     return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NOTHING

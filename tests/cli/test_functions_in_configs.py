@@ -158,8 +158,8 @@ def test_what_cannot_run_again_is_one_line_with_the_way_out(tmp_path, capsys):
         dump_config(cfg)
     texts = {str(warning.message).split("`")[1]: str(warning.message) for warning in warned}
     assert set(texts) == {"a", "b.type", "b.fn", "c", "d", "e.loss"}
-    assert "got function <lambda>: write it with `def` at the top level of a module" in texts["a"]
-    assert "annotate it in Anything as `Callable`" in texts["b.fn"]
+    assert "got function <lambda>: move it to the top level of a module" in texts["a"]
+    assert "annotate `fn` as `Callable` in Anything" in texts["b.fn"]
     assert "write `dict(type=..., **arguments)` with the class or function that returns it" in texts["c"]
     assert "got ndarray: write `dict(type=..., **arguments)`" in texts["d"]
 
@@ -214,7 +214,7 @@ def test_a_function_that_another_one_made_is_not_written_but_its_config_is(closu
     assert [text.split(" ")[0] for text in texts] == ["`loss`", "`scaled`", "`schedule`", "`mapped`"]
     for text in texts[:3]:
         assert "or write `dict(type=..., **arguments)` with the function that returns it" in text
-    assert "made of closures.error: give it a name at the top level of a module" in texts[3]
+    assert "got function error: move it to the top level of a module and give it a name there" in texts[3]
 
     config = dict(type=closures.make_loss, weight=0.5)
     rate = dict(type="optax.cosine_decay_schedule", init_value=0.1, decay_steps=100)
@@ -230,7 +230,7 @@ def test_a_function_of_a_script_is_found_within_the_script_only(monkeypatch):
 
     loss.__module__, loss.__qualname__ = "__main__", "loss"
     monkeypatch.setattr(sys.modules["__main__"], "loss", loss, raising=False)
-    with pytest.warns(UserWarning, match="function loss of a script or notebook: move it into a module next to it"):
+    with pytest.warns(UserWarning, match="function loss: move it out of the script or notebook into a module next to it"):
         written = parse_config(dump_config(dict(loss=loss)))
     assert FUNCTIONS.build_function(written["loss"]) is loss  # as in the notebook that trains and then loads
     monkeypatch.delattr(sys.modules["__main__"], "loss")
@@ -278,7 +278,7 @@ def test_a_schedule_is_also_a_name_or_a_config_of_a_function(tmp_path):
 
 
 def test_only_pure_functions_of_a_foreign_config_are_called(tmp_path):
-    from jengine.config.trust import only_known_classes
+    from jengine.extras.serving.trust import only_known_classes
 
     with only_known_classes("checkpoint"):
         assert FUNCTIONS.build_function("optax.l2_loss") is optax.l2_loss

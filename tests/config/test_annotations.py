@@ -172,7 +172,7 @@ def test_calls_of_a_checked_class_are_checked_and_those_of_its_subclasses():
             make()
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         Entry()
-    with pytest.raises(TypeError, match=r"Entry has no argument 'xx'; did you mean 'x'\?"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'xx'"):
         Entry(xx=1)
 
 

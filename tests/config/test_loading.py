@@ -32,7 +32,7 @@ def test_keys_with_dots_and_the_order_of_a_dict_are_kept(write):
     assert cfg.custom_keys["backbone.layer0"].lr_mult == 0.1
 
 
-def test_a_key_with_a_dot_in_a_config_dict_is_an_error_with_the_alternatives(write):
+def test_a_key_with_a_dot_in_a_config_dict_is_an_error_of_ml_collections_with_the_file(write):
     path = write(
         "a.py",
         """
@@ -41,12 +41,8 @@ def test_a_key_with_a_dot_in_a_config_dict_is_an_error_with_the_alternatives(wri
             return ConfigDict(dict(custom_keys={'backbone.layer0': dict(lr_mult=0.1)}))
         """,
     )
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ValueError, match="the key backbone.layer0 contains one") as error:
         load_config(path)
-    assert str(error.value) == (
-        "a key of a ConfigDict must have no dot, got 'backbone.layer0'; write "
-        "custom_keys=[('backbone.layer0', dict(...))], a list of pairs, or return a plain dict from get_config()"
-    )
     assert "a.py" in error.value.__notes__[0]
 
 
@@ -154,8 +150,6 @@ def test_a_missing_file_is_an_error_with_the_closest_existing_one(write):
     path = write("configs/resnet50.py", "def get_config():\n    return {}")
     with pytest.raises(FileNotFoundError, match=r"resnet5\.py' does not exist; did you mean '.*configs/resnet50\.py'"):
         load_config(path.with_name("resnet5.py"))
-    with pytest.raises(FileNotFoundError, match=r"did you mean '.*configs/resnet50\.py'"):
-        load_config(path.parent.parent / "config" / "resnet50.py")
 
 
 def test_files_that_are_not_configs_are_refused(write):

@@ -57,9 +57,9 @@ def test_an_unknown_key_is_an_error_with_the_closest():
     with pytest.raises(ConfigError) as caught:
         check_keys({"optim_wraper": {}}, known, hint="your own values go under `vars`")
     assert (
-        str(caught.value) == "unknown key 'optim_wraper' at the top level of the config; did you mean 'optim_wrapper'?"
+        str(caught.value) == "unknown key at the top level of the config: 'optim_wraper'; did you mean 'optim_wrapper'?"
     )
     with pytest.raises(ConfigError, match=r"expected one of: .*, vars \(your own values go under `vars`\)$"):
         check_keys({"zzz": {}}, known, hint="your own values go under `vars`")
-    with config_path("train_cfg"), pytest.raises(ConfigError, match="at `train_cfg`; expected one of: a, b"):
+    with config_path("train_cfg"), pytest.raises(ConfigError, match="at `train_cfg`: 'zzz'; expected one of: a, b"):
         check_keys(["zzz"], ["a", "b"])

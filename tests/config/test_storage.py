@@ -139,6 +139,7 @@ def test_a_listing_with_names_outside_of_the_directory_is_refused(s3_bucket):
 
 
 STORE = """
+from etils import epath
 from jengine.checkpoint.lock import WorkDirLock
 
 provides = {"path_schemes": {"az": "my_store"}}
@@ -147,8 +148,9 @@ provides = {"path_schemes": {"az": "my_store"}}
 class Store:
     is_staged = True
 
-    def prepare(self):
+    def make_path(self, name, url):
         print("prepared")
+        return epath.Path(url)
 
     def make_lock(self, url):
         return WorkDirLock("locks")
@@ -157,6 +159,7 @@ class Store:
 az = Store()
 """
 USE_STORE = """
+from etils import epath
 from jengine.checkpoint.lock import make_lock
 from jengine.config.storage import find_scheme, storage_path
 

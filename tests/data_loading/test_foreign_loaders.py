@@ -3,7 +3,6 @@ import warnings
 import numpy as np
 import pytest
 
-from jengine.config.errors import ConfigError
 from jengine.data import IterableLoader
 from jengine.data.masking import get_mask
 
@@ -124,11 +123,6 @@ def test_the_last_tuple_of_arrays_is_padded_in_evaluation():
     assert [x.tolist(), y.tolist()] == [[0, 0], [1, 1]]
 
 
-def test_a_batch_of_another_size_in_the_middle_is_refused():
-    with pytest.raises(ValueError, match="batches must have the same size, got 2 examples in batch 0 and 1 in batch 1"):
-        list(IterableLoader(SizedBatches(2, 1, 2), train=True))
-
-
 def test_a_start_in_the_middle_skips_batches_and_keeps_the_size_of_the_first():
     loader = IterableLoader(SizedBatches(2, 2, 1), train=False)
     loader.set_epoch(0, start=2)
@@ -175,16 +169,6 @@ def test_the_number_of_batches_per_epoch_can_be_limited():
     assert sizes(loader) == [2, 2]
 
 
-def test_what_cannot_be_iterated_is_refused():
-    with pytest.raises(ConfigError, match="must be a config dict, an iterable of batches, or a function .* got 3"):
-        IterableLoader(3, train=True)
-
-
-def test_an_empty_list_of_batches_is_refused():
-    with pytest.raises(ValueError, match="the data must have at least one whole batch"):
-        IterableLoader([], train=True)
-
-
 def test_the_dataset_and_the_batch_size_of_the_loader_are_available():
     source = TorchLike(5)
     assert IterableLoader(source, train=True).dataset is source.dataset
@@ -206,5 +190,5 @@ def test_a_copy_is_an_independent_pass_if_the_source_allows_it():
     assert source.sampler.epochs == [3]
     assert [first, next(batches)["x"].tolist()] == [[0], [1]]
     source.persistent_workers = True
-    with pytest.raises(ValueError, match="only one pass at a time; remove persistent_workers=True"):
+    with pytest.raises(ValueError, match="only one pass at a time; .*, and no persistent_workers"):
         loader.copy_at_epoch(0)

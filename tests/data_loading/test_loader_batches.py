@@ -323,66 +323,6 @@ def test_samplers_and_datasets_pickle_for_worker_processes():
     assert load_epoch(copy, 2) == load_epoch(loader, 2)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"batch_size": 0}, ValueError, "batch_size` must be an integer of at least 1 or None, got 0"),
-        ({"batch_size": 2.5}, TypeError, "batch_size` must be an integer of at least 1 or None, got 2.5"),
-        ({"batch_size": 2, "num_workers": -1}, ValueError, "num_workers` must be an integer of at least 0, got -1"),
-        ({"batch_size": 9, "drop_last": True}, ValueError, "at least one batch: got 8 samples .* batch_size 9"),
-        (
-            {"batch_size": 2, "num_batch_per_epoch": 0},
-            ValueError,
-            "num_batch_per_epoch` must be an integer of at least 1",
-        ),
-        ({"batch_size": 2, "collate_fn": {"type": "x"}}, TypeError, "collate_fn` must be a function"),
-        ({"batch_size": 2, "sampler": 3}, TypeError, "`sampler` must be an iterable of indices with a length, got int"),
-    ],
-)
-def test_illegal_settings_are_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        DataLoader(make_dataset(8), **arguments)
-
-
-def test_a_dataset_without_length_is_refused():
-    with pytest.raises(TypeError, match="`dataset` must have __len__ and __getitem__ for 0 to N - 1, got generator"):
-        DataLoader((i for i in range(3)), 2)
-
-
-def test_a_start_outside_the_epoch_is_refused():
-    with pytest.raises(ValueError, match="start must be a position in the epoch, 0 to 2, got 3"):
-        DataLoader(make_dataset(4), 2).set_epoch(0, start=3)
-
-
-def test_a_batch_without_entries_cannot_be_padded():
-    with pytest.raises(TypeError, match="or a tuple or list, got ndarray; return one of these, or use drop_last=True"):
-        next(iter(DataLoader(ArrayDataset(np.zeros(4)), 2)))
-
-
-def test_a_batch_that_already_has_a_mask_is_refused():
-    with pytest.raises(ValueError, match="must not have an entry 'mask'"):
-        next(iter(DataLoader(ArrayDataset({"mask": np.zeros(4)}), 2)))
-
-
-def test_samples_of_different_shapes_name_the_leaf():
-    class Ragged(Samples):
-        def __getitem__(self, index):
-            return {"image": np.zeros(index + 1)}
-
-    expected = r"got 'image' of \(1,\) in 1 of 2 samples, and of \(2,\) in sample 1 of"
-    with pytest.raises(ValueError, match=expected):
-        next(iter(DataLoader(Ragged(4), 2)))
-
-
-def test_samples_of_different_structure_are_refused():
-    class Mixed(Samples):
-        def __getitem__(self, index):
-            return {"a": 1} if index else {"b": 1}
-
-    with pytest.raises(ValueError, match="the same structure"):
-        next(iter(DataLoader(Mixed(4), 2)))
-
-
 @pytest.mark.parametrize("num_threads", [0, 1])
 def test_a_copy_does_not_change_the_position_of_its_loader(num_threads):
     dataset = make_dataset(12)

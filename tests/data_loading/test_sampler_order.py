@@ -77,13 +77,6 @@ def test_processes_share_the_infinite_stream():
     np.testing.assert_array_equal(np.stack(shards, axis=1).reshape(-1), stream)
 
 
-def test_an_empty_dataset_and_a_process_index_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="the dataset must have at least one sample"):
-        DefaultSampler([])
-    with pytest.raises(ValueError, match="process_index must be 0 to 1, got 2"):
-        DefaultSampler(4, process_index=2, process_count=2)
-
-
 def test_a_permutation_may_be_changed_and_is_not_sent_to_workers():
     sampler = DefaultSampler(1000, seed=1)
     order = sampler.permutation(0)

@@ -128,6 +128,6 @@ def test_settings_that_do_not_fit_are_errors(settings, error, message):
 def test_a_batch_of_another_structure_is_still_an_error():
     check = BatchCheck("train_dataloader", batch_axis=None)
     check(graphs(0))
-    with pytest.raises(ValueError, match="got batch 1 without 'edges.length'"):
+    with pytest.raises(ValueError, match="with the entries of the first one, .*'edges.length'.* in batch 1"):
         check(graphs(0)._replace(edges={}))
     assert jax.tree.structure(graphs(0)) != jax.tree.structure(graphs(0)._replace(globals=np.zeros(1)))

@@ -7,7 +7,7 @@ from jax.sharding import AxisType
 
 from jengine.config import STRATEGIES
 from jengine.parallel import DataParallel, Pjit, SingleDevice, build_mesh
-from tests.parallel.test_slices import make_slices
+from tests.extras.plan.test_slices import make_slices
 
 
 def test_the_configs_of_the_page_can_be_built():

@@ -2,7 +2,7 @@ import jax
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.parallel.launchers import LaunchSettings, detect_launcher, find_settings, launch
+from jengine.parallel.launchers import detect_launcher, find_settings, launch
 
 SLURM = dict(SLURM_JOB_ID="7", SLURM_STEP_NODELIST="n1,n2", SLURM_NTASKS="2", SLURM_PROCID="1", SLURM_LOCALID="0")
 OPEN_MPI = dict(OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_LOCAL_RANK="1")
@@ -16,8 +16,8 @@ def test_a_run_without_flags_has_one_process():
 
 
 def test_flags_alone_describe_a_process():
-    assert find_settings("none", {}, "10.0.0.1:1234", 2, 1) == LaunchSettings(
-        "10.0.0.1:1234", 2, 1, method="deactivate"
+    assert find_settings("none", {}, "10.0.0.1:1234", 2, 1) == dict(
+        coordinator_address="10.0.0.1:1234", num_processes=2, process_id=1, cluster_detection_method="deactivate"
     )
 
 
@@ -58,8 +58,8 @@ def test_an_unknown_launcher_is_refused_with_the_closest():
 
 
 def test_slurm_is_left_to_jax_if_its_variables_are_set():
-    assert find_settings("slurm", SLURM) == LaunchSettings(method="slurm")
-    assert find_settings("slurm", SLURM, coordinator="n1:99") == LaunchSettings("n1:99", method="slurm")
+    assert find_settings("slurm", SLURM) == dict(cluster_detection_method="slurm")
+    assert find_settings("slurm", SLURM, coordinator="n1:99") == dict(coordinator_address="n1:99", cluster_detection_method="slurm")
 
 
 def test_slurm_outside_a_task_is_refused_with_the_missing_variables():
@@ -69,7 +69,7 @@ def test_slurm_outside_a_task_is_refused_with_the_missing_variables():
 
 
 def test_open_mpi_provides_all_settings():
-    expected = LaunchSettings(num_processes=4, process_id=3, local_device_ids=[1], method="ompi")
+    expected = dict(num_processes=4, process_id=3, local_device_ids=[1], cluster_detection_method="ompi")
     assert find_settings("mpi", {**OPEN_MPI, **ORTE}) == expected
 
 
@@ -80,7 +80,8 @@ def test_an_mpi_without_the_host_of_process_0_requires_the_coordinator(environ):
 
 
 def test_mpich_takes_a_coordinator():
-    assert find_settings("mpi", MPICH, coordinator="n1:99") == LaunchSettings("n1:99", 2, 1, method="deactivate")
+    expected = dict(coordinator_address="n1:99", num_processes=2, process_id=1, cluster_detection_method="deactivate")
+    assert find_settings("mpi", MPICH, coordinator="n1:99") == expected
 
 
 def test_mpi_outside_mpirun_is_refused():
@@ -94,7 +95,7 @@ def test_kubernetes_outside_a_pod_is_refused():
 
 
 def test_auto_and_tpu_leave_everything_to_jax():
-    assert find_settings("auto", {}) == find_settings("tpu", {}) == LaunchSettings()
+    assert find_settings("auto", {}) == find_settings("tpu", {}) == {}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_jax_is_initialized_with_the_settings(initialized):
     launch("none", "127.0.0.1:99", 2, 0, timeout=20)
     assert initialized == [
         dict(
-            coordinator_address="127.0.0.1:99", num_processes=2, process_id=0, local_device_ids=None,
+            coordinator_address="127.0.0.1:99", num_processes=2, process_id=0,
             cluster_detection_method="deactivate", initialization_timeout=20, heartbeat_timeout_seconds=30,
             shutdown_timeout_seconds=20,
         )
@@ -151,7 +152,7 @@ def test_jax_detects_the_processes_of_slurm(initialized, monkeypatch):
     launch("slurm")
     (call,) = initialized
     assert call["cluster_detection_method"] == "slurm"
-    assert call["coordinator_address"] is None
+    assert "coordinator_address" not in call
 
 
 def test_the_processes_of_slurm_are_connected_without_a_flag_unless_one_says_none(initialized, monkeypatch):

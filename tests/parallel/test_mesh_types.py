@@ -242,15 +242,12 @@ def test_partition_specs_are_rules_with_the_same_meaning_and_description():
     assert placed[0]["up.kernel"].spec == P(None, "fsdp")
 
 
-def test_an_operation_without_a_sharding_is_explained(tmp_path):
+def test_an_operation_without_a_sharding_is_refused_by_jax(tmp_path):
     shardings = Shardings("fsdp", "tensor", is_explicit=True)
     shardings.act_btd = None  # of a lookup in a sharded table
     runner = make_runner(tmp_path, dict(type="Pjit", mesh=make_mesh((EXPLICIT, EXPLICIT))), shardings)
-    with pytest.raises(Exception, match="out_sharding") as error:
+    with pytest.raises(Exception, match="out_sharding"):
         runner.train()
-    assert any(
-        "explicit fsdp, tensor: with explicit axes a model must choose" in note for note in error.value.__notes__
-    )
     assert not list(tmp_path.iterdir())
 
 
@@ -266,9 +263,8 @@ def test_linen_names_are_for_automatic_axes_within_the_context_too(make_run, typ
     with jax.set_mesh(make_mesh(types)):
         runner = make_run(dict(type="Pjit", logical_axes=dict(mlp="tensor")), **changes)
         if types == (EXPLICIT, EXPLICIT):
-            with pytest.raises(ValueError, match="embed") as error:
+            with pytest.raises(ValueError, match="embed"):
                 runner.train()
-            assert any("cannot have `nn.with_partitioning`" in note for note in error.value.__notes__)
         else:
             assert runner.train().params["up"]["kernel"].sharding.spec == P(None, "tensor")
 

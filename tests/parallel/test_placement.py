@@ -51,7 +51,7 @@ def test_an_axis_that_fsdp_does_not_divide_is_skipped():
     ("rules", "message"),
     [
         ([("kernel", (None, "tenzor"))], r"got 'tenzor'; did you mean 'tensor'\?"),
-        ([("kernel", "tensor")], "axes of the rule 'kernel' must be a tuple"),
+        ([("kernel", "tensor")], "a rule must be a pair"),
         (["kernel"], "a rule must be a pair"),
         (
             [("bias", (None, "tensor"))],

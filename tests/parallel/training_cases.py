@@ -23,6 +23,7 @@ from jengine.data import ArrayDataset
 from jengine.data.masking import get_mask
 from jengine.evaluation import HostMetric
 from jengine.extras.metrics import MetricAdapter
+from jengine.extras.mmengine import dist
 from jengine.extras.selfsup import PseudoLabelDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
@@ -30,7 +31,6 @@ from jengine.parallel import (
     DataShard,
     all_gather_objects,
     assert_equal_across_processes,
-    dist,
     get_processes,
     launch,
 )

@@ -371,3 +371,25 @@ def test_validations_and_predictions_use_the_current_attributes(tmp_path):
     assert runner.predict(dict(x=np.zeros((2, 1), np.float32))).tolist() == [0.5, 0.5]
     runner.model.loss_lambda = 0.75
     assert runner.predict(dict(x=np.zeros((2, 1), np.float32))).tolist() == [0.75, 0.75]
+
+
+def test_what_a_trace_of_the_prediction_sets_does_not_compile_the_validation_again(tmp_path):
+    class Counting(DenseCL):
+        traces = 0
+
+        def predict(self, params, model_state, batch):
+            self.traces += 1
+            return super().predict(params, model_state, batch)
+
+    loader = dict(batch_size=8, dataset=ArrayDataset(dict(x=np.zeros((8, 1), np.float32))))
+    evaluator = dict(type="MeanLoss", loss=lambda predictions, batch: predictions)
+    model = Counting()
+    traces = []
+
+    class Traces(Hook):
+        def after_val_epoch(self, runner, metrics=None):
+            traces.append(model.traces)
+
+    train_cfg = dict(max_epochs=3)
+    run(tmp_path, [Traces()], model, val_dataloader=loader, val_cfg=dict(), val_evaluator=evaluator, train_cfg=train_cfg)
+    assert traces[0] == traces[1] == traces[2] > 0

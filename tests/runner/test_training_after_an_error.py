@@ -219,10 +219,11 @@ def test_an_error_is_shown_and_ends_the_process_although_a_step_never_finishes(t
         "in training, at iteration 1 (epoch 0)\n"
     )
     unfinished = done.stdout.split("Training stops at iteration 1 with OSError.\n")[1]
-    assert "The device has not finished the steps before iteration 1 within 0.2 s" in unfinished
+    assert "The run has waited 0 s for the device (JENGINE_FAILURE_TIMEOUT) and ends without that." in unfinished
     (log,) = (tmp_path / "run").glob("*/*.log")
     assert "Training stops at iteration 1 with OSError: the disk is gone\n" in log.read_text()
     assert "OSError: the disk is gone" in log.read_text().split("OSError ended the run")[1]
+    assert "step_failed" in log.read_text().split("All threads:\n")[1]  # where it waits
 
 
 STUCK_BACKEND = """
@@ -262,6 +263,6 @@ def test_an_error_ends_the_process_although_a_service_never_answers(tmp_path):
     assert done.returncode == 1
     assert done.stderr.count("OSError: the disk is gone") == 1
     assert done.stdout.splitlines()[-1].endswith(
-        "Logs were not finished within 0.2 s (JENGINE_FAILURE_TIMEOUT): the run ends without them."
+        "The run has waited 0 s for the log (JENGINE_FAILURE_TIMEOUT) and ends without that."
     )
     assert (tmp_path / "run" / "iter_1").is_dir()

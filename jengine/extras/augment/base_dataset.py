@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Self, TypeVar
 import numpy as np
 
 from jengine.config.annotations import Count, is_mapping
-from jengine.config.downloads import local_copy
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import DATASETS
 from jengine.config.storage import (
@@ -21,6 +20,7 @@ from jengine.config.storage import (
     allowed_directory,
     file_name,
     is_url,
+    local_copy,
     read_bytes,
     read_text,
 )

@@ -11,10 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from jengine.config.annotations import Count
-from jengine.config.downloads import apply_backend_args, check_backend_args
 from jengine.config.errors import ConfigError, require_extra
 from jengine.config.registry import DATASETS, TRANSFORMS
-from jengine.config.storage import list_files, read_bytes
+from jengine.config.storage import apply_backend_args, list_files, read_bytes
 from jengine.data.host_entries import Sample
 from jengine.extras.augment.base_dataset import BaseDataset, Indices, Record
 
@@ -81,7 +80,7 @@ class LoadImage:
       mode: 'RGB', 'L' for gray values, or None for the values in the file, such as segmentation
         classes.
       size: (height, width) of the result.
-      backend_args: as in MMEngine, see `jengine.config.downloads.apply_backend_args`.
+      backend_args: as in MMEngine, see `jengine.config.storage.apply_backend_args`.
     """
 
     path: str = "img_path"
@@ -92,7 +91,7 @@ class LoadImage:
     extra = "draw"
 
     def __post_init__(self) -> None:
-        check_backend_args(self.backend_args)
+        apply_backend_args("backend_args", None, self.backend_args)
 
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with the image."""

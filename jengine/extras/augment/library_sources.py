@@ -1,4 +1,4 @@
-"""Sources for PyTorch, Hugging Face and TensorFlow, each of which stores a position differently."""
+"""Sources for grain, PyTorch, Hugging Face and TensorFlow, which store positions differently."""
 
 import dataclasses
 import pathlib
@@ -17,6 +17,7 @@ from jengine.data.sources import (
     skip,
     state_dict_source,
 )
+from jengine.extras.augment.grain_sources import grain_map_source, grain_source
 
 if TYPE_CHECKING:
     import datasets
@@ -34,6 +35,11 @@ def find_library_source(data: Any) -> DataSource | None:
     drop.
     """
     library = type(data).__module__.partition(".")[0]
+    if (grain := sys.modules.get("grain")) is not None:
+        if isinstance(data, grain.MapDataset):
+            return grain_map_source(data)
+        if isinstance(data, grain.IterDataset | grain.DataLoader):
+            return grain_source(data)
     if library == "datasets" and is_map_style(data):
         raise not_batches(data)
     if library == "tensorflow_datasets":

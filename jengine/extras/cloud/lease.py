@@ -31,7 +31,7 @@ from jengine.checkpoint.lock_holder import (
 )
 from jengine.config.errors import read_seconds
 from jengine.config.json_codec import decode, encode
-from jengine.config.storage import get_filesystem
+from jengine.extras.cloud.url_files import get_filesystem
 
 _LOGGER = logging.getLogger("jengine")
 _VARIABLE = "JENGINE_LEASE_SECONDS"

@@ -1,16 +1,22 @@
 """URLs of buckets, `gs://` and `s3://`: what a run needs for a work dir there."""
 
 import os
+import posixpath
 from pathlib import PurePath
 from typing import Any
 
 import jax
+from etils import epath
 
 from jengine.config.errors import ConfigError, require_extra
-from jengine.config.storage import PathScheme, make_timeout
+from jengine.config.storage import PathScheme, plain_name
 from jengine.extras.cloud import staging
 from jengine.extras.cloud.lease import Lease, is_leased
 from jengine.extras.cloud.upload import UploadedFiles, choose_local_dir
+from jengine.extras.cloud.url_files import make_timeout
+
+# bytes: a store has names of at most 1,024, and those of checkpoint files are longer
+_MAX_KEY = 800
 
 
 class _Buckets:
@@ -26,6 +32,32 @@ class _Buckets:
         self._package = package
         self._protocols = protocols
         self.is_staged = is_staged
+
+    def make_path(self, name: str, url: str) -> epath.Path:
+        """Return the path for the argument `name`, and set up the client of the store.
+
+        Raises:
+          ConfigError: a URL without a bucket, or with a name that some library misreads.
+        """
+        scheme, _, rest = url.partition("://")
+        bucket, _, key = rest.partition("/")
+        if not bucket:
+            raise ConfigError(
+                f"`{name}` must have the name of a bucket, like '{scheme}://bucket/run', got "
+                f"{url!r}"
+            )
+        if plain_name(key) != key.replace("/", "_"):
+            raise ConfigError(
+                f"`{name}` must be a URL without characters that libraries for buckets misread, "
+                f"such as '*' and '#', got {url!r}"
+            )
+        if len(key.encode()) > _MAX_KEY:
+            raise ConfigError(
+                f"`{name}` must be a URL with at most {_MAX_KEY} bytes after the bucket, got "
+                f"{url!r}"
+            )
+        self.prepare()
+        return epath.Path(f"{scheme}://{bucket}{posixpath.normpath(f'/{key}').rstrip('/')}")
 
     def prepare(self) -> None:
         """Set up the client for all that open a URL, also `etils.epath`."""

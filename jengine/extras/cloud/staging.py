@@ -19,10 +19,9 @@ from jengine.checkpoint.manifest import confirm, find_damage, read_manifest
 from jengine.config.storage import (
     FileInfo,
     StorageError,
-    download_file,
     list_files,
-    upload_file,
 )
+from jengine.extras.cloud.url_files import download_file, upload_file
 
 _ATTEMPTS = 3  # of a download
 _TRANSFERS = 16  # at a time

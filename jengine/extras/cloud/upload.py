@@ -27,11 +27,10 @@ from jengine.config.storage import (
     LocalFiles,
     StorageError,
     UnsafeFileError,
-    get_filesystem,
-    is_inside,
     read_bytes,
     read_many,
 )
+from jengine.extras.cloud.url_files import get_filesystem, is_inside
 
 _LOGGER = logging.getLogger("jengine")
 _INTERVAL = "JENGINE_UPLOAD_SECONDS"

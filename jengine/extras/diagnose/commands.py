@@ -20,7 +20,7 @@ class _Overfit(argparse.Action):
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `schedule`, `lr-find`, `model`, `data`, `replay` and `profile`, and options of
+    """Add `schedule`, `lr-find`, `model`, `groups`, `data`, `replay` and `profile`, and options of
     `train`.
     """
     short = commands["train"].add_mutually_exclusive_group()
@@ -60,6 +60,12 @@ def add_commands(commands: Commands) -> None:
         "--steps", type=int, default=100, metavar="N", help="number of iterations (default: 100)"
     )
     rates.add_argument("--png", metavar="FILE", help="also save a PNG file")
+    commands.add(
+        "groups",
+        "jengine.extras.diagnose.short_runs:groups",
+        "print the table of parameter groups",
+        commands.config,
+    )
     commands.add(
         "model",
         "jengine.extras.diagnose.model:run",

@@ -43,9 +43,7 @@ def explain_out_of_memory(error: BaseException, context: Mapping[str, Any]) -> N
         if program and not step_failed(run):  # else training ran out of memory, noticed here
             _add_note(error, program.traced.name, program.step, program.traced.shapes)
     elif run is not None:
-        # Steps after the one that failed fail at once, so a wait that reaches its limit is for a
-        # device that works
-        noticed = step_failed(run, limit=5)
+        noticed = step_failed(run)
         last = run.programs.last if noticed or run.programs.failed else None
         if last is None:
             _add_note(error, "a program other than the training step")

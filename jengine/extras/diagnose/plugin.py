@@ -14,6 +14,7 @@ provides = {
         "schedule": "jengine.extras.diagnose.commands",
         "lr-find": "jengine.extras.diagnose.commands",
         "model": "jengine.extras.diagnose.commands",
+        "groups": "jengine.extras.diagnose.commands",
         "data": "jengine.extras.diagnose.commands",
         "replay": "jengine.extras.diagnose.commands",
         "profile": "jengine.extras.diagnose.commands",
@@ -29,6 +30,7 @@ provides = {
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
         "explain_static_modes": "jengine.extras.diagnose.static_modes",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
+        "name_model_settings": "jengine.extras.diagnose.model_settings",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
     },
     "label_checks": {

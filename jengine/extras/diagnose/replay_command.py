@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import AxisType
 
-from jengine.cli.commands import load, temporary_runner
+from jengine.cli.commands import load
 from jengine.extras.diagnose.replay import Findings, read_dump, replay_step
+from jengine.extras.diagnose.short_runs import temporary_runner
 from jengine.parallel.pjit import Pjit
 
 _MAX_PATHS = 20

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from jengine.cli.commands import load, save_figure
+from jengine.cli.commands import load
 from jengine.config.errors import ConfigError, config_path
 from jengine.data.build import build_dataloader
 from jengine.data.step_values import is_step_values, parse_step_values
+from jengine.extras.diagnose.short_runs import save_figure
 from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.scheduler_builder import build_param_schedulers
 from jengine.optim.wrapper_builder import check_optim_wrapper

@@ -10,11 +10,10 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from jengine.config.downloads import local_copy
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import decode
 from jengine.config.registry import DATASETS
-from jengine.config.storage import LARGE, file_name, read_text
+from jengine.config.storage import LARGE, file_name, local_copy, read_text
 from jengine.extras.language.chat import ChatTemplate
 from jengine.extras.language.tokenizers import Tokenizer
 

@@ -6,8 +6,8 @@ from typing import Any, Literal
 import numpy as np
 
 from jengine.config.annotations import Count
-from jengine.config.downloads import local_copy
 from jengine.config.registry import DATASETS
+from jengine.config.storage import local_copy
 
 _ARTICLES = ("a", "the", "one", "every")
 _ADJECTIVES = ("old", "small", "quiet", "green", "heavy", "bright", "slow", "empty")

@@ -11,10 +11,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from jengine.config.annotations import Count
-from jengine.config.downloads import local_copy
 from jengine.config.errors import require_extra
 from jengine.config.json_codec import decode, decode_object
-from jengine.config.storage import read_bytes, read_text
+from jengine.config.storage import local_copy, read_bytes, read_text
 from jengine.extras.language.chat import ChatTemplate
 
 END = "<|endoftext|>"

@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jengine.config import description
 from jengine.config.containers import iter_nodes, resolve
 from jengine.config.dump import WIDTH, Writer
 from jengine.config.errors import ConfigError
@@ -110,7 +111,8 @@ def _format(cfg: Mapping[str, Any], todo: Mapping[str, Sequence[str]], call: str
         if path not in paths
         for text in texts
     ]
-    literal = _CommentedWriter(todo).literal(resolve(cfg), 4 if call == "{}" else 8, path="")
+    indent = 4 if call == "{}" else 8
+    literal = _CommentedWriter(todo).literal(description.describe(resolve(cfg)), indent, path="")
     return f"\n\ndef get_config() -> dict:\n{''.join(absent)}    return {call.format(literal)}\n"
 
 
@@ -121,11 +123,12 @@ class _CommentedWriter(Writer):
         super().__init__()
         self._comments = comments
 
-    def format_item(self, path: str, source: str, indent: int) -> str:
+    def item(self, key: Any, value: Any, indent: int, path: str) -> str:
         """Return the source of an item below its comments, each wrapped to the width of a line."""
         margin = " " * indent
         lines = []
         for text in self._comments.get(path, ()):
             first, *others = textwrap.wrap(text, WIDTH - indent)
             lines += [f"# TODO: {first}", *(f"#   {other}" for other in others)]
-        return "".join(f"{line}\n{margin}" for line in lines) + source
+        comments = "".join(f"{line}\n{margin}" for line in lines)
+        return comments + super().item(key, value, indent, path)

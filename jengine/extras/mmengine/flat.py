@@ -19,10 +19,10 @@ from typing import Any
 
 from jengine.config.containers import AttributeDict, resolve
 from jengine.config.dump import parse_config, parse_modules
-from jengine.config.errors import ConfigError, did_you_mean
+from jengine.config.errors import ConfigError, UnknownNameError, did_you_mean
 from jengine.config.merge import merge_into
 from jengine.config.modules import import_listed
-from jengine.config.remote import fetch_base
+from jengine.config.plugins import load_provided
 from jengine.extras.mmengine.mmengine_keys import SECTIONS, WITHOUT_EFFECT
 
 DATA_SUFFIXES = (".json", ".yaml", ".yml")
@@ -317,8 +317,8 @@ def _add(result: FlatConfig, inherited: FlatConfig, names: Mapping[str, str]) ->
 
 
 def _load_base(file: pathlib.Path, heirs: Sequence[pathlib.Path]) -> FlatConfig:
-    with contextlib.suppress(FileNotFoundError):
-        fetch_base(file)
+    with contextlib.suppress(FileNotFoundError, UnknownNameError):  # without the extra for URLs
+        load_provided("url_files", "fetch_base")(file)
     if not file.is_file() or file.suffix not in (".py", *DATA_SUFFIXES):
         near = [str(other) for other in file.parent.glob("*.py")] if file.parent.is_dir() else []
         raise ConfigError(

@@ -16,4 +16,5 @@ provides = {
         "find_collectives": "jengine.extras.plan.collectives",
         "traffic": "jengine.extras.plan.collectives",
     },
+    "device_orders": {"arrange_slices": "jengine.extras.plan.slices"},
 }

@@ -5,7 +5,7 @@ import pathlib
 import re
 
 from jengine.checkpoint.identity import TIMESTAMP
-from jengine.config.downloads import temporary_copies
+from jengine.config.plugins import load_provided
 from jengine.config.storage import (
     FileInfo,
     is_url,
@@ -35,7 +35,8 @@ def fetch_runs(path: str, file_names: tuple[str, ...]) -> pathlib.Path:
     if not is_url(root):
         return pathlib.Path(root)
     url = str(root)
-    copy = temporary_copies() / hashlib.sha256(url.encode()).hexdigest()[:8] / root.name
+    copies = load_provided("url_files", "temporary_copies")()
+    copy = copies / hashlib.sha256(url.encode()).hexdigest()[:8] / root.name
     _roots[copy] = url
     if TIMESTAMP.fullmatch(root.name):
         _fetch_log_dir(url, copy)

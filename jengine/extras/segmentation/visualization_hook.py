@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jengine.config.annotations import Count, NonNegative
-from jengine.config.downloads import apply_backend_args, check_backend_args
 from jengine.config.registry import HOOKS, TRANSFORMS
+from jengine.config.storage import apply_backend_args
 from jengine.data.masking import get_mask
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -66,7 +66,7 @@ class SegVisualizationHook(Hook):
     prediction: Selector | None = None
 
     def __post_init__(self) -> None:
-        check_backend_args(self.backend_args, self.file_client_args)
+        apply_backend_args("backend_args", None, self.backend_args, self.file_client_args)
         if not self.draw:
             warnings.warn(
                 "SegVisualizationHook has draw=False: nothing will be drawn",

@@ -44,6 +44,5 @@ provides = {
     },
     "requires": {
         "drawing": "jengine.extras.drawing",
-        "optimizers": "jengine.extras.optimizers",
     },
 }

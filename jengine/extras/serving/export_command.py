@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError
-from jengine.config.trust import only_known_classes
 from jengine.data.build import build_dataloader
 from jengine.evaluation.sections import list_dataloaders
 from jengine.extras.serving.jax_export import PLATFORMS, export_model
 from jengine.extras.serving.loaded_model import LoadedModel, load_model
+from jengine.extras.serving.trust import only_known_classes
 
 _KNOWN_PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _INPUT = re.compile(r"(\w+)=(\w+)\[([\d, ]*)\]")

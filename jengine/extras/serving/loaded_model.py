@@ -15,10 +15,10 @@ from jengine.config.dump import check_written, parse_config, parse_modules
 from jengine.config.errors import ConfigError
 from jengine.config.modules import import_listed
 from jengine.config.storage import read_text
-from jengine.config.trust import only_known_classes
 from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
 from jengine.extras.serving.predictor import Predictor, iterate_batches
+from jengine.extras.serving.trust import only_known_classes
 from jengine.model.model import Model
 from jengine.model.precision import build_model
 from jengine.parallel.processes import SingleProcess

@@ -14,6 +14,10 @@ provides = {
         "ckpt export --jax-export": "jengine.extras.serving.export_options",
         "predict": "jengine.extras.serving.commands",
     },
+    "known_types": {
+        "find_known_class": "jengine.extras.serving.trust",
+        "find_known_function": "jengine.extras.serving.trust",
+    },
     "predict": {
         "Predictor": "jengine.extras.serving.predictor",
         "open_batches": "jengine.extras.serving.predictor",

@@ -10,10 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from jengine.cli.commands import build_runner
-from jengine.config.downloads import local_copy
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import encode
-from jengine.config.storage import file_name, storage_path, write_bytes
+from jengine.config.storage import file_name, local_copy, storage_path, write_bytes
 from jengine.data.npz import list_npz, read_npz
 from jengine.evaluation.sections import list_dataloaders, loader_path
 from jengine.extras.serving.dump import write_arrays

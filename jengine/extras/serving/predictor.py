@@ -131,6 +131,7 @@ class Predictor:
                 if len(pending) > limiter.limit:  # the oldest is finished by now
                     parts.append(_fetch(pending.popleft()))
         parts += [_fetch(outputs) for outputs in pending]
+        self._attributes = plain_attributes(self._model)  # with those that the trace has set
         if self._is_whole:
             return [predictions for predictions, _ in parts]
         predictions, positions = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)

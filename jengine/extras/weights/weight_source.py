@@ -24,10 +24,9 @@ from jengine.checkpoint.layout import ALONE, STATE, find_checkpoint, read_meta
 from jengine.checkpoint.manifest import MANIFEST, META
 from jengine.checkpoint.report import rename_paths
 from jengine.checkpoint.restore import list_arrays
-from jengine.config.downloads import local_copy
 from jengine.config.paths import dotted, flatten
 from jengine.config.plugins import load_each
-from jengine.config.storage import storage_path
+from jengine.config.storage import local_copy, storage_path
 from jengine.extras.weights.array_rules import RuleLike
 from jengine.parallel.processes import ProcessGroup
 

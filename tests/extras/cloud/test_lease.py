@@ -11,8 +11,8 @@ import pytest
 
 from jengine.checkpoint.lock import is_locked, make_lock
 from jengine.checkpoint.lock_holder import LOCK, WorkDirLockedError
-from jengine.config.storage import get_filesystem
 from jengine.extras.cloud.lease import Lease
+from jengine.extras.cloud.url_files import get_filesystem
 
 HOLDER = """
 import sys

@@ -10,8 +10,9 @@ import pytest
 
 from jengine.checkpoint import WorkDirLockedError
 from jengine.cli import main
-from jengine.config.storage import get_filesystem, list_files, read_bytes, write_bytes
+from jengine.config.storage import list_files, read_bytes, write_bytes
 from jengine.extras.cloud.lease import Lease
+from jengine.extras.cloud.url_files import get_filesystem
 from jengine.hooks import Hook
 
 CONFIG = """

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.config.storage import get_filesystem
 from jengine.extras.cloud.upload import UploadedFiles, choose_local_dir, is_private
+from jengine.extras.cloud.url_files import get_filesystem
 
 
 @pytest.fixture(params=["gs_bucket", "s3_bucket"])

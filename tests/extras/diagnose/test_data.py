@@ -183,7 +183,7 @@ def test_an_error_of_the_dataset_names_the_batch_and_the_line_of_the_code(capsys
         ("empty", "`train_dataloader` must yield at least one batch, got none"),
         ("large", "`train_dataloader` must yield integers that fit in int32, got 1099511627776"),
         ("strings", "the arrays of a batch or a dataset must share their leading axis, got no array"),
-        ("shapes", "samples of a batch must have the same shapes, got 'x' of (3,) in"),
+        ("shapes", "samples of a batch must have the same structure and shapes, got 'x' of (3,) in"),
     ],
 )
 def test_batches_that_a_run_refuses_are_errors(capsys, use, name, message):

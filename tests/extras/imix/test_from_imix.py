@@ -83,7 +83,7 @@ def test_by_iter_false_trains_by_epochs():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(optimiser={}), "unknown key 'optimiser'.*did you mean 'optimizer'"),
+        (dict(optimiser={}), "unknown key .*'optimiser'; did you mean 'optimizer'"),
         (dict(optimizer=None), "must have the key 'optimizer'"),
         (dict(max_iter=10), "exactly one of `total_epochs` and `max_iter` must be given, got 3 and 10"),
         (dict(total_epochs=None), "got None and None"),
@@ -92,7 +92,7 @@ def test_by_iter_false_trains_by_epochs():
         (dict(momentum_config=dict(eta_min=0.1)), "`momentum_config` must have a `policy`"),
         (dict(train_data=dict(data={})), "`train_data` must have the key 'samples_per_gpu'"),
         (dict(train_data=dict(data={}, sample_per_gpu=1)), "did you mean 'samples_per_gpu'"),
-        (dict(log_config=dict(interval=3)), "unknown key 'interval' at `log_config`"),
+        (dict(log_config=dict(interval=3)), "unknown key at `log_config`: 'interval'"),
         (dict(test_data=dict(samples_per_gpu=1, data={})), "`test_data` must have post_processor"),
     ],
 )

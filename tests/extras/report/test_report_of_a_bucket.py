@@ -4,7 +4,8 @@ import pytest
 
 from jengine.checkpoint.lock import make_lock
 from jengine.cli import main
-from jengine.config.storage import get_filesystem, read_bytes
+from jengine.config.storage import read_bytes
+from jengine.extras.cloud.url_files import get_filesystem
 from jengine.extras.report.page import collect_data
 from tests.extras.report.report_runs import losses, write_run
 

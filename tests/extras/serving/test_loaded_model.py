@@ -19,9 +19,9 @@ from jengine.checkpoint import CheckpointMismatchError
 from jengine.cli import main
 from jengine.config import DATASETS, MODELS, dump_config
 from jengine.config.errors import ConfigError
-from jengine.config.trust import find_known_class, only_known_classes
 from jengine.data import ArrayDataset
 from jengine.extras.serving import export_model
+from jengine.extras.serving.trust import find_known_class, only_known_classes
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel
 from jengine.runner import Runner
 from jengine.train import compilation_counter

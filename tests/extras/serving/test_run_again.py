@@ -1,6 +1,5 @@
 """Check that the config in a work dir runs again, with the user's modules next to the original config."""
 
-import functools
 import os
 import pathlib
 import shutil
@@ -9,15 +8,12 @@ import sys
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 
 from jengine import Runner, load_config
 from jengine.checkpoint import load
 from jengine.cli import main
 from jengine.config import resolve
-from jengine.config.construction import to_config
 from jengine.data import ArrayDataset, DataLoader, DefaultSampler
 from jengine.model import FunctionalModel
 
@@ -199,20 +195,6 @@ def test_what_the_config_of_a_run_in_python_lacks_is_named_at_the_start_and_when
         "the config must have `train_dataloader.dataset` (Twos), which the run that wrote it had in memory"
         in again.stderr
     )
-
-
-def test_an_attribute_that_was_set_on_an_object_later_is_not_lost_in_silence():
-    model = FunctionalModel(init=dict, loss=max)
-    assert to_config(model) == {"type": FunctionalModel, "init": dict, "loss": max}
-    model.loss_lambda = 0.5
-    assert to_config(model).kind == "FunctionalModel with 'loss_lambda' set later"
-
-
-def test_objects_of_other_libraries_have_a_way_out_of_their_own():
-    optimizer, network = to_config([optax.adam(1e-3), nnx.Linear(1, 1, rngs=nnx.Rngs(0))])
-    assert optimizer.instead == "the function of optax with its arguments: `dict(type=optax.adam, ...)`"
-    assert network.instead == "the class, `NnxModel(Linear, ...)`, or a `functools.partial` of it"
-    assert "them by name" in to_config(functools.partial(max, 1)).instead
 
 
 def test_a_config_that_cannot_be_run_again_is_reported_with_its_key(project, capsys):

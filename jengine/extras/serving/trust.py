@@ -9,15 +9,15 @@ optax and `jax.nn` can be called. Paths in the config must lie in the checkpoint
 """
 
 import contextlib
+import inspect
 import sys
 import types
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from jengine.config.errors import ConfigError
 from jengine.config.storage import allowed_directory, reading_only
-
-T = TypeVar("T")
+from jengine.model.model import Model
 
 # Modules and their classes that are the bases of networks
 _NETWORKS = (
@@ -26,13 +26,6 @@ _NETWORKS = (
     ("haiku", "Module"),
     ("equinox", "Module"),
 )
-_MODELS: list[type] = []
-
-
-def allow_subclasses(base: type[T]) -> type[T]:
-    """Let configs from elsewhere name the subclasses of a class; as a decorator."""
-    _MODELS.append(base)
-    return base
 
 
 def only_known_classes(source: str | None) -> contextlib.AbstractContextManager[None]:
@@ -42,11 +35,6 @@ def only_known_classes(source: str | None) -> contextlib.AbstractContextManager[
     `source` is the checkpoint whose config is used; None restricts nothing.
     """
     return reading_only(source)
-
-
-def is_restricted() -> bool:
-    """Return whether import paths are restricted in this thread."""
-    return allowed_directory() is not None
 
 
 def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type:
@@ -69,7 +57,7 @@ def find_known_class(path: str, modules: Mapping[str, types.ModuleType]) -> type
     bases = [
         vars(sys.modules[module]).get(name) for module, name in _NETWORKS if module in sys.modules
     ]
-    if not any(base in found.__mro__ for base in [*bases, *_MODELS]):
+    if not any(base in found.__mro__ for base in [*bases, Model]):
         raise _refuse(path, "a class that is not registered must be a network or a model")
     return found
 
@@ -98,6 +86,11 @@ class RefusedFunction:
 
     def __init__(self, error: ConfigError) -> None:
         self._error = error
+        # With an argument that is missing, so that it waits for a call as any function
+        kinds = inspect.Parameter
+        self.__signature__ = inspect.Signature(
+            [kinds("inputs", kinds.POSITIONAL_OR_KEYWORD), kinds("others", kinds.VAR_KEYWORD)]
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Raise the error."""

@@ -3,8 +3,10 @@
 import os
 import pathlib
 
-from jengine.config.downloads import temporary_copies
-from jengine.config.storage import download_file, get_filesystem, strip_query
+from jengine.config.modules import ORIGINS
+from jengine.config.storage import strip_query
+from jengine.extras.cloud.downloads import temporary_copies
+from jengine.extras.cloud.url_files import download_file, get_filesystem
 
 _DIRECTORY = "configs"  # of temporary copies
 
@@ -34,6 +36,7 @@ def fetch_modules(url: str) -> pathlib.Path:
     scheme, _, path = url.partition("://")
     directory = pathlib.Path(os.path.normpath(temporary_copies() / _DIRECTORY / scheme / path))
     directory.mkdir(parents=True, exist_ok=True)
+    ORIGINS[str(directory)] = url
     store = get_filesystem(url)
     try:
         found = sorted(str(entry).rpartition("/")[2] for entry in store.ls(url, detail=False))
@@ -55,14 +58,7 @@ def fetch_base(file: pathlib.Path) -> None:
     """Fetch a base file, by the path that it would have next to the copy of a config, if it is
     missing.
     """
-    if not file.exists() and (directory := find_origin(file.parent)) is not None:
-        fetch_config(f"{directory}/{file.name}")
-
-
-def find_origin(directory: str | os.PathLike[str]) -> str | None:
-    """Return the URL that a local directory is a copy of; None for others."""
     root = temporary_copies() / _DIRECTORY
-    if not pathlib.Path(directory).is_relative_to(root):
-        return None
-    scheme, *parts = pathlib.Path(directory).relative_to(root).parts
-    return f"{scheme}://{'/'.join(parts)}"
+    if not file.exists() and file.is_relative_to(root):
+        scheme, *parts = file.relative_to(root).parts
+        fetch_config(f"{scheme}://{'/'.join(parts)}")

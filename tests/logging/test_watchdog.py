@@ -1,0 +1,65 @@
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from jengine.logging import console
+from jengine.logging.watchdog import Wait
+
+
+@pytest.fixture
+def lines():
+    class Lines(logging.Handler):
+        def __init__(self):
+            super().__init__()
+            self.records, self.arrived = [], threading.Event()
+
+        def emit(self, record):
+            self.records.append((record.levelname, record.getMessage()))
+            if record.levelname == "DEBUG":
+                self.arrived.set()
+
+    handler, logger = Lines(), console.current_logger()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel("DEBUG")
+    yield handler
+    logger.setLevel(level)
+    logger.removeHandler(handler)
+
+
+def test_a_wait_that_takes_long_is_logged_once_with_the_stacks_of_all_threads(lines):
+    start = time.monotonic()
+    with Wait("the disk", 0.05):
+        assert lines.arrived.wait(10)
+        assert time.monotonic() - start >= 0.05
+        threading.Event().wait(0.2)
+    first, (level, stacks) = lines.records
+    assert first == ("WARNING", "The run has waited 0 s for the disk.")
+    assert level == "DEBUG"
+    assert "test_a_wait_that_takes_long" in stacks
+
+
+def test_a_short_wait_and_a_time_between_two_waits_are_not_logged(lines):
+    wait = Wait("the disk", 0.2)
+    for _ in range(3):
+        with wait:
+            pass
+        assert not lines.arrived.wait(0.15)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [("ValueError('mine')", 1, "ValueError: mine"), ("SystemExit(143)", 143, ""), ("KeyboardInterrupt()", 130, "")],
+)
+def test_a_failed_process_ends_with_its_error_although_it_waits_forever(error, code, text):
+    program = (
+        "import threading; from jengine.logging.watchdog import Wait\n"
+        f"with Wait('the disk', 0.05, {error}): threading.Event().wait()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert text in done.stderr
