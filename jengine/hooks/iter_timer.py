@@ -61,9 +61,9 @@ class IterTimerHook(Hook):
         outputs: Outputs = None,
     ) -> None:
         """Exchange the times of the processes if it is due."""
-        completed = runner.train_loop.iter + 1
-        if completed >= self._watch.next_step:
-            self._watch.exchange(runner, completed)
+        loop = runner.train_loop
+        if loop.iter + 1 >= self._watch.next_step and not loop.steps_left:
+            self._watch.exchange(runner, loop.iter + 1)
 
     def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         self._last_time = self._clock()

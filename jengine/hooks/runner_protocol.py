@@ -69,6 +69,8 @@ class TrainLoopProtocol(Progress, Protocol):
     @property
     def seconds(self) -> float: ...  # time of the training iterations in this session
     @property
+    def steps_left(self) -> int: ...  # those of the current chunk after the one that hooks see
+    @property
     def remaining_seconds(self) -> float | None: ...  # estimated; None if the end is unknown
     # whether training is still what its config and hooks describe; for log lines
     def check(self) -> None: ...

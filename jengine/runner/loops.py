@@ -117,6 +117,7 @@ class TrainLoop:
       batch: the batch of the current iteration, on the device, or the last one in a chunk; None
         between iterations.
       seconds: the time of the training iterations in this session.
+      steps_left: the steps of the current chunk, which has run, after the one that hooks see.
       is_consistent: False while counters, state and hooks disagree: from the first to the last
         stage of an iteration, and in the stages at the end of an epoch and of a validation.
     """
@@ -157,6 +158,7 @@ class TrainLoop:
         self.position: Any = None
         self.batch: Batch = None
         self.seconds = 0.0
+        self.steps_left = 0
         self._last_time = 0.0
         self._waited = WaitedLoader("train_dataloader", dataloader)
         self._check_batch = BatchCheck(
@@ -421,6 +423,7 @@ class TrainLoop:
         seconds = self._measure_steps() / len(batches)
         for i in range(len(batches)):
             self.iter = hub.iteration = first + i
+            self.steps_left = last - i
             hub.record(chunk.values, rates[i], data_time, seconds, i, chunk.reports)
             outputs = {**arguments[i], "outputs": chunk.at(i)}
             hooks.call(runner, "after_train_iter", outputs, "metrics" if i < last else None)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,13 +45,10 @@ class PreciseBNHook(Hook):
     def __init__(self, num_samples: Count = 8192, interval: Count = 1) -> None:
         self.num_samples = num_samples
         self.interval = interval
-        self.every = interval
         self._compiled: Any = None  # the compiled `_batch_statistics`
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Warn if the model has no batch norm."""
-        if runner.train_loop.by_epoch:
-            self.every = -1
         if not _find_statistics(runner):
             runner.logger.warning(
                 "PreciseBNHook: the model has no batch norm with running statistics"
@@ -61,6 +59,10 @@ class PreciseBNHook(Hook):
         if runner.train_loop.by_epoch and self.every_n_epochs(runner, self.interval):
             self._recompute(runner, runner.epoch)
 
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
+        """Return the next step after which to compute statistics; never in an epoch loop."""
+        return math.inf if runner.train_loop.by_epoch else self.next_multiple(self.interval, step)
+
     def after_train_iter(
         self,
         runner: RunnerProtocol,
@@ -68,8 +70,8 @@ class PreciseBNHook(Hook):
         data_batch: Batch = None,
         outputs: Outputs = None,
     ) -> None:
-        """Recompute the statistics in an iteration loop."""
-        if not runner.train_loop.by_epoch:
+        """Recompute the statistics if it is due, in an iteration loop."""
+        if not runner.train_loop.by_epoch and self.every_n_train_iters(runner, self.interval):
             self._recompute(runner, runner.iter // (runner.train_loop.epoch_length or 1))
 
     def _recompute(self, runner: RunnerProtocol, epoch: int) -> None:
