@@ -79,6 +79,12 @@ class TrainLoopProtocol(Progress, Protocol):
     @property
     # iterations in an epoch, or in a pass over the data; None if unknown
     def epoch_length(self) -> int | None: ...
+    @property
+    def seconds(self) -> float: ...  # time of the training iterations in this session
+    @property
+    def steps_left(self) -> int: ...  # those of the current chunk after the one that hooks see
+    @property
+    def remaining_seconds(self) -> float | None: ...  # estimated; None if the end is unknown
     # whether training is still what its config and hooks describe; for log lines
     def check(self) -> None: ...
     def run(self) -> None: ...  # train to the end

@@ -72,7 +72,8 @@ def session(runner: RunnerProtocol, groups: GroupTable) -> Iterator[None]:
     elapsed = sum(run.stopwatch.report().values())  # since the call of `train`
     with run.interrupts:
         try:
-            max_time = getattr(runner.train_loop, "max_time", None)  # a loop of the user has none
+            settings = getattr(runner.train_loop, "settings", None)  # a loop of the user has none
+            max_time = getattr(settings, "max_time", None)
             with run.interrupts.limit_time(max_time, elapsed):
                 yield
             check_losses(runner, at_end=True)  # those that no log line has fetched

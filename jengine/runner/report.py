@@ -64,8 +64,7 @@ def log_start(runner: RunnerProtocol, groups: GroupTable) -> None:
         names = ", ".join(type(hook).__name__ for hook in blockers)
         run.logger.warning(
             f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
-            "iterations run one by one. To allow chunks, define `next_step`, `runs_ahead` or "
-            "`after_train_chunk`."
+            "iterations run one by one. To allow chunks, set `every` or `acts_on`."
         )
     traced = [type(hook).__name__ for hook in runner.hooks if hook.get_traced_points()]
     if has_own_step(runner) and traced:

@@ -300,6 +300,7 @@ class Runner:
             self.call_hook("before_run")
             self.load_or_resume()
             self._first_iter = self.iter
+            self.train_loop.seconds = 0.0
             # a resume may be within a window
             self.optim_wrapper.initialize_count_status(self.iter, self.max_iters)
             self.programs = self.build_programs()  # hooks may have been added since an earlier call
@@ -388,7 +389,7 @@ class Runner:
             self.run.strategy,
             self.run.limiter,
             self.run.stopwatch,
-            loop.phases,
+            loop.settings.phases,
             loop.on_recompile,
             batch_rules=self.train_dataloader.batch_rules,
             micro_batches=loop.micro_batches,
@@ -518,8 +519,9 @@ class Runner:
         """
         iteration = self.train_loop.iter
         is_update = self.optim_wrapper.start_step(iteration)
+        hyperparams = {**self.optim_wrapper.hyperparams, **self.hyperparams}
         self._state, metrics, weight = self.programs.run_step(
-            self._state, batch, self.step_hyperparams(), is_update, iteration
+            self._state, batch, hyperparams, is_update, iteration
         )
         if weight is not None:
             self.message_hub.update_weight(weight, self.programs.are_by_example(metrics))
@@ -538,9 +540,7 @@ class Runner:
             self._state, batches, hyperparams, is_update, first
         )
         if weights is not None:
-            self.message_hub.update_weight_batch(
-                weights, first, self.programs.are_by_example(metrics.values)
-            )
+            self.message_hub.update_weight(weights, self.programs.are_by_example(metrics.values))
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
