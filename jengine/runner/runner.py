@@ -305,7 +305,9 @@ class Runner:
             self.optim_wrapper.initialize_count_status(self.iter, self.max_iters)
             self.programs = self.build_programs()  # hooks may have been added since an earlier call
             # an error in the first iteration is probably about the first batch
-            first = self._loaders.note_example("train_dataloader", lambda: self.iters_this_session)
+            first = self._loaders.note_example(
+                "train_dataloader", lambda: self.iters_this_session > 0
+            )
             with lifecycle.session(self, self._group_table), first:
                 self.train_loop.run()
             self.call_hook("after_run")

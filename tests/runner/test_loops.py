@@ -167,7 +167,7 @@ def test_the_last_validation_batch_is_padded_and_does_not_count(make_runner):
         ),
         (dict(train_cfg=dict(type="EpochBasedTrainLoop", by_epoch=True, max_epochs=2)), ConfigError, "remove one", "train_cfg"),
         (dict(train_cfg=dict(max_epochs=2.5)), TypeError, r"an integer in .*, got 2.5", "train_cfg"),
-        (dict(optim_wrapper=dict(optimizer=(dict(type="SGD", lr=1.0),))), TypeError, "comma", "optim_wrapper.optimizer"),
+        (dict(optim_wrapper=dict(optimizer=(dict(type="SGD", lr=1.0),))), TypeError, "must be a dict", "optim_wrapper.optimizer"),
         (dict(optim_wrapper=dict(optimizer=dict(type="SDG", lr=1.0))), KeyError, "did you mean 'SGD'", "optim_wrapper.optimizer.type"),
         (dict(optim_wrapper=dict(optimizer=dict(type="SGD", lrr=1.0))), TypeError, "did you mean 'lr'", "optim_wrapper.optimizer"),
         (dict(train_dataloader=dict(batch_sise=4, dataset=[1])), TypeError, "did you mean 'batch_size'", "train_dataloader"),

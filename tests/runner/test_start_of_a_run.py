@@ -87,7 +87,7 @@ def test_at_most_40_lines_are_printed_before_the_first_step_and_the_log_file_has
         f"optax {optax.__version__}",
         "INFO - paramwise_options -- layer_26.bias:weight_decay=0.0",
         "| layer_26.bias",
-        "before_train_iter:",
+        "after_train_iter:",
     ):
         assert part in log
 
@@ -107,7 +107,7 @@ def test_all_details_are_printed_at_the_level_debug(make_runner, capsys):
     train_deep_model(make_runner, log_level="DEBUG")
     out = capsys.readouterr().out
     assert out.count("paramwise_options -- ") >= 54
-    assert "before_train_iter:" in out
+    assert "after_train_iter:" in out
 
 
 @pytest.mark.parametrize("parallel", [dict(type="DataParallel"), dict(type="Pjit")])

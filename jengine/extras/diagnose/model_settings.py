@@ -19,7 +19,7 @@ def name_model_settings(error: BaseException, context: Mapping[str, Any]) -> lis
     run = context.get("run")
     if not isinstance(error, CheckpointMismatchError) or run is None:
         return []
-    saved = read_meta(error.path).get("fingerprint")
+    saved: Any = read_meta(error.path).get("fingerprint")
     # Shapes that do not fit come from settings of the model; the others would hide them.
     differences = compare_settings(run.run.described.settings, saved) if saved else ()
     lines = {path: line for path, line in differences if path.startswith("model.")}

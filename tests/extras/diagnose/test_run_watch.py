@@ -13,7 +13,7 @@ from jengine.hooks import Hook
 from jengine.hooks.run_record import read_sessions
 from jengine.hooks.run_watch import _Report, describe_slowest
 from jengine.logging import Stopwatch
-from tests.runner.conftest import make_runner  # noqa: F401
+
 
 
 def traces(runner):
