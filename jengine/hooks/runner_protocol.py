@@ -43,6 +43,8 @@ class Progress(Protocol):
     @property
     def iter(self) -> int: ...  # completed training iterations
     @property
+    def iters_this_session(self) -> int: ...  # since the start or the resume
+    @property
     def epoch(self) -> int: ...  # completed epochs; 0 throughout in an iteration loop
     @property
     def max_iters(self) -> int | float: ...  # iterations of the whole run; `math.inf` if unknown
