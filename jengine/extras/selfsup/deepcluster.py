@@ -212,7 +212,6 @@ def _build_reset(
             "`optim_wrapper` must be one optimizer for DeepClusterHook, got "
             f"{sorted(optim_wrapper)}"
         )
-    select_state = load_provided("optimizer_parts", "select_state")
     layout = optim_wrapper.grouped.layout(state.params)
     flags = [jnp.array(True) if module in path.split(".") else None for path in layout.paths]
     if not any(flags):
@@ -232,9 +231,10 @@ def _build_reset(
         )
         # The module's optimizer state is new, too: momentum from the old weights must not move the
         # new ones.
-        return params, select_state(
-            layout, flags, optim_wrapper.grouped.chains, optim_wrapper.tx.init(params), opt_state
-        )
+        select_state = load_provided("optimizer_parts", "select_state")
+        new_state = optim_wrapper.tx.init(params)
+        chains = optim_wrapper.grouped.chains
+        return params, select_state(layout, flags, chains, new_state, opt_state)
 
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     # as the step expects them
