@@ -29,6 +29,7 @@ from jengine.config.errors import (
 
 T = TypeVar("T", bound=Callable[..., Any])
 _UNIONS = (typing.Union, types.UnionType)
+_UNCHECKED = (Any, inspect.Parameter.empty)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Range:
             return True
         number: Any = value
         return (
-            (_is_finite(number) or number == self.le)
+            (abs(number) < math.inf or number == self.le)
             and (self.ge is None or number >= self.ge)
             and (self.gt is None or number > self.gt)
             and (self.le is None or number <= self.le)
@@ -76,13 +77,6 @@ class Range:
         return (
             f"in {'[' if self.gt is None else '('}{first}, {last}{']' if self.lt is None else ')'}"
         )
-
-
-def _is_finite(number: Any) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer that is too large for a float
-        return False
 
 
 class Ascending:
@@ -154,12 +148,14 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
       TypeError: a value with another type. ArgumentError: a value out of range, or not one of the
         choices.
     """
-    for name, parameter in parameters_of(entry).items():
-        value = arguments.get(name, parameter.default)
-        if value is parameter.default or parameter.kind is parameter.VAR_KEYWORD:
+    checks = _checks_of(entry)
+    for name, value in arguments.items():
+        if name not in checks:
             continue
-        if (mismatch := _find_mismatch(parameter.annotation, value, (name,))) is not None:
-            raise _error(owner, mismatch)
+        default, annotation, fitting = checks[name]
+        if type(value) not in fitting and value is not default:
+            if (mismatch := _find_mismatch(annotation, value, (name,))) is not None:
+                raise _error(owner, mismatch)
 
 
 def checked(entry: T, owner: str | None = None) -> T:
@@ -210,6 +206,21 @@ def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return {
         name: p.replace(annotation=_resolve(p.annotation, names)) for name, p in parameters.items()
     }
+
+
+@functools.lru_cache(maxsize=1024)
+def _checks_of(entry: Callable[..., Any]) -> Mapping[str, tuple[Any, Any, frozenset[type]]]:
+    """Return for each annotated parameter the default, the annotation, and types whose values all
+    fit.
+    """
+    checks = {}
+    for name, p in parameters_of(entry).items():
+        is_union = typing.get_origin(p.annotation) in _UNIONS
+        kinds = typing.get_args(p.annotation) if is_union else [p.annotation]
+        if p.kind is not p.VAR_KEYWORD and p.annotation not in _UNCHECKED:
+            fitting = frozenset(kind for kind in kinds if isinstance(kind, type))
+            checks[name] = p.default, p.annotation, fitting
+    return checks
 
 
 def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
@@ -316,6 +327,8 @@ def _find_mismatch(annotation: object, value: Any, keys: tuple[str | int, ...]) 
 
     Check the configs of other objects in it, too.
     """
+    if annotation in _UNCHECKED:
+        return None
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
     if origin is Annotated:
@@ -397,8 +410,6 @@ def is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 # Types whose values are not just their instances.
 _TESTS: dict[Any, Callable[[Any], bool]] = {
-    Any: lambda value: True,
-    inspect.Parameter.empty: lambda value: True,
     None: lambda value: value is None,
     int: lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
     float: is_number,
