@@ -29,7 +29,8 @@ from jengine.config.errors import (
 
 T = TypeVar("T", bound=Callable[..., Any])
 _UNIONS = (typing.Union, types.UnionType)
-_UNCHECKED = (Any, inspect.Parameter.empty)
+_ANYTHING = (Any, inspect.Parameter.empty)
+_UNCHECKED = (None, Any, frozenset[type]())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,12 +151,11 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
     """
     checks = _checks_of(entry)
     for name, value in arguments.items():
-        if name not in checks:
+        default, annotation, fitting = checks.get(name, _UNCHECKED)
+        if type(value) in fitting or value is default or annotation is Any:
             continue
-        default, annotation, fitting = checks[name]
-        if type(value) not in fitting and value is not default:
-            if (mismatch := _find_mismatch(annotation, value, (name,))) is not None:
-                raise _error(owner, mismatch)
+        if (mismatch := _find_mismatch(annotation, value, (name,))) is not None:
+            raise _error(owner, mismatch)
 
 
 def checked(entry: T, owner: str | None = None) -> T:
@@ -217,7 +217,7 @@ def _checks_of(entry: Callable[..., Any]) -> Mapping[str, tuple[Any, Any, frozen
     for name, p in parameters_of(entry).items():
         is_union = typing.get_origin(p.annotation) in _UNIONS
         kinds = typing.get_args(p.annotation) if is_union else [p.annotation]
-        if p.kind is not p.VAR_KEYWORD and p.annotation not in _UNCHECKED:
+        if p.kind is not p.VAR_KEYWORD and p.annotation not in _ANYTHING:
             fitting = frozenset(kind for kind in kinds if isinstance(kind, type))
             checks[name] = p.default, p.annotation, fitting
     return checks
@@ -327,7 +327,7 @@ def _find_mismatch(annotation: object, value: Any, keys: tuple[str | int, ...]) 
 
     Check the configs of other objects in it, too.
     """
-    if annotation in _UNCHECKED:
+    if annotation in _ANYTHING:
         return None
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
