@@ -339,7 +339,7 @@ def _find_mismatch(annotation: object, value: Any, keys: tuple[str | int, ...]) 
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
     if origin is Annotated:
-        inner = _find_mismatch(args[0], value, keys)
+        inner = None if type(value) is args[0] else _find_mismatch(args[0], value, keys)
         if inner is not None:
             return inner if inner.keys != keys else inner._replace(annotation=annotation)
         for mark in args[1:]:

@@ -154,7 +154,8 @@ def flatten_description(description: Any, path: str = "") -> dict[str, Leaf]:
     """
     leaves: dict[str, Leaf] = {}
     for place, node in iter_nodes(description, path):
-        if node is None or type(node) in (bool, int):
+        is_short = type(node) is str and len(node) <= _MAX_TEXT
+        if is_short or node is None or type(node) in (bool, int):
             leaves[place] = node
         elif not isinstance(node, dict | list | tuple):
             leaves[place] = _flatten_leaf(node)
@@ -167,8 +168,7 @@ def _flatten_leaf(value: Any) -> Leaf:
     if isinstance(value, Unwritable):
         return f"<{value.kind} {value.content}>" if isinstance(value.content, str) else str(value)
     if isinstance(value, str):
-        long = len(value) > _MAX_TEXT
-        return f"{value[:_MAX_TEXT]}… {hash_text(value)}" if long else value
+        return f"{value[:_MAX_TEXT]}… {hash_text(value)}"
     if isinstance(value, float) and value - value == 0:  # JSON has neither nan nor inf
         return value
     return describe_array(value) if hasattr(value, "dtype") else repr(value)
