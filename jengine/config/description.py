@@ -92,6 +92,8 @@ def stamp(built: object, init: Callable[..., Any], arguments: Mapping[str, Any])
     parameters = parameters_of(init)
     config: Any = None
     for name, value in list(arguments.items())[1:]:
+        if name not in parameters:  # the signature that a class declares has others
+            continue
         how = parameters[name].kind
         if how in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
             config = Unwritable(f"{kind.__name__} with positional arguments")
