@@ -61,6 +61,8 @@ class Run(Identity):
     checkpointer: Checkpointer
     # epoch, iteration and metrics of each validation
     validations: list[tuple[int, int, dict[str, float]]] = dataclasses.field(default_factory=list)
+    # what the constructor has logged that the log file should have too
+    notes: list[str] = dataclasses.field(default_factory=list)
     # of the programs in the checkpoint, if the run should have the same
     saved_hashes: dict[str, str] = dataclasses.field(default_factory=dict)
 

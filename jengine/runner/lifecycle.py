@@ -108,6 +108,8 @@ def _open_files(run: Run) -> None:
             run.visualizer.add_config(run.described.cfg_text)
     except OSError as error:
         raise ConfigError(f"`work_dir` must be writable, got {run.work_dir}: {error}") from error
+    while run.notes:
+        run.logger.info(run.notes.pop(0), extra={"on_terminal": ""})
 
 
 def recreate_work_dir(run: Run, iteration: int) -> None:

@@ -280,6 +280,7 @@ class Runner:
             )
         if dropped:
             runner.logger.info(dropped)
+            runner.run.notes.append(dropped)
         return runner
 
     # --- Training ---
