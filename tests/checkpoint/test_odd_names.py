@@ -18,7 +18,7 @@ NAMES = [
     "run[1]", "lr=[1,2]", "a*b", "a?b", "**", "a\\b", "{a,b}", "{0}", "%41", "%s", "a b", " a", "a ", "a#b", "a;b",
     "~x", "-x", "a.", "..a", "a\nb", "$HOME", "ünï 日本 😀", "a'b\"c", "x" * 255,
 ]  # fmt: skip
-IN_BUCKETS = ["{a,b}", "%41", "a b", "a ", "a.", "ünï 日本 😀", "a'b\"c", "a\\b", "x" * 700]
+IN_BUCKETS = ["{a,b} ünï 日本 😀", "%41 a'b\"c a\\b.", "x" * 699 + " "]
 
 
 def save_two(work_dir):
@@ -59,7 +59,7 @@ def test_a_url_with_characters_that_libraries_misread_is_refused(name):
     for scheme in ("gs", "s3"):
         with pytest.raises(
             ConfigError,
-            match=r"`work_dir` must be a URL without '.*', which libraries .* misread, got",
+            match="`work_dir` must be a URL without characters that libraries for buckets misread",
         ):
             storage_path("work_dir", f"{scheme}://bucket/{name}/run")
     with pytest.raises(ConfigError, match="at most 800 bytes after the bucket"):
