@@ -138,7 +138,7 @@ EXPLICIT, AUTO = AxisType.Explicit, AxisType.Auto
     [
         ((EXPLICIT, EXPLICIT), Shardings("fsdp", "tensor", is_explicit=True), 3),
         pytest.param((EXPLICIT, AUTO), Shardings("fsdp", None, is_explicit=True), 1, marks=pytest.mark.many_processes),
-        ((AUTO, EXPLICIT), Shardings(None, "tensor", is_explicit=True), 3),
+        pytest.param((AUTO, EXPLICIT), Shardings(None, "tensor", is_explicit=True), 3, marks=pytest.mark.many_processes),
     ],
     ids=["explicit, chunks", "mixed", "mixed, chunks"],
 )
