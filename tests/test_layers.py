@@ -217,7 +217,7 @@ for key, (registered, names) in registries().items():
 def test_plugins_list_all_that_their_modules_register():
     modules = {e: [m for m in _modules() if m.startswith(f"jengine.extras.{e}.") and "__main__" not in m] for e in EXTRAS}
     codes = {extra: (str(ROOT.parent), REGISTERED.format(modules=found)) for extra, found in modules.items()}
-    assert {extra: text.split() for extra, text in _run_each(ROOMS_FIRST, codes).items()} == dict.fromkeys(EXTRAS, [])
+    assert {extra: text.split() for extra, text in _run_each(ROOMS_FIRST, codes).items()} == {extra: [] for extra in EXTRAS}
 
 
 def test_the_index_of_names_has_the_entries_of_all_extras():
