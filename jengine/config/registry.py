@@ -322,7 +322,8 @@ class Registry:
             self._modules |= getattr(page, "provides", {}).get(self._section, {})
         for name in names:
             if name not in self._entries and (module := self._find_module(name)):
-                importlib.import_module(module)
+                # a module may make what it provides on use
+                getattr(importlib.import_module(module), name, None)
 
     def _find_module(self, name: str) -> str | None:
         """Return the module of an entry that is imported on use."""
