@@ -26,8 +26,8 @@ types: $(VENV)/.installed
 	$(BIN)/mypy
 
 # Tests that compare programs bit for bit run in processes that compile as for users, all others with quick compiles.
-# In the order of their names the long files come before the last ones.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Each process takes half of the tests in their order, so most of a file share its fixtures, and at the end some of the other's.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 pytest: $(VENV)/.installed
 	@$(BIN)/python .ci/versions.py
 	$(PYTEST) -m "not full_optimization and not many_processes and not ports"
@@ -41,15 +41,15 @@ test-chips:
 pytest-chips: $(VENV)/.installed
 	$(PYTEST) -m chips tests/chips $(ARGS)
 
-# 200 random runs, each in single steps, in chunks, interrupted, and on a mesh; `make test` has a dozen of them.
+# 200 random runs, each in single steps, in chunks, interrupted, and on a mesh; `make test` has six of them.
 configs: $(VENV)/.installed
-	JENGINE_RANDOM_CONFIGS=200 $(PYTEST) --dist load -m full_optimization tests/runner/test_random_configs.py
+	JENGINE_RANDOM_CONFIGS=200 $(PYTEST) -m full_optimization tests/runner/test_random_configs.py
 
-# Trains with three and four processes and on more meshes, sweeps, and kills one of two or three at 20 random moments;
-# `make test` trains with two.
+# Trains with three and four processes, on more meshes and longer, sweeps, builds the site, and kills one of two or three at
+# 20 random moments; `make test` trains with two.
 # Then trains and exports the runs of examples and pages again, from the configs in their work dirs; `make test` builds them.
 processes: $(VENV)/.installed
-	$(PYTEST) --dist load -m many_processes $$(grep -rl many_processes tests --include='test_*.py')
+	$(PYTEST) -m many_processes $$(grep -rl many_processes tests --include='test_*.py')
 	JENGINE_TRAIN_AGAIN=1 $(PYTEST) tests/docs/test_code_blocks.py tests/test_docs.py tests/test_docs_recipes.py tests/hooks/test_pages.py
 
 # The tests with PyTorch, TensorFlow, Hugging Face datasets, Haiku and Equinox as well, and those of ports of public

@@ -165,27 +165,59 @@ def test_no_name_of_an_extra_is_the_name_of_one_of_its_modules(extra):
     assert not names & {path.stem for path in (ROOT / "extras" / extra).glob("*.py")}
 
 
-REGISTERED = """
-import importlib
-from jengine.config import plugins, registry
-registries = lambda: {{id(r): (r, set(r._entries)) for r in list(registry._REGISTRIES)}}
-for room in {rooms}: importlib.import_module("jengine." + room)
-for _ in range(2):  # an entry's module may have a registry of its own
-    for found in list(registry._REGISTRIES): len(found)
-before = registries()
-for module in {modules}: importlib.import_module(module)
-for key, (found, names) in registries().items():
-    new = names - before.get(key, (None, set()))[1]
-    len(found)  # imports its page
-    print(*sorted(new - set(found._modules) - set(plugins.provided(found._section))))
+FORKS = """
+import json, os, sys, tempfile, traceback, warnings
+{prepare}
+warnings.simplefilter("ignore")  # JAX warns of each fork
+found = {{}}
+for name, (directory, code) in json.load(sys.stdin).items():
+    with tempfile.TemporaryFile("w+") as out:
+        child = os.fork()
+        if child == 0:
+            os.chdir(directory)
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+            try: exec(code, globals())
+            except BaseException: traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(0)
+        os.waitpid(child, 0)
+        out.seek(0)
+        found[name] = out.read()
+json.dump(found, sys.stdout)
 """
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_plugins_list_all_that_their_modules_register(extra):
-    modules = [m for m in _modules() if m.startswith(f"jengine.extras.{extra}.") and "__main__" not in m]
-    done = _run(REGISTERED.format(rooms=ROOMS, modules=modules), ROOT.parent)
-    assert (done.stdout.split(), done.stderr) == ([], "")
+def _run_each(prepare, codes):
+    """Run `codes`, each a directory and code, in forks of one process after `prepare`, and return what they print."""
+    command = [sys.executable, "-c", FORKS.format(prepare=prepare)]
+    done = subprocess.run(command, cwd=ROOT.parent, input=json.dumps(codes), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+ROOMS_FIRST = f"""
+import importlib
+from jengine.config import plugins, registry
+registries = lambda: {{id(r): (r, set(r._entries)) for r in list(registry._REGISTRIES)}}
+for room in {ROOMS}: importlib.import_module("jengine." + room)
+for _ in range(2):  # an entry's module may have a registry of its own
+    for registered in list(registry._REGISTRIES): len(registered)
+before = registries()
+"""
+REGISTERED = """
+for module in {modules}: importlib.import_module(module)
+for key, (registered, names) in registries().items():
+    new = names - before.get(key, (None, set()))[1]
+    len(registered)  # imports its page
+    print(*sorted(new - set(registered._modules) - set(plugins.provided(registered._section))))
+"""
+
+
+def test_plugins_list_all_that_their_modules_register():
+    modules = {e: [m for m in _modules() if m.startswith(f"jengine.extras.{e}.") and "__main__" not in m] for e in EXTRAS}
+    codes = {extra: (str(ROOT.parent), REGISTERED.format(modules=found)) for extra, found in modules.items()}
+    assert {extra: text.split() for extra, text in _run_each(ROOMS_FIRST, codes).items()} == {extra: [] for extra in EXTRAS}
 
 
 def test_the_index_of_names_has_the_entries_of_all_extras():
@@ -199,9 +231,12 @@ def test_the_index_of_names_has_the_entries_of_all_extras():
 
 
 def _copy(tmp_path, *without):
-    shutil.copytree(ROOT, tmp_path / "jengine", ignore=shutil.ignore_patterns("__pycache__"))
-    for extra in without:
-        shutil.rmtree(tmp_path / "jengine" / "extras" / extra)
+    """Return a directory with a package of links, which Python has compiled, to all parts but some extras."""
+    extras = tmp_path / "jengine" / "extras"
+    extras.mkdir(parents=True)
+    for path in [*ROOT.iterdir(), *(ROOT / "extras").iterdir()]:
+        if path.name not in ("__pycache__", "extras", *without):
+            (tmp_path / path.relative_to(ROOT.parent)).symlink_to(path)
     return tmp_path
 
 
@@ -209,29 +244,38 @@ def _run(code, directory):
     return subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True)
 
 
+OTHER_PACKAGES = """
+import flax.linen, flax.nnx, grain, jax, ml_collections, optax, orbax.checkpoint, rich
+assert "jengine" not in sys.modules
+"""
 IMPORT_ALL = """
 import importlib
 from jengine.config import plugins
 for module in {modules}:
     importlib.import_module(module)
+assert {extra!r} not in plugins.list_extras()
 for extra, provides in plugins.list_extras().items():
     for section, names in provides.items():
         for module in names.values():
             importlib.import_module(module)
+print(sys.modules["jengine"].__file__)
 """
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_can_be_deleted(extra, tmp_path):
-    left = [other for other in EXTRAS if other != extra and extra not in _provides(other).get("requires", {})]
-    modules = [m for m in _modules() if _place(f"{m}.x") in (*ROOMS, *(f"extras/{other}" for other in left)) and "__main__" not in m]
-    done = _run(IMPORT_ALL.format(modules=modules), _copy(tmp_path, extra))
-    assert done.returncode == 0, done.stderr
+def test_an_extra_can_be_deleted(tmp_path):
+    codes = {}
+    for extra in EXTRAS:
+        left = [other for other in EXTRAS if other != extra and extra not in _provides(other).get("requires", {})]
+        places = (*ROOMS, *(f"extras/{other}" for other in left))
+        modules = [m for m in _modules() if _place(f"{m}.x") in places and "__main__" not in m]
+        codes[extra] = (str(_copy(tmp_path / extra, extra)), IMPORT_ALL.format(modules=modules, extra=extra))
+    wanted = {extra: f"{tmp_path / extra / 'jengine' / '__init__.py'}\n" for extra in EXTRAS}
+    assert _run_each(OTHER_PACKAGES, codes) == wanted
 
 
 def test_the_core_trains_the_config_of_the_demo_with_a_class_of_the_user_without_extras(tmp_path):
     directory = _copy(tmp_path)
-    shutil.rmtree(directory / "jengine" / "extras")
+    shutil.rmtree(directory / "jengine" / "extras")  # of links
     shutil.copy(ROOT.parent / "configs" / "digits_cnn.py", directory)
     (directory / "my_config.py").write_text(CONFIG)
     command = [sys.executable, "-m", "jengine", "train", "my_config.py", "--config.train_cfg.max_epochs=4"]

@@ -30,7 +30,7 @@ def distributions(tmp_path_factory):
 def site(distributions, tmp_path_factory):
     """Return a directory with the installed wheel, without its dependencies."""
     directory = tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps", "--no-compile"]
     _run(*pip, "--target", directory, distributions[1])
     return directory
 

@@ -28,7 +28,7 @@ def run_suite(tmp_path, *arguments):
 
 @pytest.mark.parametrize(
     "part",
-    ["saves", "language", *(pytest.param(name, marks=pytest.mark.many_processes) for name in ("card", "configs", "engine", "images", "files"))],
+    ["saves", *(pytest.param(name, marks=pytest.mark.many_processes) for name in ("language", "card", "configs", "engine", "images", "files"))],
 )  # fmt: skip
 def test_each_part_ends_with_passed_checks_on_a_cpu(part, tmp_path, clean_environment):
     code, found = run_suite(tmp_path, "--parts", part)

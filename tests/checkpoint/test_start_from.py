@@ -45,26 +45,7 @@ equal = lambda one, other: jax.tree.map(np.testing.assert_array_equal, one, othe
 """
 
 
-@pytest.fixture
-def run_without(tmp_path):
-    """Return a function that runs code with a copy of jengine without the extra `weights`."""
-    ignore = shutil.ignore_patterns("__pycache__", "weights")
-    shutil.copytree(ROOT, tmp_path / "jengine", ignore=ignore)
-
-    def run(code):
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
-
-
-def test_a_run_starts_from_the_average_or_the_trained_weights_of_a_checkpoint(run_without):
-    run_without(
-        RUN
-        + """
+FITTING = """
 state = load("work_dirs/second", load_from="work_dirs/first")
 equal(state.params, average)
 equal(state.model_state, trained.model_state)
@@ -72,36 +53,49 @@ raw = load("work_dirs/third", load_from=dict(path="work_dirs/first", raw=True))
 equal(raw.params, trained.params)
 assert (int(state.step), int(raw.step)) == (0, 0)
 """
-    )
-
-
-def test_weights_of_another_model_are_an_error_that_lists_them_or_loaded_in_part(run_without):
-    printed = run_without(
-        RUN
-        + """
-try: load("work_dirs/second", 5, load_from="work_dirs/first")
+OTHERS = """
+try: load("work_dirs/fourth", 5, load_from="work_dirs/first")
 except ValueError as error: print(error)
-state = load("work_dirs/third", 5, load_from=dict(path="work_dirs/first", strict=False))
+state = load("work_dirs/fifth", 5, load_from=dict(path="work_dirs/first", strict=False))
 equal(state.params["body"], average["body"])
 assert state.params["head"]["kernel"].shape == (3, 5)
 """
-    )
-    assert "does not fit: 6 match, 0 missing, 0 unexpected, 2 mismatched" in printed
-    assert "params.head.kernel  stored float32[3,3], expected float32[3,5]" in printed
-    assert "Not all parameters were loaded from" in printed
-
-
-def test_other_weights_and_rules_need_an_extra(run_without):
-    printed = run_without(
-        RUN
-        + """
+REFUSED = """
 np.savez("w.npz", w=np.zeros(2))
 for load_from in (average, dict(path="work_dirs/first", rename=[("body", "stem")]), "w.npz", dict(path="work_dirs/first", strict="no")):
-    try: build("work_dirs/second", load_from=load_from)
+    try: build("work_dirs/sixth", load_from=load_from)
     except (TypeError, ValueError, OSError) as error: print("refused:", error, *error.__notes__)
 """
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What the parts print, with a copy of jengine without the extra `weights`; the errors come last."""
+    directory = tmp_path_factory.mktemp("without")
+    ignore = shutil.ignore_patterns("__pycache__", "weights")
+    shutil.copytree(ROOT, directory / "jengine", ignore=ignore)
+    code = RUN + "".join(f"{part}print('end of part')\n" for part in (FITTING, OTHERS, REFUSED))
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=directory, capture_output=True, text=True
     )
-    memory, rules, file, strict = (line for line in printed.splitlines() if "refused:" in line)
+    return [*done.stdout.split("end of part\n"), done.stderr]
+
+
+def test_a_run_starts_from_the_average_or_the_trained_weights_of_a_checkpoint(printed):
+    assert len(printed) > 2, printed[-1]  # the part has ended
+
+
+def test_weights_of_another_model_are_an_error_that_lists_them_or_loaded_in_part(printed):
+    assert len(printed) > 3, printed[-1]
+    text = printed[1]
+    assert "does not fit: 6 match, 0 missing, 0 unexpected, 2 mismatched" in text
+    assert "params.head.kernel  stored float32[3,3], expected float32[3,5]" in text
+    assert "Not all parameters were loaded from" in text
+
+
+def test_other_weights_and_rules_need_an_extra(printed):
+    assert len(printed) > 4, printed[-1]
+    memory, rules, file, strict = (line for line in printed[2].splitlines() if "refused:" in line)
     for line in (memory, rules):
         assert (
             "`load_from` must be a checkpoint or dict(path=, strict=, raw=) without an extra for other weights, got {"

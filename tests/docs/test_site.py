@@ -1,4 +1,4 @@
-"""Build the site, which fails on a broken link or anchor, and check what it contains."""
+"""Build the site, which fails on a broken link or anchor, and check what it contains; in `make processes`, as `make docs` builds it too."""
 
 import os
 import pathlib
@@ -9,6 +9,8 @@ import sys
 import pytest
 
 pytest.importorskip("sphinx_book_theme")
+
+pytestmark = pytest.mark.many_processes
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -26,9 +26,9 @@ EXAMPLES = {
     "segment_digits": dict(max_epochs=2, train_images=128),
     "simsiam": dict(max_epochs=4),
     "densecl": dict(max_iters=30),
-    "swav": dict(max_epochs=20),
-    "deepcluster": dict(max_epochs=20),
-    "odc": dict(max_epochs=20),
+    "swav": dict(max_epochs=5),
+    "deepcluster": dict(max_epochs=5),
+    "odc": dict(max_epochs=5),
     "many_hooks": dict(max_epochs=6, target_accuracy=0.3),
     "imix_debug": dict(total_epochs=2),
     "shard_map_loop": dict(steps=60),
@@ -168,10 +168,13 @@ def test_the_own_loop_example_learns():
     assert load_example("own_loop").main(**EXAMPLES["own_loop"]) > 0.15
 
 
-def test_the_finetuning_example_trains_updates_of_a_transformer_in_timms_layout(tmp_path):
+@pytest.mark.parametrize(
+    ("max_iters", "accuracy"), [(30, 0.15), pytest.param(100, 0.6, marks=pytest.mark.many_processes)]
+)  # 0.1 by chance; a full run reaches 0.89
+def test_the_finetuning_example_trains_updates_of_a_transformer_in_timms_layout(tmp_path, max_iters, accuracy):
     safetensors = pytest.importorskip("safetensors.numpy")
-    runner = load_example("finetune_timm").main(work_dir=str(tmp_path), **EXAMPLES["finetune_timm"])
-    assert runner.validations[-1][2]["accuracy/top1"] > 0.6  # 0.1 by chance; a full run reaches 0.89
+    runner = load_example("finetune_timm").main(work_dir=str(tmp_path), max_iters=max_iters)
+    assert runner.validations[-1][2]["accuracy/top1"] > accuracy
     stored = safetensors.load_file(tmp_path / "pretrained" / "timm.safetensors")
     assert stored["blocks.1.attn.qkv.weight"].shape == (96, 32)
     assert stored["pos_embed"].shape == (1, 37, 32)  # of a 6x6 grid; that of the run is 4x4
@@ -233,15 +236,15 @@ def test_the_densecl_example_turns_on_the_dense_loss_without_recompilation(tmp_p
     assert 0.8 < learned <= 1.0
 
 
-@pytest.fixture
-def train_beyond_projections(tmp_path):
-    """Run an example; the worst of the seeds 0 to 4 reached 0.9833 (swav), 0.9694 (deepcluster) and 0.9721 (odc)."""
+@pytest.fixture(params=[5, pytest.param(20, marks=pytest.mark.many_processes)], ids=["5 epochs", "20 epochs"])
+def train_beyond_projections(request, tmp_path):
+    """Run an example; in 20 epochs the worst of the seeds 0 to 4 reached 0.9833 (swav), 0.9694 (deepcluster) and 0.9721 (odc)."""
 
     def run(name):
-        runner, learned, random = load_example(name).main(work_dir=tmp_path, **EXAMPLES[name])
+        runner, learned, random = load_example(name).main(work_dir=tmp_path, **{**EXAMPLES[name], "max_epochs": request.param})
         assert runner.programs.update.traces == 1
         assert random == pytest.approx(0.929, abs=0.005)
-        assert learned > random + 0.03
+        assert learned > (random + 0.03 if request.param == 20 else 0.8)
         return runner
 
     return run
@@ -258,7 +261,7 @@ def test_the_swav_example_beats_random_projections_with_its_queue_in_use(train_b
 def test_the_deepcluster_example_beats_random_projections_with_its_clusters(train_beyond_projections, tmp_path):
     runner = train_beyond_projections("deepcluster")
     epochs = {int(path.stem.split("_")[-1]) for path in tmp_path.glob("cluster_epoch_*.npy")}
-    assert epochs == {0, 4, 8, 12, 16, 20}
+    assert epochs == {runner.max_epochs // 5 * i for i in range(6)}
     assert set(runner.train_dataloader.dataset.pseudo_labels) == set(range(40))
 
 

@@ -229,12 +229,18 @@ def test_the_loss_of_an_iteration_that_only_accumulates_is_the_mean_over_replica
     assert run(dict(type="DataParallel", impl=impl, devices=4), "many") == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("impl", ["shard_map", "pmap"])
-@pytest.mark.parametrize("settings", [{}, dict(steps_per_call=2)])
+def backtracking():
+    return optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(15))
+
+
 @pytest.mark.parametrize(
-    "optimizer",
-    [optax.lbfgs, lambda: optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(15))],
-    ids=["zoom", "backtracking"],
+    ("optimizer", "impl", "settings"),
+    [
+        (optax.lbfgs, "shard_map", {}),
+        (optax.lbfgs, "pmap", dict(steps_per_call=2)),
+        (backtracking, "shard_map", dict(steps_per_call=2)),
+        (backtracking, "pmap", {}),
+    ],
 )
 def test_a_line_search_decides_alike_on_all_replicas_although_their_data_differ(make_run, impl, settings, optimizer):
     rng = np.random.default_rng(0)
@@ -328,7 +334,7 @@ def test_illegal_settings_are_refused(make_run):
 @pytest.mark.parametrize(
     ("saved", "resumed"),
     [(dict(type="DataParallel", devices=2), None), (None, dict(type="DataParallel", devices=2)),
-     (dict(type="DataParallel", mesh=dict(data=2, fsdp=4), fsdp_min_size=16), dict(type="DataParallel", devices=4))],
+     pytest.param(dict(type="DataParallel", mesh=dict(data=2, fsdp=4), fsdp_min_size=16), dict(type="DataParallel", devices=4), marks=pytest.mark.many_processes)],
     ids=["replicas to one device", "one device to replicas", "replicas of four devices to replicas of one"],
 )  # fmt: skip
 def test_a_run_resumes_on_another_number_of_replicas_with_their_statistics_and_gradients(make_run, saved, resumed):

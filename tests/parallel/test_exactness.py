@@ -99,11 +99,15 @@ def assert_same(found, expected):
         np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
 
 
-MASKED, WEIGHTED = ("4 replicas, pmap", "2 replicas of 4 devices"), ("Pjit, data 2, fsdp 2, tensor 2", "8 replicas")
-
-
 @pytest.mark.parametrize(
-    ("strategy", "loss"), [*((name, "masked") for name in MASKED), *((name, "weighted") for name in WEIGHTED)]
+    ("strategy", "loss"),
+    [
+        ("2 replicas of 4 devices", "masked"),
+        ("8 replicas", "weighted"),
+        # which the runs below that resume on these end with, too
+        pytest.param("4 replicas, pmap", "masked", marks=pytest.mark.many_processes),
+        pytest.param("Pjit, data 2, fsdp 2, tensor 2", "weighted", marks=pytest.mark.many_processes),
+    ],
 )
 def test_every_mesh_has_the_parameters_of_one_device(finished, strategy, loss):
     assert_same(finished(strategy, loss)[0], finished("1 device", loss)[0])

@@ -21,40 +21,33 @@ def test_flags_alone_describe_a_process():
     )
 
 
-@pytest.mark.parametrize(
-    ("given", "missing"),
-    [
-        (dict(coordinator="a:1"), "--num-processes, --process-id"),
-        (dict(num_processes=2, process_id=0), "--coordinator"),
-        (dict(coordinator="a:1", num_processes=2), "--process-id"),
-    ],
-)
-def test_incomplete_flags_are_refused_with_the_missing_ones(given, missing):
-    with pytest.raises(ConfigError, match=f"several processes also require {missing}"):
-        find_settings("none", {}, **given)
+def flags(coordinator="a:1", num_processes=2, process_id=0):
+    return dict(coordinator=coordinator, num_processes=num_processes, process_id=process_id)
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (
-            dict(coordinator="host", num_processes=2, process_id=0),
-            "--coordinator must be HOST:PORT of process 0, got 'host'",
-        ),
-        (dict(coordinator="a:b", num_processes=2, process_id=0), "--coordinator must be HOST:PORT"),
-        (dict(coordinator="a:1", num_processes=0, process_id=0), "--num-processes must be at least 1, got 0"),
-        (dict(coordinator="a:1", num_processes=2, process_id=2), "--process-id must be 0 to 1, got 2"),
-        (dict(coordinator="a:1", num_processes=2, process_id=-1), "--process-id must be 0 to 1, got -1"),
-    ],
-)
-def test_illegal_flags_are_refused(given, message):
-    with pytest.raises(ConfigError, match=message):
-        find_settings("none", {}, **given)
+WITHOUT_TASK = {name: value for name, value in SLURM.items() if name not in ("SLURM_PROCID", "SLURM_LOCALID")}
+REFUSED = {
+    "a coordinator alone": ("none", {}, dict(coordinator="a:1"), "several processes also require --num-processes, --process-id"),
+    "no coordinator": ("none", {}, dict(num_processes=2, process_id=0), "several processes also require --coordinator"),
+    "no process": ("none", {}, dict(coordinator="a:1", num_processes=2), "several processes also require --process-id"),
+    "no port": ("none", {}, flags("host"), "--coordinator must be HOST:PORT of process 0, got 'host'"),
+    "a port of letters": ("none", {}, flags("a:b"), "--coordinator must be HOST:PORT"),
+    "no processes": ("none", {}, flags(num_processes=0), "--num-processes must be at least 1, got 0"),
+    "a process too many": ("none", {}, flags(process_id=2), "--process-id must be 0 to 1, got 2"),
+    "a negative process": ("none", {}, flags(process_id=-1), "--process-id must be 0 to 1, got -1"),
+    "an unknown launcher": ("slrum", {}, {}, "--launcher must be one of .*, got 'slrum'; did you mean 'slurm'"),
+    "SLURM outside a task": ("slurm", WITHOUT_TASK, {}, "must have SLURM_PROCID, SLURM_LOCALID; start with srun"),
+    "Open MPI without a host": ("mpi", OPEN_MPI, {}, "does not provide the host of process 0; give --coordinator HOST:PORT"),
+    "MPICH without a host": ("mpi", MPICH, {}, "does not provide the host of process 0; give --coordinator HOST:PORT"),
+    "MPI outside mpirun": ("mpi", {}, {}, "must have OMPI_COMM_WORLD_SIZE or PMI_SIZE; start with mpirun"),
+    "Kubernetes outside a pod": ("kubernetes", {}, {}, "must have KUBERNETES_SERVICE_HOST"),
+}  # fmt: skip
 
 
-def test_an_unknown_launcher_is_refused_with_the_closest():
-    with pytest.raises(ConfigError, match="--launcher must be one of .*, got 'slrum'; did you mean 'slurm'"):
-        find_settings("slrum", {})
+@pytest.mark.parametrize(("launcher", "environ", "given", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_does_not_describe_a_process_is_refused(launcher, environ, given, words):
+    with pytest.raises(ConfigError, match=words):
+        find_settings(launcher, environ, **given)
 
 
 def test_slurm_is_left_to_jax_if_its_variables_are_set():
@@ -62,36 +55,14 @@ def test_slurm_is_left_to_jax_if_its_variables_are_set():
     assert find_settings("slurm", SLURM, coordinator="n1:99") == dict(coordinator_address="n1:99", cluster_detection_method="slurm")
 
 
-def test_slurm_outside_a_task_is_refused_with_the_missing_variables():
-    environ = {name: value for name, value in SLURM.items() if name not in ("SLURM_PROCID", "SLURM_LOCALID")}
-    with pytest.raises(ConfigError, match="must have SLURM_PROCID, SLURM_LOCALID; start with srun"):
-        find_settings("slurm", environ)
-
-
 def test_open_mpi_provides_all_settings():
     expected = dict(num_processes=4, process_id=3, local_device_ids=[1], cluster_detection_method="ompi")
     assert find_settings("mpi", {**OPEN_MPI, **ORTE}) == expected
 
 
-@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH])
-def test_an_mpi_without_the_host_of_process_0_requires_the_coordinator(environ):
-    with pytest.raises(ConfigError, match="does not provide the host of process 0; give --coordinator HOST:PORT"):
-        find_settings("mpi", environ)
-
-
 def test_mpich_takes_a_coordinator():
     expected = dict(coordinator_address="n1:99", num_processes=2, process_id=1, cluster_detection_method="deactivate")
     assert find_settings("mpi", MPICH, coordinator="n1:99") == expected
-
-
-def test_mpi_outside_mpirun_is_refused():
-    with pytest.raises(ConfigError, match="must have OMPI_COMM_WORLD_SIZE or PMI_SIZE; start with mpirun"):
-        find_settings("mpi", {})
-
-
-def test_kubernetes_outside_a_pod_is_refused():
-    with pytest.raises(ConfigError, match="must have KUBERNETES_SERVICE_HOST"):
-        find_settings("kubernetes", {})
 
 
 def test_auto_and_tpu_leave_everything_to_jax():

@@ -79,7 +79,7 @@ def on_one_device(tmp_path_factory):
     ("optimizer", "mesh"),
     [
         pytest.param("SGD", "data 1", marks=pytest.mark.many_processes),
-        ("SGD", "data 2, fsdp 2, tensor 2"),
+        pytest.param("SGD", "data 2, fsdp 2, tensor 2", marks=pytest.mark.many_processes),  # also below, in half precision
         pytest.param("AdamW", "data 8", marks=pytest.mark.many_processes),
         ("AdamW", "fsdp 8"),
         ("LARS", "data 2, fsdp 2, tensor 2"),  # whose norms are over the shards

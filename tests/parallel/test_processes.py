@@ -112,12 +112,13 @@ def test_processes_train_without_the_preemption_service_and_say_that_signals_end
         assert "`train_cfg.max_time` must be None for several processes without JAX's preemption service" in output
 
 
-TERMINATE_TWICE = pytest.param("terminate_twice", -1, [143, 143], marks=pytest.mark.many_processes)
-
-
 @pytest.mark.parametrize(
     ("action", "process", "codes"),
-    [("terminate", 1, [143, 143]), ("interrupt", 0, [-signal.SIGINT, 143]), TERMINATE_TWICE],
+    [
+        ("terminate", 1, [143, 143]),
+        pytest.param("interrupt", 0, [-signal.SIGINT, 143], marks=pytest.mark.many_processes),
+        pytest.param("terminate_twice", -1, [143, 143], marks=pytest.mark.many_processes),
+    ],
 )
 def test_a_signal_ends_both_at_the_same_iteration_and_one_process_resumes(run, tmp_path, action, process, codes):
     outputs = run(2, "epochs=2000", f"action={action}", f"process={process}", "iteration=6")

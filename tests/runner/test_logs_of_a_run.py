@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import logging
 import pathlib
@@ -297,7 +298,7 @@ def test_the_time_of_an_iteration_includes_its_data_and_with_blocking_the_device
             train_cfg=dict(max_epochs=1, val_begin=9),
             default_hooks=dict(checkpoint=None, logger=None, timer=dict(type="IterTimerHook", block=block)),
         )
-        runner.stopwatch, runner.dispatch_limiter = Stopwatch(clock), Limiter(4)
+        runner.run = dataclasses.replace(runner.run, stopwatch=Stopwatch(clock), limiter=Limiter(4))
         runner.train()
         return (runner.message_hub.get_scalar(f"train/{name}").data[0] for name in ("data_time", "time"))
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import os
@@ -115,7 +116,7 @@ def test_the_record_follows_a_long_run_and_a_resume_counts_the_lost_iterations(m
     hooks = dict(logger=None, checkpoint=dict(type="CheckpointHook", interval=4, by_epoch=False))
     kill = Kill()
     killed = make_runner(default_hooks=hooks, custom_hooks=[kill])
-    killed.stopwatch = Stopwatch(lambda: float(next(now)))
+    killed.run = dataclasses.replace(killed.run, stopwatch=Stopwatch(lambda: float(next(now))))
     with pytest.raises(RuntimeError, match="stop"):
         killed.train()
     assert (kill.sessions[0]["first_iter"], kill.sessions[0]["iter"]) == (0, 6)

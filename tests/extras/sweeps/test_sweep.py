@@ -213,7 +213,13 @@ def test_the_reason_of_a_failure_is_the_error_or_the_signal(tmp_path, output, co
 
 
 @pytest.mark.parametrize("content", ['{"overrides": {', "[1]", "[" * 100_000])
-@pytest.mark.parametrize("name", ["trial.json", "sweep.json"])
+def test_a_damaged_object_is_an_error_that_names_its_file(tmp_path, content):
+    (tmp_path / "trial.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"trial.json must be as the sweep has written it, got .*; remove it"):
+        read_record(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "content"), [("trial.json", '{"overrides": {'), ("sweep.json", "[1]")])
 def test_a_damaged_record_is_an_error_and_not_a_missing_one(tmp_path, name, content):
     path = tmp_path / "lr=0.1" / "trial.json" if name == "trial.json" else tmp_path / name
     path.parent.mkdir(exist_ok=True)
