@@ -187,7 +187,8 @@ def checked(entry: T, owner: str | None = None) -> T:
 
 def checks_itself(entry: Callable[..., Any]) -> bool:
     """Return whether calls of `entry` check the arguments, see `checked`."""
-    return hasattr(entry.__init__ if isinstance(entry, type) else entry, "checks_arguments")
+    kind: Any = entry
+    return hasattr(kind.__init__ if isinstance(kind, type) else kind, "checks_arguments")
 
 
 @functools.lru_cache(maxsize=1024)
@@ -351,8 +352,8 @@ def _find_mismatch(annotation: object, value: Any, keys: tuple[str | int, ...]) 
         return None
     if origin in _UNIONS:
         mismatches = []
-        for kind in args:
-            mismatch = _find_mismatch(kind, value, keys)
+        for alternative in args:
+            mismatch = _find_mismatch(alternative, value, keys)
             if mismatch is None:
                 return None
             mismatches.append(mismatch)

@@ -182,7 +182,7 @@ def _describe_argument(kind: Any, name: str, value: Any, path: str) -> str | Unw
     """
     entry = kind if callable(kind) else next(iter(find_registered(kind)), None)
     with contextlib.suppress(TypeError, ValueError):  # no signature, or no class
-        parameter = parameters_of(entry).get(name)  # type: ignore[arg-type]
+        parameter = parameters_of(entry).get(name)
         if parameter is not None and not takes_functions(parameter):
             return Unwritable(
                 f"{path} for an argument without an annotation as a function",
@@ -199,7 +199,8 @@ def _describe_list(items: Sequence[Any], outer: tuple[int, ...]) -> Any:
         sample = flatten_description([describe(items[i], outer) for i in chosen])
         kind = f"{type(items).__name__} of {len(items):,} items"
         return Unwritable(kind, content=hash_text(repr(sample)))
-    return type(items)(
+    kind_of_list: Any = type(items)
+    return kind_of_list(
         [item if type(item) in _LITERALS else describe(item, outer) for item in items]
     )
 
@@ -214,7 +215,7 @@ def _is_dtype(value: Any) -> bool:
 
 
 def _describe_array(value: Any) -> Any:
-    jax = sys.modules.get("jax")
+    jax: Any = sys.modules.get("jax")
     is_small = isinstance(value.dtype, np.dtype) and 0 < value.size <= _MAX_ITEMS
     if is_small and value.dtype.kind in "biuf":
         if type(value) is np.ndarray:
@@ -312,7 +313,8 @@ def _describe_object(value: Any, outer: tuple[int, ...]) -> Any:
     if dataclasses.is_dataclass(value) and kind.__dataclass_params__.init:
         return describe({"type": kind, **_changed_fields(value)}, outer)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a transformation of optax
-        return Unwritable(kind.__name__, content=describe(value._asdict(), outer))
+        fields = dict(zip(value._fields, value, strict=True))
+        return Unwritable(kind.__name__, content=describe(fields, outer))
     if isinstance(value, functools.partial):
         return Unwritable(
             "functools.partial with positional arguments",

@@ -272,8 +272,8 @@ class Writer:
         elif hasattr(value, "dtype"):
             name = "np" if isinstance(value, np.ndarray) else "jnp"
             self.arrays.add(name)
-            items = self.literal(np.asarray(value).tolist(), indent, path)
-            return f"{name}.array({items}, {value.dtype.name!r})"
+            numbers = self.literal(np.asarray(value).tolist(), indent, path)
+            return f"{name}.array({numbers}, {value.dtype.name!r})"
         else:
             return repr(value)
         comma = "," if kind is tuple and len(items) == 1 else ""

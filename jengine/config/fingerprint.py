@@ -62,9 +62,8 @@ def describe_run(
         if name not in _NOT_COMPARED and value is not arguments.get(name):
             settings[f"cfg.{name}" if name in arguments else name] = config[name]
     settings["jax.config"] = read_flags()
-    return config, flatten_description(
-        {name: value for name, value in settings.items() if value is not None}
-    )
+    flat = flatten_description({key: value for key, value in settings.items() if value is not None})
+    return config, {**flat}
 
 
 def _is_in_memory(load_from: Any) -> bool:

@@ -289,7 +289,7 @@ class Registry:
                 f"{self._name_with_article} must be a dict with a 'type', got "
                 f"{type(cfg).__name__}: {cfg!r}"
             )
-        arguments = {**extra, **cfg}
+        arguments = {**extra, **typing.cast(Mapping[str, Any], cfg)}
         arguments.pop("_delete_", None)
         arguments.pop("_scope_", None)
         entry = arguments.pop("type", None)
