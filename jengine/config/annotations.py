@@ -187,8 +187,8 @@ def checked(entry: T, owner: str | None = None) -> T:
 
 def checks_itself(entry: Callable[..., Any]) -> bool:
     """Return whether calls of `entry` check the arguments, see `checked`."""
-    kind: Any = entry
-    return hasattr(kind.__init__ if isinstance(kind, type) else kind, "checks_arguments")
+    called = getattr(entry, "__init__", None) if isinstance(entry, type) else entry
+    return hasattr(called, "checks_arguments")
 
 
 @functools.lru_cache(maxsize=1024)
