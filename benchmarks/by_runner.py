@@ -90,7 +90,7 @@ class RunnerLoop:
         self._stop.last_iter = loop.iter + iters
         loop.stop_training = False
         loop.run()
-        self.runner.dispatch_limiter.drain()
+        self.runner.run.limiter.drain()
         self.runner.log_writer.flush()
 
     def close(self):

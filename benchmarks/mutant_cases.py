@@ -149,7 +149,6 @@ def linear_config() -> Config:
         parallel=dict(type="SingleDevice", device=0),
         precision=dict(compute="float32"),
         resume=False,
-        resume_settings="checkpoint",
     )
 
 

@@ -34,8 +34,8 @@ from jengine.checkpoint.identity import agree_on_identity
 from jengine.config import load_config, resolve
 from jengine.data import ArrayDataset
 from jengine.parallel import DataShard, ProcessMismatchError, all_gather_objects, get_processes
+from jengine.parallel.interrupts import Interrupts
 from jengine.runner.dataloaders import DataLoaders
-from jengine.runner.interrupts import Interrupts
 from jengine.runner.resume_data import collect_position
 
 CONFIG = pathlib.Path(__file__).parent.parent / "configs" / "digits_cnn.py"
@@ -161,14 +161,17 @@ class Process:
             batch_size=2, dataset=ArrayDataset(dict(x=np.arange(4 * count, dtype=np.float32)))
         )
         sections = dict(train_dataloader=data, val_dataloader={"": data}, test_dataloader=None)
-        self._loaders = DataLoaders(sections, 0, self._processes, self._shard, cfg)
+        strategy = SimpleNamespace(data_shard=self._shard, batch_multiple=1)
+        self._run = SimpleNamespace(seed=0, processes=self._processes, strategy=strategy, cfg=cfg)
+        self._loaders = DataLoaders(sections, self._run)
         self._checkpointer = Checkpointer(work_dir, "run")
 
     def start(self):
         """Compare the configs, the loaders and their first batches."""
         agree_on_identity(self._processes, self._cfg, self._work_dir)
         for mode in ("train", "val"):
-            self._loaders.call_with_example(f"{mode}_dataloader", lambda batch: None)
+            with self._loaders.example(f"{mode}_dataloader"):
+                pass
 
     def find_difference(self):
         """Compare configs of which one differs."""
@@ -198,14 +201,13 @@ class Process:
 
     def save(self):
         """Save a state that is divided over all processes."""
-        loader = self._loaders.get("train_dataloader")
-        runner = SimpleNamespace(
-            train_loop=SimpleNamespace(
-                position=loader.state_dict(), by_epoch=False, epoch_start=0, epoch_length=2
-            ),
-            train_dataloader=loader,
-            strategy=SimpleNamespace(data_shard=self._shard, batch_multiple=1),
-            processes=self._processes,
+        loader = self._loaders.train
+        loop = SimpleNamespace(
+            dataloader=loader,
+            position=loader.state_dict(),
+            by_epoch=False,
+            epoch_start=0,
+            epoch_length=2,
         )
         sharding = jax.sharding.NamedSharding(
             jax.sharding.Mesh(jax.devices(), "data"), jax.sharding.PartitionSpec("data")
@@ -213,7 +215,7 @@ class Process:
         values = np.arange(4 * self._count, dtype=np.float32)
         state = {"w": jax.make_array_from_callback(values.shape, sharding, values.__getitem__)}
         meta = dict(epoch=0, iter=2)
-        position = collect_position(runner, meta)
+        position = collect_position(self._run, loop, meta)
         self._checkpointer.save(
             f"{self._work_dir}/iter_2", state, dict(meta=meta, position=position)
         )

@@ -141,7 +141,7 @@ def check_runs_again(work_dir, again=EVERYTHING):
     runner = runner_class(problems).from_cfg({**cfg, "work_dir": f"{work_dir}_again"})
     if has_checkpoint(work_dir):
         saved = read_meta(find_checkpoint(work_dir))["fingerprint"]["settings"]
-        assert json.loads(json.dumps(runner.settings)) == saved
+        assert json.loads(json.dumps(runner.run.described.settings)) == saved
         load_model(work_dir, trust=True)
 
 

@@ -310,9 +310,9 @@ except ValueError as error: print(error)
 
 
 def test_a_prediction_without_the_extra_for_it_names_the_extra(tmp_path):
-    code = "from jengine.config.plugins import load_provided\ntry: load_provided('predict', 'Predictor')\nexcept KeyError as error: print(error)"
+    code = "from jengine.config.plugins import load_provided\ntry: load_provided('predict', 'predict')\nexcept KeyError as error: print(error)"
     done = _run(code, _copy(tmp_path, "serving"))
-    assert "no extra provides 'Predictor' in predict; it is in the extra 'serving', which is not installed" in done.stdout, done
+    assert "no extra provides 'predict' in predict; it is in the extra 'serving', which is not installed" in done.stdout, done
 
 
 def test_a_command_and_a_function_of_a_deleted_extra_are_explained(tmp_path):

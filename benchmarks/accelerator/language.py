@@ -70,7 +70,7 @@ class RunnerLoop:
         self._stop.last_iter = loop.iter + iters
         loop.stop_training = False
         loop.run()
-        self.runner.dispatch_limiter.drain()
+        self.runner.run.limiter.drain()
 
 
 class HandLoop:

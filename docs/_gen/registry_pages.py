@@ -221,10 +221,10 @@ def _write_stages(hook: Hook) -> Iterator[str]:
 def _limits_of_chunks(hook: Hook, stages: list[str]) -> str:
     if not {"before_train_iter", "after_train_iter"} & set(stages):
         return "no limit"
-    if hook.is_scheduled:
-        return "end at the iterations at which it acts"
-    if hook.is_per_chunk or hook.runs_ahead:
+    if hook.acts_on != "state" or hook.every == -1:
         return "no limit"
+    if hook.every is not None or type(hook).next_step is not Hook.next_step:
+        return "end at the iterations at which it acts"
     return "limited to one step each"
 
 
@@ -268,6 +268,10 @@ def _argument_texts(entry: Entry) -> Mapping[str, str]:
     sources = [*inspect.getmro(entry)] if isinstance(entry, type) else [entry]
     family = getattr(entry, "family", None)
     texts: dict[str, str] = {}
+    for parameter in inspect.signature(entry).parameters.values():
+        for settings in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(settings, type):  # a dataclass, whose fields are arguments
+                sources += inspect.getmro(settings)
     for source in [*sources, *(inspect.getmro(family) if family else ())]:
         for section in _sections(source):
             if source is not object and section.kind.value in ("parameters", "attributes"):

@@ -136,7 +136,7 @@ def find_empty(node: Any) -> jax.ShapeDtypeStruct | None:
 def _in_host_memory(state: Any) -> bool:
     """Return whether a single CPU holds all arrays."""
     arrays = [leaf for leaf in jax.tree.leaves(state) if isinstance(leaf, jax.Array)]
-    devices = set().union(*(leaf.sharding.device_set for leaf in arrays))
+    devices: set[Any] = set().union(*(leaf.sharding.device_set for leaf in arrays))
     return len(devices) <= 1 and all(device.platform == "cpu" for device in devices)
 
 

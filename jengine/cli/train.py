@@ -34,9 +34,9 @@ def train(runner: "Runner", argv: Sequence[str]) -> int:
     try:
         runner.train()
     except KeyboardInterrupt:
-        if runner.interrupts.signum is None:  # before the first iteration: nothing was logged
+        if runner.run.interrupts.signum is None:  # before the first iteration: nothing was logged
             raise
-        return 128 + runner.interrupts.signum  # as shells report a process that a signal ended
+        return 128 + runner.run.interrupts.signum  # as shells report a process that a signal ended
     finally:
         progress.close()
     return 0

@@ -198,12 +198,19 @@ def checks_itself(entry: Callable[..., Any]) -> bool:
 def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Return the parameters of a class or function.
 
-    Each annotation that is text is resolved if it can be.
+    Each annotation that is text is resolved if it can be. `**settings: Annotated[Any, Settings]`
+    stands for the fields of the dataclass `Settings`.
 
     Raises:
       TypeError, ValueError: `entry` has no signature, as some built-ins.
     """
-    parameters = inspect.signature(entry).parameters
+    parameters: dict[str, inspect.Parameter] = {}
+    for name, parameter in inspect.signature(entry).parameters.items():
+        (settings,) = getattr(parameter.annotation, "__metadata__", (None,))[:1]
+        if parameter.kind is parameter.VAR_KEYWORD and isinstance(settings, type):
+            parameters.update(inspect.signature(settings).parameters)
+        else:
+            parameters[name] = parameter
     if str not in {type(parameter.annotation) for parameter in parameters.values()}:
         return parameters
     names = _global_names(entry)

@@ -8,6 +8,7 @@ what is at hand where the error passes; each entry may be missing:
     loader    the path of the dataloader whose batch the error may be about
     examples  the entries of first batches with dtypes and shapes, by dataloader
     host_entries  the kinds of the entries that stay on the host, by dataloader and path
+    checkpoint  the path of the checkpoint that is read, and its `meta`
     run       the Runner that ends because of the error
     evaluation  the `Evaluation` of the run that failed; None between two of them
     program   the name, the compiled function and the arguments of the program that failed

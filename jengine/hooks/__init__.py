@@ -11,10 +11,7 @@ from jengine.hooks.checks import CheckInvalidLossHook as CheckInvalidLossHook
 from jengine.hooks.checks import NonFiniteLossError as NonFiniteLossError
 from jengine.hooks.hook import Hook as Hook
 from jengine.hooks.priority import Priority as Priority
-from jengine.hooks.priority import PriorityStatus as PriorityStatus
-from jengine.hooks.priority import get_level as get_level
 from jengine.hooks.priority import get_priority as get_priority
-from jengine.hooks.priority import to_priority as to_priority
 
 if TYPE_CHECKING:
     from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook

@@ -46,7 +46,6 @@ _CHECKPOINT_KEYS = (
     "optimizer",
     "param_schedulers",
     "data",
-    "accumulated",
     "exchanged",
     "set_by_hand",
     "fingerprint",
@@ -140,8 +139,14 @@ class CheckpointHook(Hook):
             raise ValueError(
                 "CheckpointHook: keep_period needs a positive max_keep_ckpts; -1 keeps all"
             )
+        duration = interval if isinstance(interval, str) else None
         check_policies(
-            interval, save_policy, save_begin, keep_period, preservation_policy, max_keep_ckpts
+            save_policy or duration,
+            preservation_policy,
+            interval=-1 if save_policy is None else interval,  # type: ignore[arg-type]
+            save_begin=save_begin,
+            keep_period=keep_period,
+            max_keep_ckpts=max_keep_ckpts,
         )
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best needs save_best")
@@ -154,6 +159,7 @@ class CheckpointHook(Hook):
         self._history = SaveHistory(preservation_policy)
         self.interval = -1 if isinstance(interval, str) else interval
         self.by_epoch = by_epoch and self._schedule is None
+        self.every = -1 if self.by_epoch else None  # else as `next_step` says
         self.save_optimizer = save_optimizer
         self.save_param_scheduler = save_param_scheduler
         self.out_dir = out_dir
@@ -306,8 +312,6 @@ class CheckpointHook(Hook):
         outputs: Outputs = None,
     ) -> None:
         """Save the iteration if it is due."""
-        if self.by_epoch:
-            return
         is_last = self.save_last and self.is_last_train_iter(runner)
         if self._schedule is None:
             is_due = self.every_n_train_iters(runner, self.interval, self.save_begin)
@@ -319,9 +323,7 @@ class CheckpointHook(Hook):
             )
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return the next step after which to save; never if the hook counts epochs."""
-        if self.by_epoch:
-            return math.inf
+        """Return the next step after which to save."""
         # A chunk must end at the last iteration, which is saved even if the interval does not reach
         # it.
         last = runner.max_iters - 1 if self.save_last else -1

@@ -65,10 +65,7 @@ class CheckInvalidLossHook(Hook):
 
     def __init__(self, interval: Count = 50) -> None:
         self.interval = interval
-
-    def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return the step of the next check."""
-        return self.next_multiple(self.interval, step)
+        self.every = interval
 
     def after_train_iter(
         self,
@@ -77,8 +74,8 @@ class CheckInvalidLossHook(Hook):
         data_batch: Batch = None,
         outputs: Outputs = None,
     ) -> None:
-        """Check the loss if it is due."""
-        if outputs and self.every_n_train_iters(runner, self.interval):
+        """Check the loss."""
+        if outputs:
             loss = float(outputs["loss"])  # waits for the device
             if not np.isfinite(loss):
                 runner.logger.error("the loss became infinite or NaN!")

@@ -1,6 +1,5 @@
 """Averaged parameters, computed inside the training step, for evaluation and deployment."""
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -269,20 +268,6 @@ def _build_average(ema_type: str | type[Average], arguments: dict[str, Any]) -> 
     if not (isinstance(kind, type) and issubclass(kind, Average)):
         hint = closest(str(ema_type), AVERAGES)
         raise TypeError(f"EMAHook: ema_type must be an average, got {ema_type!r}{hint}")
-    # Arguments of the average are the hook's own (`**arguments`), which is why a typo has to be
-    # searched in both.
-    legal = inspect.signature(kind).parameters
-    for name in arguments:
-        if name not in legal:
-            hook = [
-                n
-                for n, p in inspect.signature(EMAHook).parameters.items()
-                if p.kind is not p.VAR_KEYWORD
-            ]
-            raise TypeError(
-                f"neither EMAHook nor {kind.__name__} has an argument "
-                f"{name!r}{closest(name, [*legal, *hook])}"
-            )
     return kind(**arguments)
 
 

@@ -5,7 +5,7 @@ checkpoints.
 import math
 import operator
 from collections.abc import Mapping, Sized
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import optax
 
@@ -14,10 +14,9 @@ from jengine.config.errors import ConfigError
 from jengine.data.batch_check import Batch
 from jengine.hooks.priority import Priority
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.train.scanned_step import ChunkMetrics
 from jengine.train.traced_hooks import StepContext
 
-# step metrics by name, device arrays; None if the hook runs ahead of the step
+# step metrics by name, device arrays; None ahead of a chunk, for hooks that set hyperparameters
 Outputs = Mapping[str, Any] | None
 
 # The default `before_val_iter` calls `_before_iter`, and so on.
@@ -40,22 +39,20 @@ class Hook:
       should keep values in the traced state (see `init_traced_state`): an attribute read inside a
       trace is frozen at its first value.
 
-    With `steps_per_call=K` the Runner runs chunks of K steps in one call of the compiled step,
-    where hooks allow it:
-
-    * By default a hook acts at each step, which limits chunks to one step. `next_step` returns the
-      next step at which it acts; no chunk crosses that step.
-    * A hook whose iteration stages only set hyperparameters sets `runs_ahead`: they are called for
-      each step of a chunk before the chunk runs, with `outputs=None`.
-    * A hook that only reads metrics defines `after_train_chunk`, which is called once per chunk
-      instead of `after_train_iter`.
+    With `steps_per_call=K` the Runner runs chunks of K steps in one call of the compiled step. No
+    chunk crosses a step at which a hook acts on the training state: a hook that acts at each step
+    limits chunks to one step.
 
     Attributes:
+      every: `before_train_iter` and `after_train_iter` are called at each `every`-th training
+        iteration, counted from 1 over the whole run; None calls them at each one, -1 at none.
+      acts_on: what these two stages use. With 'state', a chunk ends at the step at which they act.
+        With 'metrics', they only read metrics and progress: `after_train_iter` is called after the
+        chunk for each of its steps. With 'hyperparams', they only set values that the step reads:
+        they are called for each step before the chunk runs, without `outputs`.
       priority: order among the hooks of a stage, unless overridden at registration.
       update_on_skipped_steps: whether the traced state is updated at skipped steps
         (`StepContext.apply_update`).
-      runs_ahead: whether `before_train_iter` and `after_train_iter` use neither the state nor
-        metrics.
       is_single: whether a run has at most one hook of the class, subclasses included.
 
     Examples:
@@ -66,9 +63,10 @@ class Hook:
       ['after_val_epoch']
     """
 
+    every: int | None = None
+    acts_on: Literal["state", "metrics", "hyperparams"] = "state"
     priority: int | str | Priority = "NORMAL"
     update_on_skipped_steps: ClassVar[bool] = False
-    runs_ahead: ClassVar[bool] = False
     is_single: ClassVar[bool] = False
 
     stages: ClassVar[tuple[str, ...]] = (
@@ -144,14 +142,6 @@ class Hook:
         self._after_iter(
             runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train"
         )
-
-    def after_train_chunk(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
-    ) -> None:
-        """Run after a chunk is dispatched, with the metrics of all steps.
-
-        `runner.iter`, `batch_idx` and `data_batch`, on the host, are those of the last step.
-        """
 
     def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Run after each training epoch; once in an iteration loop."""
@@ -326,14 +316,13 @@ class Hook:
     # --- When the hook acts. ---
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return the first step from `step` on at which `before_train_iter` or `after_train_iter`
-        acts.
+        """Return the first step from `step` on at which `before_train_iter` and `after_train_iter`
+        are called.
 
-        Both stages are called only at these steps, and no chunk crosses one of them. Steps count
-        from 0 over the whole run, like `runner.iter`. The default is every step; `math.inf` is
-        none.
+        Override it for steps that `every` cannot describe. They count from 0 over the whole run,
+        like `runner.iter`; `math.inf` is none.
         """
-        return step
+        return step if self.every is None else self.next_multiple(self.every, step)
 
     # --- Helpers. ---
 
@@ -397,16 +386,6 @@ class Hook:
         its own interval.
         """
         return metric.partition("/")[0] in runner.message_hub.get_info("evaluations_left_out", ())
-
-    @property
-    def is_scheduled(self) -> bool:
-        """True if the hook defines `next_step`."""
-        return type(self).next_step is not Hook.next_step
-
-    @property
-    def is_per_chunk(self) -> bool:
-        """True if the hook defines `after_train_chunk`."""
-        return type(self).after_train_chunk is not Hook.after_train_chunk
 
     def get_triggered_stages(self) -> list[str]:
         """Return the host stages that this hook defines, in the order of `stages`."""

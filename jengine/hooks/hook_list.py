@@ -2,33 +2,23 @@
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jengine.config.errors import ConfigError, config_path, did_you_mean
+from jengine.config.plugins import load_provided
 from jengine.config.registry import HOOKS, as_config
-from jengine.data.batch_check import Batch
 from jengine.hooks.checks import HookStateError, NonFiniteLossError
 from jengine.hooks.hook import Hook
-from jengine.hooks.priority import Priority, get_level, get_priority, get_priority_name, to_priority
+from jengine.hooks.priority import Priority, get_priority, get_priority_name
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import tables
 from jengine.logging.console import in_notebook
 from jengine.logging.tables import shorten_rows
-from jengine.train.scanned_step import ChunkMetrics
 
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
-# A hook that defines a stage, its method, and whether it is called only at the steps that
-# `Hook.next_step` returns. A plain tuple, because each call of a stage unpacks one for each hook.
+_KINDS = ("state", "metrics", "hyperparams")  # of `Hook.acts_on`
+# A hook that defines a stage, its method, and whether the hook overrides `next_step`
 _Listener = tuple[Hook, Callable[..., Any], bool]
-
-
-class _Stage(NamedTuple):
-    """Hooks of a stage, in order."""
-
-    listeners: list[_Listener]
-    ahead: list[_Listener]  # those that are called for each step of a chunk, before the chunk runs
-    limiting: list[Hook]  # those whose calls require a chunk to start or end there
-
 
 DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
     runtime_info=dict(type="RuntimeInfoHook"),
@@ -51,7 +41,7 @@ class HookList:
     def __init__(self) -> None:
         self._named: dict[str, Hook | None] = {}  # None for a hook that was removed
         self._hooks: list[tuple[int, Hook]] = []
-        self._stages: dict[str, _Stage] = {}
+        self._listeners: dict[str, list[_Listener]] = {}  # by stage, in order
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,7 +83,7 @@ class HookList:
             self._named[name] = hook
         index = sum(other <= value for other, _ in self._hooks)  # after those of equal priority
         self._hooks.insert(index, (value, hook))
-        self._stages.clear()  # found again at the next call
+        self._listeners.clear()  # found again at the next call
         return hook
 
     def register_defaults(self, hooks: Mapping[str, Any] | None = None) -> None:
@@ -152,91 +142,66 @@ class HookList:
         removed = self._named.get(name)
         self._named[name] = None  # remembered, so that no default takes its place
         self._hooks = [(value, hook) for value, hook in self._hooks if hook is not removed]
-        self._stages.clear()
+        self._listeners.clear()
 
-    def call(self, runner: RunnerProtocol, stage: str, arguments: Mapping[str, Any]) -> None:
-        """Call the method `stage` of every hook that defines it, in order, with the keyword
-        arguments of the stage.
+    def call(
+        self,
+        runner: RunnerProtocol,
+        stage: str,
+        arguments: Mapping[str, Any],
+        acts_on: str | None = None,
+    ) -> None:
+        """Call the method `stage` of the hooks that define it, in order, with the keyword arguments
+        of the stage. Stages of a training iteration are called at the steps of a hook.
 
         An exception keeps its type and traceback; a note names the hook, the stage and the
         iteration.
-        """
-        # Looked up here first: a Python call less for each stage of each iteration
-        listeners, _, _ = self._stages.get(stage) or self._find_stage(stage)
-        for hook, method, scheduled in listeners:
-            try:
-                if not scheduled or hook.next_step(runner, step := runner.iter) <= step:
-                    method(runner, **arguments)
-            except Exception as error:
-                _add_note(error, hook, stage, runner)
-                raise
 
-    def call_ahead(self, runner: RunnerProtocol, stage: str, **arguments: Any) -> None:
-        """Call an iteration stage within a chunk, of the hooks with `runs_ahead`."""
-        _, listeners, _ = self._stages.get(stage) or self._find_stage(stage)
-        for hook, method, _ in listeners:
+        Args:
+          acts_on: only the hooks with this `acts_on`; None for all.
+        """
+        listeners = self._listeners.get(stage)
+        if listeners is None:
+            listeners = self._find_listeners(stage)
+        is_iteration = stage in _ITERATION_STAGES
+        for hook, method, is_irregular in listeners:
+            if acts_on is not None and hook.acts_on != acts_on:
+                continue
+            if is_iteration and hook.every == -1:
+                continue
             try:
+                if is_iteration and (is_irregular or hook.every is not None):
+                    step = runner.train_loop.iter
+                    if hook.next_step(runner, step) > step:
+                        continue
                 method(runner, **arguments)
             except Exception as error:
                 _add_note(error, hook, stage, runner)
                 raise
 
-    def call_after_chunk(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
-    ) -> None:
-        """Call `after_train_chunk` of the hooks that define it, and `after_train_iter` of the
-        others that are due.
-        """
-        step = runner.iter
-        last = None
-        listeners, _, _ = self._stages.get("after_train_iter") or self._find_stage(
-            "after_train_iter"
-        )
-        for hook, method, scheduled in listeners:
-            try:
-                if hook.is_per_chunk:
-                    hook.after_train_chunk(
-                        runner, batch_idx=batch_idx, data_batch=data_batch, metrics=metrics
-                    )
-                elif hook.runs_ahead:
-                    method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=None)
-                elif not scheduled or hook.next_step(runner, step) <= step:
-                    # slices device arrays: only on demand
-                    last = metrics.last() if last is None else last
-                    method(runner, batch_idx=batch_idx, data_batch=data_batch, outputs=last)
-            except Exception as error:
-                _add_note(error, hook, "after_train_iter", runner)
-                raise
-
     def allows_chunk(self, runner: RunnerProtocol, size: int) -> bool:
-        """Return whether no hook acts within a chunk of `size` steps that starts at
+        """Return whether no hook acts on the state within a chunk of `size` steps that starts at
         `runner.iter`.
         """
         first = runner.iter
-        last = runner.iter + size - 1
+        last = first + size - 1
         # At the ends of a chunk hooks are called as usual: before the first step, after the last
-        for stage, start, end in (
-            ("before_train_iter", first + 1, last + 1),
-            ("after_train_iter", first, last),
-        ):
-            _, _, limiting = self._stages.get(stage) or self._find_stage(stage)
-            for hook in limiting:  # no generator, which calls itself for each hook
-                if hook.next_step(runner, start) < end:
-                    return False
-        return True
+        return all(
+            hook.next_step(runner, start) >= end
+            for stage, start, end in (
+                ("before_train_iter", first + 1, last + 1),
+                ("after_train_iter", first, last),
+            )
+            for hook in self._list_limiting(stage)
+        )
 
     def list_chunk_blockers(self, runner: RunnerProtocol) -> list[Hook]:
         """Return the hooks that act at this step and at the next, which limits chunks to one
         step.
         """
-        hooks = dict.fromkeys(
-            hook for stage in _ITERATION_STAGES for hook in self._find_stage(stage).limiting
-        )
-        return [
-            h
-            for h in hooks
-            if all(h.next_step(runner, i) == i for i in (runner.iter, runner.iter + 1))
-        ]
+        hooks = dict.fromkeys(h for stage in _ITERATION_STAGES for h in self._list_limiting(stage))
+        steps = (runner.iter, runner.iter + 1)
+        return [h for h in hooks if all(h.next_step(runner, step) == step for step in steps)]
 
     def describe(self) -> str:
         """Return the order of calls, stage by stage, with the traced points between the stages
@@ -291,24 +256,21 @@ class HookList:
     def __len__(self) -> int:
         return len(self._hooks)
 
-    def _find_stage(self, name: str) -> _Stage:
+    def _find_listeners(self, stage: str) -> list[_Listener]:
         """Return the hooks that define a stage, in order, and keep them for the next call."""
-        is_known = name in Hook.stages  # a custom loop may call others
-        stage = self._stages[name] = _Stage([], [], [])
-        for hook in self:
-            if not (name in hook.get_triggered_stages() if is_known else hasattr(hook, name)):
-                continue
-            # Such a hook acts on a chunk by other means: ahead of it, or after it with the metrics
-            # of all steps
-            in_chunk = hook.runs_ahead or hook.is_per_chunk
-            is_scheduled = name in _ITERATION_STAGES and hook.is_scheduled and not in_chunk
-            listener = hook, getattr(hook, name), is_scheduled
-            stage.listeners.append(listener)
-            if hook.runs_ahead and not (name == "after_train_iter" and hook.is_per_chunk):
-                stage.ahead.append(listener)
-            if hook.is_scheduled or not in_chunk:
-                stage.limiting.append(hook)
-        return stage
+        is_known = stage in Hook.stages  # a custom loop may call others
+        self._listeners[stage] = [
+            (hook, getattr(hook, stage), type(hook).next_step is not Hook.next_step)
+            for hook in self
+            if (stage in hook.get_triggered_stages() if is_known else hasattr(hook, stage))
+        ]
+        return self._listeners[stage]
+
+    def _list_limiting(self, stage: str) -> Iterator[Hook]:
+        """Yield the hooks with a stage of an iteration that a chunk does not cross."""
+        for hook, _, _ in self._listeners.get(stage) or self._find_listeners(stage):
+            if hook.acts_on == "state" and hook.every != -1:
+                yield hook
 
 
 def _check_hook_name(name: str, known: Sequence[str]) -> None:
@@ -325,6 +287,13 @@ def _check_hook_name(name: str, known: Sequence[str]) -> None:
 
 
 def _check_stages(hook: Hook) -> None:
+    owner = type(hook).__name__
+    if hook.acts_on not in _KINDS:
+        raise ConfigError(f"`{owner}.acts_on` must be one of {_KINDS}, got {hook.acts_on!r}")
+    if hook.every is not None and (isinstance(hook.every, bool) or not isinstance(hook.every, int)):
+        raise ConfigError(
+            f"`{owner}.every` must be a number of training iterations, or None, got {hook.every!r}"
+        )
     # Nothing would call a method that is a misspelled stage or traced point
     known = (*Hook.stages, *Hook.traced_points)
     for method in dir(type(hook)):
@@ -332,7 +301,6 @@ def _check_stages(hook: Hook) -> None:
             continue
         match = difflib.get_close_matches(method, known, n=1, cutoff=_ALMOST)
         if match and callable(getattr(type(hook), method)):
-            owner = type(hook).__name__
             raise ConfigError(
                 f"`{owner}.{method}` must be the name of a stage; did you mean {match[0]!r}?"
             )
@@ -360,4 +328,5 @@ def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
             "a hook must have a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in "
             f"iMIX), got both: {priority!r} and {level!r}"
         )
-    return to_priority(get_level(level))
+    found: Priority = load_provided("hook_levels", "read_level")(level)
+    return found

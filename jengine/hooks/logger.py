@@ -16,7 +16,6 @@ from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.console import set_file_handler
-from jengine.train.scanned_step import ChunkMetrics
 
 
 @HOOKS.register_module()
@@ -51,6 +50,7 @@ class LoggerHook(Hook):
     """
 
     priority = "BELOW_NORMAL"
+    acts_on = "metrics"
     is_single = True
 
     def __init__(
@@ -82,6 +82,7 @@ class LoggerHook(Hook):
         self.keep_local = keep_local
         self.log_metric_by_epoch = log_metric_by_epoch
         self.file_handler_cfg = file_handler_cfg
+        self._end: float = math.inf
 
     def before_run(self, runner: RunnerProtocol) -> None:
         """Set the handler of the log file, which is created later."""
@@ -96,6 +97,15 @@ class LoggerHook(Hook):
                 "which has no epochs: the step of validation metrics is the iteration."
             )
 
+    def before_train_epoch(self, runner: RunnerProtocol) -> None:
+        """Find the end of the epoch.
+
+        An iteration loop has no epochs: its batch index keeps growing, and its only end is the end
+        of training.
+        """
+        loop = runner.train_loop
+        self._end = (loop.epoch_length or math.inf) if loop.by_epoch else runner.max_iters
+
     def after_train_iter(
         self,
         runner: RunnerProtocol,
@@ -104,43 +114,26 @@ class LoggerHook(Hook):
         outputs: Outputs = None,
     ) -> None:
         """Log the iteration if it is due."""
-        self._log_train(runner, batch_idx, 1)
-
-    def after_train_chunk(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
-    ) -> None:
-        """Log the iterations of a chunk that are due."""
-        self._log_train(runner, batch_idx, metrics.num_steps)
-
-    def _log_train(self, runner: RunnerProtocol, batch_idx: int, count: int) -> None:
-        """Log the iterations that are due among the last `count`."""
         loop = runner.train_loop
-        iteration = runner.iter
+        completed = loop.iter + 1
         by_epoch = loop.by_epoch
-        # An iteration loop has no epochs: its batch index keeps growing, and its only end is the
-        # end of training.
-        end = (loop.epoch_length or math.inf) if by_epoch else runner.max_iters
-        lines: list[tuple[int, int | None]] = []  # see `_write_lines`
-        for offset in range(count - 1, -1, -1):
-            completed = iteration - offset + 1
-            inner = batch_idx - offset + 1
-            is_last = (inner if by_epoch else completed) == end
-            if completed % self.interval_exp_name == 0 or (is_last and by_epoch):
-                lines.append((completed - 1, None))
-            if inner % self.interval == 0 or (
-                is_last and (not self.ignore_last or end <= self.interval)
-            ):
-                lines.append((completed - 1, inner - 1))
-        if lines:
-            loop.check()  # raises here, in the thread of the loop
-            timer = runner.stopwatch
-            previous = timer.enter("logging")  # a context manager would take as long as the rest
-            try:
-                # it waits for the device
-                runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), lines)
-            finally:
-                timer.enter(previous)
-            runner.message_hub.pop_info("slowest")  # the line has it
+        is_last = (batch_idx + 1 if by_epoch else completed) == self._end
+        names_run = completed % self.interval_exp_name == 0 or (is_last and by_epoch)
+        is_due = (batch_idx + 1) % self.interval == 0 or (
+            is_last and (not self.ignore_last or self._end <= self.interval)
+        )
+        if not (names_run or is_due):
+            return
+        loop.check()  # raises here, in the thread of the loop
+        hub = runner.message_hub
+        if (eta := loop.remaining_seconds) is not None:
+            hub.update_info("eta", eta)
+        with runner.stopwatch.part("logging"):
+            # it waits for the device
+            view = _RunnerView(runner)
+            line = batch_idx if is_due else None
+            runner.log_writer.submit(_write_lines, runner, view, names_run, line)
+        hub.pop_info("slowest")  # the line has it
 
     def after_val_iter(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
@@ -242,27 +235,22 @@ class _RunnerView:
 
 
 def _write_lines(
-    runner: RunnerProtocol, view: _RunnerView, lines: Sequence[tuple[int, int | None]]
+    runner: RunnerProtocol, view: _RunnerView, names_run: bool, batch_idx: int | None
 ) -> None:
-    """Write log lines: `(iteration, batch index)` for metrics, `(iteration, None)` for the
-    experiment name.
+    """Write a line with the experiment name, if wanted, and one with the metrics of a batch index,
+    unless it is None.
     """
-    try:
-        for iteration, batch_idx in lines:
-            view.iter = iteration
-            if batch_idx is None:
-                # A `ProgressHook` hides periodic lines from the terminal
-                runner.logger.info(f"Exp name: {runner.experiment_name}", extra={"periodic": {}})
-                continue
-            view.message_hub.flush(iteration)
-            tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
-            _log_line(runner.logger, text, tag)
-            scalars = {**tag, "mode": "train"}
-            runner.visualizer.add_scalars(
-                scalars, step=iteration + 1, file_path=f"{runner.timestamp}.json"
-            )
-    finally:
-        view.message_hub.flush()
+    view.message_hub.flush()
+    if names_run:
+        # A `ProgressHook` hides periodic lines from the terminal
+        runner.logger.info(f"Exp name: {runner.experiment_name}", extra={"periodic": {}})
+    if batch_idx is not None:
+        tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
+        _log_line(runner.logger, text, tag)
+        scalars = {**tag, "mode": "train"}
+        runner.visualizer.add_scalars(
+            scalars, step=view.iter + 1, file_path=f"{runner.timestamp}.json"
+        )
 
 
 def _log_line(logger: logging.Logger, text: str, tag: Mapping[str, Any]) -> None:

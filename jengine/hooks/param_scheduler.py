@@ -22,7 +22,7 @@ class ParamSchedulerHook(Hook):
 
     priority = "LOW"
     is_single = True
-    runs_ahead = True
+    acts_on = "hyperparams"
 
     def after_train_iter(
         self,

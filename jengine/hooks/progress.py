@@ -14,7 +14,6 @@ from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import console
 from jengine.logging.console import in_notebook, terminal_handlers
-from jengine.train.scanned_step import ChunkMetrics
 
 _REDRAW_SECONDS = 0.1
 _LINE_SECONDS = 60.0
@@ -67,6 +66,7 @@ class ProgressHook(Hook):
     """
 
     priority = "LOWEST"
+    acts_on = "metrics"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -119,12 +119,6 @@ class ProgressHook(Hook):
         if self._bar is not None and (now >= self._next_redraw or self.is_last_train_iter(runner)):
             self._next_redraw = now + _REDRAW_SECONDS
             self._bar.update(runner.iter + 1)
-
-    def after_train_chunk(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
-    ) -> None:
-        """Update the bar."""
-        self.after_train_iter(runner, batch_idx)
 
     def after_train(self, runner: RunnerProtocol) -> None:
         """Remove the bar."""

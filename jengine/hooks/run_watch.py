@@ -49,15 +49,14 @@ class RunWatch:
         """Start to watch with the next iteration."""
         self._last_step = runner.iter
         self.next_step = runner.iter + 1
-        self._last_time = self._last_record = 0.0
+        self._last_time = self._last_record = runner.train_loop.seconds
         self._own_seconds = _own_seconds(runner)
         for watch in self._watches:
             watch.start(runner)
 
-    def exchange(self, runner: RunnerProtocol, completed: int, seconds: float) -> None:
-        """Exchange reports after `completed` iterations, and `seconds` of training since
-        `start`.
-        """
+    def exchange(self, runner: RunnerProtocol, completed: int) -> None:
+        """Exchange reports after `completed` iterations."""
+        seconds = runner.train_loop.seconds
         own = _own_seconds(runner)
         elapsed = seconds - self._last_time
         done = completed - self._last_step

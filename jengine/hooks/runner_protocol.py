@@ -1,4 +1,4 @@
-"""Protocols of the Runner and its loops, as hooks see them.
+"""Protocols of the Runner and its loops, as hooks and loops see them.
 
 Hooks annotate `runner: RunnerProtocol` instead of importing `jengine.runner`, which imports them.
 Members are read-only unless a hook may set them. The types are those that a hook sees in the stages
@@ -8,13 +8,17 @@ None in the other stages.
 # ruff: noqa: D102 - comments describe the members
 
 import logging
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
+import jax
+
 from jengine.checkpoint.checkpointer import Checkpointer
+from jengine.data.batch_check import Batch
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.evaluation.evaluator import Evaluator
+from jengine.hooks.run import Run
 from jengine.logging.async_writer import AsyncWriter
 from jengine.logging.message_hub import MessageHub
 from jengine.logging.processor import LogProcessor
@@ -26,6 +30,8 @@ from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.parallel.processes import ProcessGroup
 from jengine.parallel.strategy import Strategy
+from jengine.train.programs import TrainPrograms
+from jengine.train.scanned_step import ChunkMetrics
 from jengine.train.state import TrainState
 
 Loader = DataLoader | IterableLoader
@@ -36,6 +42,8 @@ class Progress(Protocol):
 
     @property
     def iter(self) -> int: ...  # completed training iterations
+    @property
+    def iters_this_session(self) -> int: ...  # since the start or the resume
     @property
     def epoch(self) -> int: ...  # completed epochs; 0 throughout in an iteration loop
     @property
@@ -51,6 +59,7 @@ class TrainLoopProtocol(Progress, Protocol):
     """
 
     stop_training: bool
+    is_consistent: bool  # False while counters, state and hooks disagree
 
     @property
     def by_epoch(self) -> bool: ...  # whether the loop counts in epochs
@@ -62,10 +71,22 @@ class TrainLoopProtocol(Progress, Protocol):
     @property
     def steps_per_call(self) -> int: ...  # iterations in a chunk
     @property
+    def micro_batches(self) -> int: ...  # parts of a device's share of a batch
+    @property
+    def batches_per_iteration(self) -> int: ...
+    @property
+    def on_recompile(self) -> str: ...  # 'warn' or 'raise'
+    @property
     def epoch_start(self) -> int: ...  # `iter` at the start of the current epoch
     @property
     # iterations in an epoch, or in a pass over the data; None if unknown
     def epoch_length(self) -> int | None: ...
+    @property
+    def seconds(self) -> float: ...  # time of the training iterations in this session
+    @property
+    def steps_left(self) -> int: ...  # those of the current chunk after the one that hooks see
+    @property
+    def remaining_seconds(self) -> float | None: ...  # estimated; None if the end is unknown
     # whether training is still what its config and hooks describe; for log lines
     def check(self) -> None: ...
     def run(self) -> None: ...  # train to the end
@@ -90,12 +111,6 @@ class EvalLoopProtocol(Protocol):
     def run(self, names: Sequence[str] | None = None) -> dict[str, float]: ...
 
 
-class FilesProtocol(Protocol):
-    """Small files of a run: logs, scalars and reports."""
-
-    def send(self) -> None: ...  # those that have changed, if the work dir is a URL
-
-
 class RunnerProtocol(Progress, Protocol):
     """The run, as hooks see it.
 
@@ -105,8 +120,12 @@ class RunnerProtocol(Progress, Protocol):
     """
 
     state: TrainState
+    programs: TrainPrograms  # None before training
+    resume_command: Callable[..., str]  # see `default_resume_command`
 
     # --- Identity and directories ---
+    @property
+    def run(self) -> Run: ...  # what all parts of the run share
     @property
     def experiment_name(self) -> str: ...
     @property
@@ -119,15 +138,9 @@ class RunnerProtocol(Progress, Protocol):
     @property
     def log_dir(self) -> str: ...  # directory of the log files, in `local_dir`
     @property
-    def run_id(self) -> str: ...  # distinguishes the checkpoints of this run from those of others
-    @property
     def seed(self) -> int: ...
     @property
-    def cfg_text(self) -> str: ...  # the config; empty without one
-    @property
     def is_main_process(self) -> bool: ...  # whether this process writes the logs
-    @property
-    def files(self) -> FilesProtocol: ...
     @property
     def processes(self) -> ProcessGroup: ...  # those that train together
 
@@ -177,6 +190,8 @@ class RunnerProtocol(Progress, Protocol):
     # `Hook`s (that module imports this one), in the order in which they run
     def hooks(self) -> Sequence[Any]: ...
     @property
+    def hook_list(self) -> Any: ...  # the `HookList`
+    @property
     def checkpointer(self) -> Checkpointer: ...
     def register_hook(self, hook: Any, priority: int | str | None = None) -> None:
         """Add a hook, given as an instance or a config; `priority` overrides that of the hook."""
@@ -184,6 +199,19 @@ class RunnerProtocol(Progress, Protocol):
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call each hook that defines `stage`, in priority order."""
 
+    # --- Steps, which loops call ---
+    def train_step(self, batch: Batch) -> dict[str, jax.Array]: ...
+    def train_chunk(
+        self,
+        batches: Sequence[Any],
+        hyperparams: Sequence[Mapping[str, Any]],
+        is_update: Sequence[bool],
+    ) -> ChunkMetrics: ...
+    def step_hyperparams(self) -> dict[str, Any]: ...
+    def take_hyperparams(self) -> None: ...
+    def eval_variables(self) -> dict[str, tuple[Any, Any]]: ...
+
+    # --- What hooks may do to the run ---
     def set_lr(self, lr: float, optimizer: str = "") -> None:
         """Set the learning rate from the next step on; a schedule goes on from it."""
 

@@ -2,32 +2,31 @@
 
 import math
 import numbers
+from typing import Any
 
 from jengine.config.registry import HOOKS
-from jengine.data.batch_check import Batch
-from jengine.hooks.hook import Hook, Outputs
+from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.train.scanned_step import ChunkMetrics
 from jengine.versions import __version__
 
 
 @HOOKS.register_module()
 class RuntimeInfoHook(Hook):
-    """Updates of the message hub, from which all loggers read.
+    """Progress and results of the run in the message hub, from which all loggers read.
 
-    Losses stay on the device until the first read.
+    The loop itself records metrics, learning rates and times of each training iteration.
     """
 
     priority = "VERY_HIGH"
-    runs_ahead = True
 
     def __init__(self) -> None:
         self._stage_before_val: str | None = None
 
     def before_run(self, runner: RunnerProtocol) -> None:
         """Record the config, the seed, the experiment name and the version."""
-        infos = dict(cfg=runner.cfg_text, seed=runner.seed, experiment_name=runner.experiment_name)
-        runner.message_hub.update_info_dict({**infos, "jengine_version": __version__})
+        infos: dict[str, Any] = dict(cfg=runner.run.described.cfg_text, jengine_version=__version__)
+        infos |= dict(seed=runner.seed, experiment_name=runner.experiment_name)
+        runner.message_hub.update_info_dict(infos)
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Record the first iteration, the training length, and the dataset metainfo."""
@@ -42,37 +41,6 @@ class RuntimeInfoHook(Hook):
     def before_train_epoch(self, runner: RunnerProtocol) -> None:
         """Record the epoch."""
         runner.message_hub.update_info("epoch", runner.epoch)
-
-    def before_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
-    ) -> None:
-        """Record the iteration.
-
-        The loop records the learning rates, after all hooks that may set them.
-        """
-        runner.message_hub.update_info("iter", runner.train_loop.iter)
-
-    def after_train_iter(
-        self,
-        runner: RunnerProtocol,
-        batch_idx: int,
-        data_batch: Batch = None,
-        outputs: Outputs = None,
-    ) -> None:
-        """Record the step metrics."""
-        scalars = {}
-        for name, value in (outputs or {}).items():
-            scalars[f"train/{name}"] = value
-        runner.message_hub.update_scalars(scalars)
-
-    def after_train_chunk(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch, metrics: ChunkMetrics
-    ) -> None:
-        """Record the metrics of all steps in a chunk."""
-        hub = runner.message_hub
-        first = runner.iter - metrics.num_steps + 1
-        for name, values in metrics.values.items():
-            hub.update_scalar_batch(f"train/{name}", values, first, metrics.reported(name))
 
     def before_val(self, runner: RunnerProtocol) -> None:
         """Set the stage, and begin the means over this validation."""

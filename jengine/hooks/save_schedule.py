@@ -184,40 +184,28 @@ def make_schedule(
 
 
 def check_policies(
-    interval: int | str,
-    save_policy: SavePolicy | None,
-    save_begin: int,
-    keep_period: int,
-    preservation_policy: KeepPolicy | None,
-    max_keep_ckpts: int,
+    schedule: SavePolicy | str | None, preservation_policy: KeepPolicy | None, **counts: int
 ) -> None:
-    """Raise ConfigError for arguments of CheckpointHook that would have no effect beside a time
-    or a policy.
+    """Raise ConfigError for arguments of CheckpointHook that a policy or a time replaces.
+
+    Policies and times decide at any iteration, while `counts` count epochs or iterations.
+
+    Args:
+      schedule: what decides when to save instead of `interval`: a policy or a duration.
+      preservation_policy: what decides which to keep instead of `max_keep_ckpts`.
+      **counts: `interval`, `save_begin`, `keep_period` and `max_keep_ckpts`.
     """
-    if preservation_policy is not None and max_keep_ckpts != -1:
-        raise ConfigError(
-            "CheckpointHook: max_keep_ckpts must be -1 with a preservation_policy, got "
-            f"{max_keep_ckpts}; AnyPreservationPolicy([..., LatestN(n)]) also keeps the newest n"
-        )
-    if save_policy is not None and interval != -1:
-        raise ConfigError(
-            f"CheckpointHook: interval must be -1 with a save_policy, got {interval!r}; "
-            "AnySavePolicy([..., FixedIntervalPolicy(n)]) also saves every n iterations"
-        )
-    # Orbax's policies and durations decide by time as well, so that what counts in epochs or
-    # iterations cannot be combined with them.
-    if save_policy is None and not isinstance(interval, str):
-        return
-    schedule = "save_policy" if save_policy is not None else f"interval={interval!r}"
-    if save_begin:
-        raise ConfigError(f"CheckpointHook: save_begin must be 0 with {schedule}, got {save_begin}")
-    if keep_period != -1:
-        raise ConfigError(
-            f"CheckpointHook: keep_period must be -1 with {schedule}, which saves at any "
-            f"iteration, got {keep_period}; "
-            "preservation_policy=AnyPreservationPolicy([LatestN(2), EveryNSeconds(7200)]) keeps "
-            "one for each two hours"
-        )
+    replaced = [] if schedule is None else ["interval", "save_begin", "keep_period"]
+    replaced += [] if preservation_policy is None else ["max_keep_ckpts"]
+    for name in replaced:
+        default = 0 if name == "save_begin" else -1
+        if counts[name] != default:
+            policy = preservation_policy if name == "max_keep_ckpts" else schedule
+            other = repr(policy) if isinstance(policy, str) else type(policy).__name__
+            raise ConfigError(
+                f"CheckpointHook: {name} must be left out with {other}, got {counts[name]!r}; "
+                "AnySavePolicy([...]) and AnyPreservationPolicy([...]) combine Orbax's policies"
+            )
 
 
 class SaveHistory:

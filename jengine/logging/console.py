@@ -44,7 +44,6 @@ def build_logger(
     name: str = "jengine",
     log_file: str | None = None,
     level: int | str = "INFO",
-    wait: bool = False,
     file_handler_cfg: Mapping[str, Any] | None = None,
 ) -> logging.Logger:
     """Set up and return `logging.getLogger(name)` as the run logger.
@@ -61,9 +60,7 @@ def build_logger(
 
     Args:
       name: the logger name; it also prints the records of child loggers, such as 'name.child'.
-      log_file: a file to append to, in a directory that will be created. None writes to the
-        terminal only.
-      wait: keep the records for the file in memory, and create nothing, until `open_log_file`.
+      log_file: see `open_log_file`. None writes to the terminal only.
       file_handler_cfg: see `set_file_handler`.
       level: the lowest level to print on the terminal: 'DEBUG', 'INFO', 'WARNING', 'ERROR',
         'CRITICAL' or a number.
@@ -74,23 +71,42 @@ def build_logger(
         if isinstance(handler, _TerminalHandler | _RunFileHandler):
             logger.removeHandler(handler)
             handler.close()
-    on_terminal = _TerminalHandler(level.upper() if isinstance(level, str) else level)
-    on_terminal.setFormatter(_TerminalFormatter("%m/%d %H:%M:%S"))
-    handlers: list[logging.Handler] = [on_terminal]
-    if log_file is not None:
-        handlers.append(_RunFileHandler(log_file, file_handler_cfg or {}))
-    for handler in handlers:
-        handler.addFilter(_RecordFilter())
-        logger.addHandler(handler)
-    # The file gets every level; the terminal's handler has a level of its own.
-    lowest = on_terminal.level if log_file is None else min(on_terminal.level, logging.DEBUG)
-    logger.setLevel(lowest)
+    terminal_handler = _TerminalHandler(level.upper() if isinstance(level, str) else level)
+    terminal_handler.setFormatter(_TerminalFormatter("%m/%d %H:%M:%S"))
+    terminal_handler.addFilter(_RecordFilter())
+    logger.addHandler(terminal_handler)
+    logger.setLevel(terminal_handler.level)
     logger.propagate = False
-    if not wait:
-        open_log_file(logger)
+    if log_file is not None:
+        open_log_file(logger, log_file, file_handler_cfg)
     _loggers.pop(name, None)  # the newest logger is the last entry
     _loggers[name] = logger
     return logger
+
+
+def open_log_file(
+    logger: logging.Logger, log_file: str, file_handler_cfg: Mapping[str, Any] | None = None
+) -> None:
+    """Append the records from now on to a file as well, instead of an earlier one of the logger.
+
+    Args:
+      logger: a logger of `build_logger`.
+      log_file: the file, which is created with its directory, also again after it was deleted.
+      file_handler_cfg: see `set_file_handler`; None keeps the handler of a file that is open.
+    """
+    for handler in list(logger.handlers):
+        if isinstance(handler, _RunFileHandler):
+            if handler.path == os.path.abspath(log_file) and file_handler_cfg is None:
+                handler.create()
+                return
+            logger.removeHandler(handler)
+            handler.close()
+    file = _RunFileHandler(log_file, file_handler_cfg or {})
+    file.create()
+    file.addFilter(_RecordFilter())
+    logger.addHandler(file)
+    # The file gets every level; the terminal's handler has a level of its own.
+    logger.setLevel(min(logger.level, logging.DEBUG))
 
 
 def set_file_handler(logger: logging.Logger, cfg: Mapping[str, Any]) -> None:
@@ -105,8 +121,9 @@ def set_file_handler(logger: logging.Logger, cfg: Mapping[str, Any]) -> None:
     Raises:
       ConfigError: an unknown type. TypeError: arguments that it does not accept.
     """
-    for handler in _file_handlers(logger):
-        handler.set_file(cfg)
+    for handler in logger.handlers:
+        if isinstance(handler, _RunFileHandler):
+            handler.set_file(cfg)
 
 
 def log_error(error: BaseException) -> str | None:
@@ -115,26 +132,13 @@ def log_error(error: BaseException) -> str | None:
     Return the file path, None without a file.
     """
     logger = current_logger()
-    files = [handler.path for handler in _file_handlers(logger) if handler.is_open]
+    files = [handler.path for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
     # The error is marked with the file: it passes the Runner and then the command line, and both
     # log it.
     if files and getattr(error, _LOGGED, None) != files[0]:
         setattr(error, _LOGGED, files[0])
         logger.debug("%s ended the run.", type(error).__name__, exc_info=error)
     return files[0] if files else None
-
-
-def open_log_file(logger: logging.Logger) -> None:
-    """Create the log file and write the records that wait for it.
-
-    Also after the directory was deleted.
-    """
-    for handler in _file_handlers(logger):
-        handler.open()
-
-
-def _file_handlers(logger: logging.Logger) -> list["_RunFileHandler"]:
-    return [handler for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
 
 
 def terminal_handlers(logger: logging.Logger) -> list[logging.Handler]:
@@ -236,15 +240,13 @@ class _TerminalHandler(logging.Handler):
             self.handleError(record)
 
 
-class _RunFileHandler(logging.handlers.MemoryHandler):
-    """Log file of a run, which does not exist before `open_log_file`: the run may be refused."""
-
-    target: logging.FileHandler | None
+class _RunFileHandler(logging.Handler):
+    """Log file of a run."""
 
     def __init__(self, log_file: str, cfg: Mapping[str, Any]) -> None:
-        super().__init__(capacity=0)
+        super().__init__()
         self.path = os.path.abspath(log_file)
-        self.is_open = False
+        self._file: logging.FileHandler | None = None
         self.set_file(cfg)
 
     def set_file(self, cfg: Mapping[str, Any]) -> None:
@@ -256,28 +258,24 @@ class _RunFileHandler(logging.handlers.MemoryHandler):
                 f"`file_handler_cfg.type` must be a file handler of Python's logging, got {kind!r}"
                 f"{closest(str(kind), _FILE_HANDLERS)}"
             )
-        # delay: the file is created by the first record, after the run has been accepted.
+        # delay: the file is created by the first record
         file = _FILE_HANDLERS[kind](self.path, encoding="utf-8", delay=True, **options)
         file.setFormatter(_Formatter("%Y/%m/%d %H:%M:%S"))
         self._close_file()
-        self.setTarget(file)
+        self._file = file
 
-    def flush(self) -> None:
-        """Write the records, unless they wait for the file."""
-        if self.is_open:
-            super().flush()
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        if self._file is not None:
+            self._file.emit(record)
 
-    def open(self) -> None:
-        """Create the file, also again after it was deleted, and write the records that wait for
-        it.
-        """
+    def create(self) -> None:
+        """Create the file, also again after it was deleted."""
         path = pathlib.Path(self.path)
         path.parent.mkdir(parents=True, exist_ok=True)
         if _process_index() == 0:
             path.touch()
         self._close_file()  # the next record opens it again
-        self.is_open = True
-        self.flush()
 
     def close(self) -> None:
         """Close the file and the handler."""
@@ -285,8 +283,8 @@ class _RunFileHandler(logging.handlers.MemoryHandler):
         super().close()
 
     def _close_file(self) -> None:
-        if self.target is not None:
-            self.target.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class _RecordFilter(logging.Filter):

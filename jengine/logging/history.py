@@ -2,7 +2,9 @@
 
 import array
 import dataclasses
+import functools
 import math
+import operator
 import types
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, TypeVar
@@ -36,9 +38,22 @@ class Totals:
     max: float = -math.inf
     min: float = math.inf
 
-    def add(self, values: Sequence[float], counts: Sequence[int], weights: Sequence[float]) -> None:
-        """Add values with their sample counts and weights."""
+    def add(
+        self,
+        values: Sequence[float],
+        counts: Sequence[int] | None,
+        weights: Sequence[float] | None,
+    ) -> None:
+        """Add values with their sample counts and weights, None for 1."""
         # One by one: `sum` compensates, so the total would depend on how many values come together.
+        if values and counts is None and weights is None and all(map(math.isfinite, values)):
+            self.sum = functools.reduce(operator.add, values, self.sum)
+            self.weight += len(values)
+            self.max = max(self.max, max(values))
+            self.min = min(self.min, min(values))
+            return
+        counts = counts or [1] * len(values)
+        weights = weights or [1.0] * len(values)
         for value, count, weight in zip(values, counts, weights, strict=True):
             if weight and math.isfinite(value):
                 self.sum += value * weight
@@ -167,7 +182,7 @@ class HistoryBuffer:
     def data(self) -> tuple[np.ndarray, np.ndarray]:
         """Copies of the values and counts that are kept, oldest first, float64[n] each."""
         values, counts, _ = self._columns(len(self))
-        return np.array(values), np.array(counts, np.float64)
+        return np.array(values), np.array(counts or [1] * len(values), np.float64)
 
     def mean(self, window_size: Window = None) -> float:
         """Return the mean of the newest `window_size` values, weighted by sample counts and
@@ -202,7 +217,7 @@ class HistoryBuffer:
 
     def current(self, window_size: Window = None) -> float:
         """Return the newest value, for any window; ValueError if the history is empty."""
-        self._totals(window_size)
+        self._check_window(window_size)
         return self._values[-1]
 
     def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
@@ -234,8 +249,8 @@ class HistoryBuffer:
         values, counts, weights = self._columns(min(self._num_saved, len(self)))
         return {
             "values": list(values),
-            "counts": list(counts),
-            "weights": None if self._weights is None else list(weights),
+            "counts": list(counts or [1] * len(values)),
+            "weights": None if weights is None else list(weights),
             "updates": self._updates,
             "totals": dataclasses.asdict(self._all),
             "epoch": {
@@ -276,20 +291,24 @@ class HistoryBuffer:
 
     def _totals(self, window_size: Window) -> Totals:
         """Return the totals over a window."""
-        if not self._updates:
-            raise ValueError("the history is empty: nothing has been logged under this key")
-        if window_size is not None and window_size != "epoch":
-            if isinstance(window_size, bool) or not isinstance(window_size, int):
-                raise TypeError(
-                    "`window_size` must be an int (number of values), 'epoch' or None, got "
-                    f"{window_size!r}"
-                )
-            if window_size < 1:
-                raise ValueError(f"`window_size` must be at least 1, got {window_size}")
-            if window_size < self._updates:
-                return self._sum_up(window_size)
+        self._check_window(window_size)
+        if isinstance(window_size, int) and window_size < self._updates:
+            return self._sum_up(window_size)
         self._fold()
         return self._epoch if window_size == "epoch" else self._all
+
+    def _check_window(self, window_size: Window) -> None:
+        if not self._updates:
+            raise ValueError("the history is empty: nothing has been logged under this key")
+        if window_size is None or window_size == "epoch":
+            return
+        if isinstance(window_size, bool) or not isinstance(window_size, int):
+            raise TypeError(
+                "`window_size` must be an int (number of values), 'epoch' or None, got "
+                f"{window_size!r}"
+            )
+        if window_size < 1:
+            raise ValueError(f"`window_size` must be at least 1, got {window_size}")
 
     def _sum_up(self, window_size: int) -> Totals:
         """Return the totals over the newest `window_size` values, fewer than all."""
@@ -307,11 +326,13 @@ class HistoryBuffer:
             totals.sum = math.fsum(filter(math.isfinite, values))  # exact, whatever the order
         return totals
 
-    def _columns(self, size: int) -> tuple[Sequence[float], Sequence[int], Sequence[float]]:
-        """Return the newest values, with counts and weights, oldest first."""
+    def _columns(
+        self, size: int
+    ) -> tuple[Sequence[float], Sequence[int] | None, Sequence[float] | None]:
+        """Return the newest values, with counts and weights, oldest first; None if all are 1."""
         rows = slice(len(self._values) - size, None)
-        counts = [1] * size if self._counts is None else self._counts[rows]
-        weights = [1.0] * size if self._weights is None else self._weights[rows]
+        counts = None if self._counts is None else self._counts[rows]
+        weights = None if self._weights is None else self._weights[rows]
         return self._values[rows], counts, weights
 
 

@@ -6,7 +6,7 @@ fetches all pending arrays in one transfer.
 
 import bisect
 import logging
-import math
+import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
@@ -18,10 +18,9 @@ from jengine.config.errors import ArgumentError, UnknownNameError, closest
 from jengine.config.json_codec import to_plain
 from jengine.logging.history import HistoryBuffer, check_count, to_float
 from jengine.logging.loss_watch import LossWatch
-from jengine.logging.pending_scalars import PendingScalars
+from jengine.logging.pending_scalars import Part, PendingScalars
 
-_WEIGHT = "weight"  # pending key of the weights, which are no scalar themselves
-
+_ALL: Mapping[str, Any] = types.MappingProxyType({})  # each iteration reports each metric
 # device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
 _ARRAY_TYPES: set[type] = set()
 
@@ -75,9 +74,9 @@ class MessageHub:
         self._resumed: dict[str, bool] = {}
         self._windows: Mapping[str, int] = {}
         self._epoch_starts = [0]  # iterations
-        # weighted scalars: whether by examples, or only 0 and 1
+        self._weight: Any = None  # of the current iteration, or of each one in the current chunk
+        # metrics with a weight: whether that is by examples, or only 0 and 1
         self._is_by_example: dict[str, bool] = {}
-        self._weights: dict[int, float] = {}  # by iteration, of which scalars may still come
 
     @classmethod
     def get_instance(cls, name: str) -> "MessageHub":
@@ -116,6 +115,9 @@ class MessageHub:
         `epoch_start` is the iteration at which the current epoch started.
         """
         self.iteration = iteration
+        self._weight = None
+        if "iter" in self._runtime_info:
+            self._runtime_info["iter"] = iteration
         if epoch_start > self._epoch_starts[-1]:
             self._epoch_starts.append(epoch_start)  # values of the last epoch may be pending
         elif epoch_start < self._epoch_starts[-1]:  # another training
@@ -139,24 +141,45 @@ class MessageHub:
         for key, history in self.log_scalars.items():
             history.keep(self._window(key))
 
+    def record(
+        self,
+        metrics: Mapping[str, Any],
+        rates: Mapping[str, float],
+        data_time: float,
+        seconds: float,
+        index: int | None = None,
+        reports: Mapping[str, np.ndarray] = _ALL,
+    ) -> None:
+        """Append a training iteration to the histories `train/...`, without waiting for the device.
+
+        Nothing is copied or computed: the next reader of a scalar does that for many iterations.
+
+        Args:
+          metrics: one-element arrays or numbers by name; those of a chunk are real[K].
+          rates: learning rates by name.
+          data_time: seconds that the loop waited for the batch.
+          seconds: seconds since the previous iteration.
+          index: the position in a chunk; None for a single step.
+          reports: bool[K] by name, for metrics of a chunk that some iterations do not report.
+        """
+        pending = self._pending
+        pending.records.append(
+            (self.iteration, metrics, index, reports, rates, data_time, seconds, self._weight)
+        )
+        pending.size += len(metrics)
+
     def update_weight(self, value: Any, is_by_example: Mapping[str, bool]) -> None:
-        """Set the weight in means of the current iteration's scalars, without waiting for the
+        """Set the weight in means of the current iteration's metrics, without waiting for the
         device.
 
         Args:
-          value: the share of real examples in the batch; 0 for an iteration that does not count.
-          is_by_example: the training scalars with this weight, by name without the loop; those with
-            False have the weight 1 instead, or 0.
+          value: the share of real examples in the batch, real[], or real[K] for a chunk; 0 for an
+            iteration that does not count.
+          is_by_example: the metrics with this weight; those with False have the weight 1 instead,
+            or 0.
         """
+        self._weight = value
         self._is_by_example = dict(is_by_example)
-        self.update_scalar(_WEIGHT, value, resumed=False)
-
-    def update_weight_batch(
-        self, values: jax.Array, first_iteration: int, is_by_example: Mapping[str, bool]
-    ) -> None:
-        """Set the weights of several iterations, real[K]; see `update_weight`."""
-        self._is_by_example = dict(is_by_example)
-        self.update_scalar_batch(_WEIGHT, values, first_iteration, resumed=False)
 
     def update_scalar(self, key: str, value: Any, count: int = 1, resumed: bool = True) -> None:
         """Append `value` to the history of `key` without waiting for the device.
@@ -198,18 +221,8 @@ class MessageHub:
         """
         if type(scalars) is not dict and not isinstance(scalars, Mapping):
             raise TypeError(f"`scalars` must be a dict name -> value, got {type(scalars).__name__}")
-        pending = self._pending
-        iteration = self.iteration
         for key, value in scalars.items():
-            kind = type(value)
-            is_plain = kind is float or (kind in _ARRAY_TYPES and value.shape == ())
-            # without a call, as in each training iteration
-            if is_plain and self._resumed.get(key) is resumed:
-                steps, values = pending.columns.get(key) or pending.start_column(key)
-                steps.append(iteration)
-                values.append(value)
-                pending.size += 1
-            elif isinstance(value, dict):
+            if isinstance(value, dict):
                 if "value" not in value or not value.keys() <= {"value", "count"}:
                     raise KeyError(
                         f"scalar {key!r} must have the key 'value' and optionally 'count', got "
@@ -218,31 +231,6 @@ class MessageHub:
                 self.update_scalar(key, value["value"], value.get("count", 1), resumed)
             else:
                 self.update_scalar(key, value, resumed=resumed)
-        if pending.size >= self._capacity:
-            self.flush()
-
-    def update_scalar_batch(
-        self,
-        key: str,
-        values: jax.Array | np.ndarray,
-        first_iteration: int,
-        reported: np.ndarray | None = None,
-        resumed: bool = True,
-    ) -> None:
-        """Append the values of several iterations without waiting for the device.
-
-        Args:
-          values: real[K], on a device or the host, one value per iteration.
-          first_iteration: the iteration of `values[0]`.
-          reported: bool[K], the values to append; None for all.
-          key, resumed: as in `update_scalar`.
-        """
-        self._check_resumed(key, resumed)
-        # The array stays whole on the device: slicing it here would dispatch a program for each
-        # metric.
-        indices = range(len(values)) if reported is None else np.flatnonzero(reported).tolist()
-        self._pending.add(key, values, first_iteration, indices)
-        self._pending.size += len(indices)
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Set the info `key` to a value of any type; `resumed` as in `update_scalar`."""
@@ -293,16 +281,16 @@ class MessageHub:
         """
         if self.before_read is not None:
             self.before_read()
-        self._move_to_histories(self._pending, math.inf)
+        self._move_to_histories(self._pending)
 
     def snapshot(self) -> "HubSnapshot":
-        """Move the pending scalars and a copy of the infos into a snapshot, for a reader in another
-        thread.
+        """Move the pending scalars up to the current iteration and a copy of the infos into a
+        snapshot, for a reader in another thread.
 
         Snapshots share the hub's histories, so you should flush them in the order of creation.
         """
         pending = self._pending  # the loop goes on without a lock
-        self._pending = PendingScalars()
+        self._pending = pending.split(self.iteration)
         self.last_snapshot = self.iteration
         return HubSnapshot(self, pending, dict(self._runtime_info))
 
@@ -363,31 +351,23 @@ class MessageHub:
                 f"`resumed` of {key!r} must be {not resumed} as in earlier updates, got {resumed}"
             )
 
-    def _move_to_histories(self, pending: PendingScalars, iteration: float) -> None:
-        if pending.size:
-            self.fetches += pending.fetch()
-        taken = list(pending.take(iteration))
-        for _, iterations, values, _ in (part for part in taken if part[0] == _WEIGHT):
-            # The newest is kept, as other scalars of its iteration may follow
-            self._weights = {
-                **dict([*self._weights.items()][-1:]),
-                **dict(zip(iterations, values, strict=True)),
-            }
-        for key, iterations, values, count in taken:
-            if key == _WEIGHT:
-                continue
+    def _move_to_histories(self, pending: PendingScalars) -> None:
+        parts, has_fetched = pending.take()
+        self.fetches += has_fetched
+        for part in parts:
+            key = part.key
+            self._resumed.setdefault(key, True)
             history = self._log_scalars.get(key)
             if history is None:
                 history = self._start_history(key)
             if self.losses is not None:
-                self.losses.add(
-                    key, iterations, values, history.current() if history.updates else 0.0
-                )
-            weights = self._find_weights(key, iterations)
-            for epoch_start, rows in self._split_by_epoch(key, iterations):
+                before = history.current() if history.updates else 0.0
+                self.losses.add(key, part.steps, part.values, before)
+            weights = self._find_weights(part)
+            for epoch_start, rows in self._split_by_epoch(key, part.steps):
                 if epoch_start is not None and epoch_start != history.epoch_start:
                     history.start_epoch(epoch_start)
-                history.extend(values[rows], count, weights and weights[rows])
+                history.extend(part.values[rows], part.count, weights and weights[rows])
 
     def _start_history(self, key: str) -> HistoryBuffer:
         history = self._log_scalars[key] = HistoryBuffer()
@@ -399,16 +379,12 @@ class MessageHub:
         name = key.partition("/")[2]
         return self._windows.get(name, self._windows.get("", 1))
 
-    def _find_weights(self, key: str, iterations: list[int]) -> list[float] | None:
-        """Return the weights of a scalar's values; None if all are 1."""
-        is_by_example = (
-            self._is_by_example.get(key.removeprefix("train/"))
-            if key.startswith("train/")
-            else None
-        )
-        if not self._weights or is_by_example is None:
+    def _find_weights(self, part: Part) -> list[float] | None:
+        """Return the weights of a metric's values; None if all are 1."""
+        is_by_example = self._is_by_example.get(part.key.removeprefix("train/"))
+        if part.weights is None or is_by_example is None:
             return None
-        weights = [self._weights.get(iteration, 1.0) for iteration in iterations]
+        weights: list[float] = part.weights
         return weights if is_by_example else [float(weight > 0) for weight in weights]
 
     def _split_by_epoch(
@@ -447,11 +423,9 @@ class HubSnapshot:
         self._hub = hub
         self._pending = pending
 
-    def flush(self, iteration: float = math.inf) -> None:
-        """Move the scalars up to and including `iteration` into the histories, fetching device
-        arrays.
-        """
-        self._hub._move_to_histories(self._pending, iteration)
+    def flush(self) -> None:
+        """Move the scalars into the histories, fetching device arrays."""
+        self._hub._move_to_histories(self._pending)
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:

@@ -3,16 +3,50 @@ device.
 """
 
 import bisect
+import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
 
-# Number of samples per value, steps, values; before they are fetched, also indices to keep instead
-# of the number, the first step, and an array with one value for each step
-_Part = tuple[int | Sequence[int], list[int], list[Any]]
+# An iteration: its number; the metrics by name, of a step or, as arrays real[K], of a chunk; the
+# position in the chunk, or None; which steps report a metric, bool[K] by name; the learning rates
+# by name; the seconds of waiting for data, and of the whole iteration; the weight in means, or
+# None, real[] or real[K].
+Record: TypeAlias = tuple[
+    int,
+    Mapping[str, Any],
+    int | None,
+    Mapping[str, Any],
+    Mapping[str, float],
+    float,
+    float,
+    Any,
+]
+# Numbers and one-element device arrays; or one array real[K] with the positions to take from it
+_Values: TypeAlias = list[Any] | tuple[Any, list[int]]
+
+
+@dataclasses.dataclass
+class Part:
+    """Values of one scalar at several iterations, in order.
+
+    Attributes:
+      key: the scalar name.
+      steps: the iterations.
+      values: the values.
+      count: samples in each value.
+      weights: the weights in means; None if all are 1.
+    """
+
+    key: str
+    steps: list[int]
+    values: Any  # `_Values`, a list of numbers once they are fetched
+    count: int = 1
+    weights: Any = None
 
 
 class PendingScalars:
@@ -20,98 +54,122 @@ class PendingScalars:
 
     Attributes:
       columns: steps and values by key, of scalars with one sample each: numbers or one-element
-        arrays. Callers append to them directly, as every step has several scalars; `start_column`
-        adds one.
+        arrays. Callers append to them directly; `start_column` adds one.
+      records: training iterations, to which callers append directly.
       size: number of values to fetch, counted by the callers.
     """
 
     def __init__(self) -> None:
         self.columns: dict[str, tuple[list[int], list[Any]]] = {}
+        self.records: list[Record] = []
         self.size = 0
-        self._earlier: dict[str, list[_Part]] = {}  # what precedes each column, in order
+        self._parts: list[Part] = []
 
     def start_column(self, key: str) -> tuple[list[int], list[Any]]:
         """Return the new, empty column of a key."""
-        self._earlier.setdefault(key, [])  # keeps the order of the keys
         self.columns[key] = [], []
         return self.columns[key]
 
-    def add(self, key: str, value: Any, step: int, samples: int | Sequence[int]) -> None:
-        """Add a sum over several samples, or the values at `samples`, indices of an array that
-        starts at `step`.
-        """
-        earlier = self._earlier.setdefault(key, [])
+    def add(self, key: str, value: Any, step: int, count: int) -> None:
+        """Add a sum over several samples."""
         if (column := self.columns.pop(key, None)) is not None:
-            earlier.append((1, *column))
-        if samples:  # no index: no iteration of the chunk reports the value
-            earlier.append((samples, [step], [value]))
+            self._parts.append(Part(key, *column))
+        self._parts.append(Part(key, [step], [value], count))
 
-    def fetch(self) -> bool:
-        """Transfer all device arrays to the host at once and wait until they are computed.
-
-        Returns:
-          True if there were arrays to transfer.
+    def split(self, step: int) -> "PendingScalars":
+        """Remove the columns' values after `step`, which hooks have added ahead of a chunk, and
+        return them.
         """
-        for key, column in self.columns.items():
-            self._earlier[key].append((1, *column))
-        earlier = self._earlier
+        later = PendingScalars()
+        for key, (steps, values) in self.columns.items():
+            if steps[-1] > step:
+                end = bisect.bisect_right(steps, step)
+                later.columns[key] = steps[end:], values[end:]
+                later.size += len(steps) - end
+                del steps[end:], values[end:]
+        return later
+
+    def take(self) -> tuple[list[Part], bool]:
+        """Remove all scalars and return them on the host, and whether that took a transfer.
+
+        All device arrays come at once, when they are computed.
+
+        Raises:
+          RuntimeError: the device failed, or an array was donated. The scalars are dropped.
+        """
+        groups = itertools.groupby(self.records, _form)
+        parts = [part for _, group in groups for part in _split_records(list(group))]
+        parts += self._parts
+        parts += [Part(key, *column) for key, column in self.columns.items() if column[0]]
+        self.records = []
         self.columns = {}
+        self._parts = []
         self.size = 0
-        arrays = [
-            x
-            for parts in earlier.values()
-            for _, _, values in parts
-            for x in values
-            if type(x) is not float
-        ]
+        arrays = [x for part in parts for x in (*_arrays(part.values), *_arrays(part.weights))]
+        key = ""
         try:
             fetched = iter(fetch_arrays(arrays))
-            for parts in earlier.values():
-                for i, (samples, steps, values) in enumerate(parts):
-                    if isinstance(samples, int):
-                        values[:] = [
-                            x if type(x) is float else next(fetched).item() for x in values
-                        ]
-                    else:
-                        kept = next(fetched)[list(samples)].tolist()
-                        parts[i] = 1, [steps[0] + offset for offset in samples], kept
-        except RuntimeError as error:
-            self._earlier = {}
-            deleted = {
-                key
-                for key, parts in earlier.items()
-                if any(
-                    isinstance(x, jax.Array) and x.is_deleted()
-                    for _, _, values in parts
-                    for x in values
-                )
-            }
-            if deleted:
-                error.add_note(
-                    f"{sorted(deleted)} were logged from donated arrays: log outputs of the step "
-                    "instead"
-                )
+            for part in parts:
+                key = part.key
+                part.values = _to_numbers(part.values, fetched)
+                part.weights = _to_numbers(part.weights, fetched)
+        except Exception as error:
+            deleted = {part.key for part in parts if any(map(_is_deleted, _arrays(part.values)))}
+            error.add_note(
+                f"{sorted(deleted)} were logged from donated arrays: log outputs of the step "
+                "instead"
+                if deleted
+                else f"in the scalar {key!r}"
+            )
             raise
-        return bool(arrays)
+        return parts, bool(arrays)
 
-    def take(self, step: float) -> Iterator[tuple[str, list[int], list[float], int]]:
-        """Remove the fetched values up to and including `step`.
 
-        Yields:
-          The key, the steps, the values in order, and the number of samples in each.
-        """
-        for key, parts in self._earlier.items():
-            while parts and parts[0][1][0] <= step:
-                count, steps, values = parts.pop(0)
-                # Steps are in order, as scalars are added by the loop; the rest is for a later line
-                # of the same chunk.
-                end = bisect.bisect_right(steps, step)
-                if end < len(steps):
-                    parts.insert(0, (count, steps[end:], values[end:]))
-                    steps = steps[:end]
-                    values = values[:end]
-                assert isinstance(count, int)  # since `fetch`
-                yield key, steps, values, count
+def _form(record: Record) -> Any:
+    """Return what records share that are one part: the chunk, or the names of the metrics."""
+    _, metrics, index, _, rates, _, _, weight = record
+    names = id(metrics) if index is not None else tuple(metrics)
+    return names, tuple(rates), weight is None
+
+
+def _split_records(records: Sequence[Record]) -> Iterator[Part]:
+    """Yield the scalars of records with one form: learning rates, metrics, times."""
+    columns = map(list, zip(*records, strict=True))
+    steps, metrics, indices, reports, rates, data_times, times, weights = columns
+    for name in rates[0]:
+        yield Part(f"train/{name}", steps, [row[name] for row in rates])
+    for name in metrics[0]:
+        if indices[0] is None:
+            weight = None if weights[0] is None else [*weights]
+            yield Part(f"train/{name}", steps, [row[name] for row in metrics], 1, weight)
+            continue
+        reported = reports[0].get(name)
+        rows = [i for i in indices if reported is None or reported[i]]
+        shared = None if weights[0] is None else (weights[0], rows)
+        first = steps[0] - indices[0]
+        if rows:
+            values = metrics[0][name], rows
+            yield Part(f"train/{name}", [first + i for i in rows], values, 1, shared)
+    yield Part("train/data_time", steps, data_times)
+    yield Part("train/time", steps, times)
+
+
+def _arrays(values: _Values | None) -> list[Any]:
+    if isinstance(values, tuple):
+        return [values[0]]
+    return [x for x in values or () if type(x) is not float]
+
+
+def _is_deleted(array: Any) -> bool:
+    return isinstance(array, jax.Array) and array.is_deleted()
+
+
+def _to_numbers(values: _Values | None, fetched: Iterator[np.ndarray]) -> list[float] | None:
+    if isinstance(values, tuple):
+        return next(fetched)[values[1]].tolist()
+    if values is None:
+        return None
+    return [x if type(x) is float else float(next(fetched).item()) for x in values]
 
 
 def fetch_arrays(arrays: list[Any]) -> Iterable[np.ndarray]:
@@ -119,8 +177,8 @@ def fetch_arrays(arrays: list[Any]) -> Iterable[np.ndarray]:
     they are on the CPU.
     """
     # device_get makes Python calls for each array, which cost more than the copy of a scalar
-    on_cpu = all(isinstance(x, np.ndarray) or _is_on_cpu(x.sharding) for x in arrays[:1])
-    return map(np.asarray, arrays) if on_cpu else jax.device_get(arrays)
+    on_cpu = all(not isinstance(x, jax.Array) or _is_on_cpu(x.sharding) for x in arrays[:1])
+    return map(np.asarray, arrays if on_cpu else jax.device_get(arrays))
 
 
 # one sharding for all metrics of a run, and its set of devices is built at each call

@@ -13,6 +13,7 @@ class Stopwatch:
 
     Attributes:
       seconds: time by part, up to the last switch.
+      since: when the last switch was.
 
     Examples:
       >>> clock = iter([0.0, 0.0, 2.0, 5.0, 6.0])
@@ -28,21 +29,21 @@ class Stopwatch:
         # `perf_counter` and not `time`, which jumps when the system's clock is set.
         self._clock = clock
         self._part = ""
-        self._since = clock()
+        self.since = clock()
         self.seconds: dict[str, float] = {}
 
     def start(self, part: str) -> None:
         """Reset all parts and start `part`."""
         self.seconds = {}
-        self._part, self._since = part, self._clock()
+        self._part, self.since = part, self._clock()
 
     def enter(self, part: str) -> str:
         """Switch to `part`; return the previous part."""
         previous = self._part
         now = self._clock()
-        self.seconds[previous] = self.seconds.get(previous, 0.0) + now - self._since
+        self.seconds[previous] = self.seconds.get(previous, 0.0) + now - self.since
         self._part = part
-        self._since = now
+        self.since = now
         return previous
 
     def relabel(self, part: str) -> None:

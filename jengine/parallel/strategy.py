@@ -255,9 +255,13 @@ class DispatchLimiter:
 
     Args:
       limit: number of steps.
+
+    Attributes:
+      blocks: whether the training loop waits for each step right after its dispatch.
     """
 
     def __init__(self, limit: int) -> None:
+        self.blocks = False
         # Outputs, not states: the next step donates the state, and a donated array cannot be waited
         # for.
         self.tokens: collections.deque[jax.Array] = collections.deque()

@@ -1,9 +1,8 @@
 """Bundles: what a run's checkpoint contains, how it is saved, and how a run continues from it."""
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -19,34 +18,35 @@ from jengine.checkpoint.start_from import LoadFrom
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explained
+from jengine.config.paths import flatten, nest
 from jengine.config.plugins import load_each
 from jengine.hooks.run_record import update_record
-from jengine.model.model import get_model, is_number
+from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.model.model import FROZEN, Model, get_model, is_number
 from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.state import schedulers_state_dict
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.parallel.processes import put_whole
-from jengine.runner.failures import check_losses, recreate_work_dir, wait_for_device
+from jengine.parallel.replica_axis import convert_replica_axis, convert_replica_axis_structs
+from jengine.runner.lifecycle import recreate_work_dir
+from jengine.runner.loops import TrainLoop, check_losses
 from jengine.runner.resume_check import (
-    collect_fingerprint,
     complete_optimizer_state,
     match_optimizer_state,
     restore_schedules,
 )
 from jengine.runner.resume_data import collect_position, restore_position
-from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import TracedHooks, hook_names
 from jengine.versions import __version__, environment_versions
 
 PyTree = Any
 Bundle = dict[str, Any]
-
-_ACCUMULATED = "sum over replicas"  # what the accumulated gradients of all replicas are together
+Variables = dict[str, Any]  # by item
 
 
 def save(
-    runner: RunnerInternals,
+    runner: RunnerProtocol,
     path: str,
     *,
     save_optimizer: bool,
@@ -56,10 +56,10 @@ def save(
     **options: Any,
 ) -> None:
     """Write a checkpoint to `path` in the background; see `Runner.save_checkpoint`."""
-    wait_for_device(runner)  # so that the save is not charged with the steps
-    runner.files.open()  # a custom loop may save before its first step
-    runner.files.check(before_write=True)
-    recreate_work_dir(runner)
+    run = runner.run
+    run.wait_for_device()  # so that the save is not charged with the steps
+    run.directories.check_locks(before_write=True)
+    recreate_work_dir(run, runner.iter)
     checkpoint = collect_checkpoint(
         runner, save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler, meta=meta
     )
@@ -69,12 +69,12 @@ def save(
     if checkpointer is not None:  # for a copy besides the run's checkpoints
         checkpointer.save(path, state, checkpoint, **options)
         return
-    runner.checkpointer.save(path, state, checkpoint, **options)
+    run.checkpointer.save(path, state, checkpoint, **options)
     update_record(runner)
 
 
 def collect_checkpoint(
-    runner: RunnerInternals,
+    runner: RunnerProtocol,
     *,
     save_optimizer: bool,
     save_param_scheduler: bool,
@@ -83,7 +83,9 @@ def collect_checkpoint(
     """Return everything that an exact resume needs: `state` (arrays) and further entries, see
     `Checkpointer.save`.
     """
-    runner.log_writer.flush()  # the visualizer records the sizes of the scalar files
+    run = runner.run
+    programs = runner.programs.hash_jaxprs() if runner.programs is not None else {}
+    run.log_writer.flush()  # the visualizer records the sizes of the scalar files
     arrays = dict(vars(runner.state))
     if not save_optimizer:
         del arrays["opt_state"]
@@ -92,38 +94,37 @@ def collect_checkpoint(
         meta=dict(
             epoch=runner.epoch,
             iter=runner.iter,
-            seed=runner.seed,
-            experiment_name=runner.experiment_name,
-            timestamp=runner.timestamp,
-            run=runner.run_id,
-            work_dir=str(runner.work_dir),
+            seed=run.seed,
+            experiment_name=run.experiment_name,
+            timestamp=run.timestamp,
+            run=run.run_id,
+            work_dir=run.work_dir,
             time=time.strftime("%Y-%m-%d %H:%M:%S"),
-            cfg=runner.cfg_text,
+            cfg=run.described.cfg_text,
             jengine_version=__version__,
             versions=environment_versions(),
         ),
-        message_hub=runner.message_hub.state_dict(),
+        message_hub=run.message_hub.state_dict(),
         hooks={
             name: saved
             for name, hook in hook_names(runner.hooks).items()
             if (saved := hook.state_dict())
         },
         hyperparams={name: float(value) for name, value in runner.hyperparams.items()},
-        visualizer=runner.visualizer.state_dict(),
-        replicas=runner.strategy.replicas,
-        accumulated=_ACCUMULATED,
-        fingerprint=collect_fingerprint(runner),
+        visualizer=run.visualizer.state_dict(),
+        replicas=run.strategy.replicas,
+        fingerprint={"settings": run.described.settings, "programs": programs},
         validations=[
             [
                 epoch,
                 iteration,
                 {name: float(value) for name, value in metrics.items() if is_host_number(value)},
             ]
-            for epoch, iteration, metrics in runner.validations
+            for epoch, iteration, metrics in run.validations
         ],
     )
     bundle["meta"].update(meta)
-    bundle["data"] = collect_position(runner, bundle["meta"])
+    bundle["data"] = collect_position(run, _train_loop(runner), bundle["meta"])
     bundle["set_by_hand"] = {
         name: chain_of(wrapper).unscheduled()
         for name, wrapper in wrappers_by_name(runner.optim_wrapper).items()
@@ -139,17 +140,19 @@ def collect_checkpoint(
 
 
 def load_or_resume(
-    runner: RunnerInternals, load_from: LoadFrom | None, resume_from: str | None
+    runner: RunnerProtocol, load_from: LoadFrom | None, resume_from: str | None
 ) -> None:
     """Continue from a checkpoint or start from weights.
 
     A run that does not train resumes only the weights.
     """
-    if resume_from is not None:
-        runner.files.fetch()  # before backends restore their positions in them
+    if note := runner.run.resume_note:  # where it looked for a checkpoint
+        runner.logger.info(note)
     if resume_from is not None and runner.train_loop is not None:
         for find_fitting in load_each("fitting_checkpoints"):
-            resume_from = find_fitting(runner.work_dir, resume_from, runner.state, runner.processes)
+            resume_from = find_fitting(
+                runner.work_dir, resume_from, runner.state, runner.run.processes
+            )
         resume(runner, resume_from)
     elif load_from is not None:
         load_weights(runner, load_from)
@@ -161,14 +164,15 @@ def load_or_resume(
         )
 
 
-def resume(runner: RunnerInternals, path: str) -> None:
+def resume(runner: RunnerProtocol, path: str) -> None:
     """Restore the run from the checkpoint at `path`, at the iteration at which it was written."""
+    run = runner.run
     saved_meta = read_meta(path)
     bundle, match = _restore_arrays(runner, path, saved_meta)
     _call_after_load(runner, bundle)
     meta = bundle["meta"]
     runner.state = _add_missing_hook_states(runner, TrainState(**bundle["state"]), match, path)
-    loop = runner.train_loop
+    loop = _train_loop(runner)
     loop.iter = meta["iter"]
     loop.epoch = meta["epoch"]
     if (step := int(runner.state.step)) != loop.iter:  # an overflow of int32, or the work of a hook
@@ -176,10 +180,10 @@ def resume(runner: RunnerInternals, path: str) -> None:
             f"{path} must have one number of iterations, got {loop.iter} in `meta` and {step} in "
             "`state.step`"
         )
-    runner.message_hub.load_state_dict(bundle["message_hub"])
+    run.message_hub.load_state_dict(bundle["message_hub"])
     # drops scalars written after it
-    runner.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])
-    runner.validations[:] = [
+    run.visualizer.load_state_dict(bundle["visualizer"], meta["iter"])
+    run.validations[:] = [
         (epoch, iteration, metrics) for epoch, iteration, metrics in bundle["validations"]
     ]
     # A number that is an attribute of the model is the attribute's now, until a hook sets it again
@@ -193,15 +197,22 @@ def resume(runner: RunnerInternals, path: str) -> None:
                 f"`{type(model).__name__}.{name}`, which was {saved:g} when {path} was written, "
                 f"is {current:g} until a hook assigns it again"
             )
-    restore_position(runner, bundle["data"])
-    restore_schedules(runner, bundle)  # after the position, which may move the epoch
+    restore_position(run, loop, bundle["data"])
+    # after the position, which may move the epoch
+    restore_schedules(run, loop, runner.param_schedulers, runner.optim_wrapper, bundle)
     for name, hook in hook_names(runner.hooks).items():
         if name in bundle["hooks"]:
             hook.load_state_dict(bundle["hooks"][name])
     runner.logger.info(f"Resumed from {path}: epoch {loop.epoch}, iteration {loop.iter}.")
 
 
-def _call_after_load(runner: RunnerInternals, bundle: Bundle) -> None:
+def _train_loop(runner: RunnerProtocol) -> TrainLoop:
+    """Return the training loop, whose counters a resume sets."""
+    loop: Any = runner.train_loop
+    return loop
+
+
+def _call_after_load(runner: RunnerProtocol, bundle: Bundle) -> None:
     """Call the hooks with a checkpoint that has been read, and end all processes if one stands
     still in them.
     """
@@ -210,58 +221,31 @@ def _call_after_load(runner: RunnerInternals, bundle: Bundle) -> None:
 
 
 def _restore_arrays(
-    runner: RunnerInternals, path: str, saved_meta: Mapping[str, Any]
+    runner: RunnerProtocol, path: str, saved_meta: Mapping[str, Any]
 ) -> tuple[Bundle, HookStateMatch]:
     """Return the checkpoint with arrays on the devices, and how the hook states match."""
-    from jengine.parallel.replica_axis import convert_replica_axis, convert_replica_axis_structs
-
     target = dict(vars(runner.state))
     fresh = {}
     if "optimizer" not in saved_meta:
         runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
         fresh["opt_state"] = target.pop("opt_state")
-    elif (saved_meta.get("replicas") or 1) > 1 and saved_meta.get("accumulated") != _ACCUMULATED:
-        runner.logger.warning(
-            f"The accumulated gradients of {path} were saved with other weights, by an older "
-            "version of jengine. If "
-            "it was saved within an accumulation window, the update of that window is not exact."
-        )
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
-    with (
-        _name_versions(path, saved_meta["meta"]),
-        explained(run=runner, cfg=runner.cfg),
-    ):
+    with explained(run=runner, cfg=runner.run.cfg, checkpoint=(path, saved_meta["meta"])):
         stored = list_arrays(path)  # shapes only
         match = match_hook_states(target["hook_state"], stored, saved_meta.get("exchanged", {}))
         target["hook_state"] = match.states
         converted = dict(convert_replica_axis_structs(target, *replicas))  # the shapes on disk
         ignored: list[str] = []  # parts of the optimizer state
         if "opt_state" in target:
-            matched = match_optimizer_state(runner, path, converted["opt_state"], stored)
+            matched = match_optimizer_state(
+                runner.run, runner.optim_wrapper, path, converted["opt_state"], stored
+            )
             converted["opt_state"], ignored = matched
         arrays, rest = restore_verified(path, converted, match.rename, [*match.ignore, *ignored])
     arrays = dict(convert_replica_axis(arrays, *reversed(replicas)))
     if ignored:
         arrays["opt_state"] = complete_optimizer_state(arrays["opt_state"], target["opt_state"])
     return {"state": {**_put_like(arrays, target), **fresh}, **rest}, match
-
-
-@contextlib.contextmanager
-def _name_versions(path: str, meta: Mapping[str, Any]) -> Iterator[None]:
-    """Add what had another version when the checkpoint was written to an error inside."""
-    try:
-        yield
-    except Exception as error:
-        written = meta.get("versions", {})
-        now = environment_versions()
-        others = [
-            f"{name} {version}, now {now.get(name)}"
-            for name, version in written.items()
-            if version != now.get(name)
-        ]
-        if others:
-            error.add_note(f"{path} was written with other versions: {'; '.join(others)}")
-        raise
 
 
 def _put_like(tree: PyTree, like: PyTree) -> PyTree:
@@ -272,7 +256,7 @@ def _put_like(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def init_hook_states(
-    runner: RunnerInternals, names: Iterable[str], params: optax.Params, model_state: PyTree
+    runner: RunnerProtocol, names: Iterable[str], params: optax.Params, model_state: PyTree
 ) -> dict[str, PyTree]:
     """Return initial states on the device for the hooks with these names, from the given
     weights.
@@ -291,7 +275,7 @@ def init_hook_states(
 
 
 def _add_missing_hook_states(
-    runner: RunnerInternals, state: TrainState, match: HookStateMatch, path: str
+    runner: RunnerProtocol, state: TrainState, match: HookStateMatch, path: str
 ) -> TrainState:
     for name in match.unused:
         runner.logger.warning(
@@ -308,11 +292,8 @@ def _add_missing_hook_states(
 # --- Starting from weights ---
 
 
-def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
+def load_weights(runner: RunnerProtocol, source: LoadFrom) -> None:
     """Load the parameters and the model state from a checkpoint or other weights."""
-    from jengine.parallel.replica_axis import convert_replica_axis
-    from jengine.runner.base_variables import loadable_variables
-
     if any(getattr(hook, "strict_load", None) is False for hook in runner.hooks):  # of an EMAHook
         source = dataclasses.replace(source, strict=False)
     # then use the weights that the checkpoint's run has validated
@@ -322,10 +303,10 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
     variables = {"params": runner.state.params, "model_state": runner.state.model_state}
     replicas = runner.strategy.replicas
     names = [path.removeprefix("params.") for path in weights.names]
-    initial, to_run = loadable_variables(get_model(runner.model), variables, replicas, names)
+    initial, to_run = _loadable_variables(get_model(runner.model), variables, replicas, names)
     conversion = replicas, rest.get("replicas")
     target = convert_replica_axis(initial, *conversion)
-    with _name_versions(weights.label, rest.get("meta", {})):
+    with explained(checkpoint=(weights.label, rest.get("meta", {}))):
         loaded, report = weights.load(target)
     loaded = convert_replica_axis(loaded, *reversed(conversion))
     bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), variables), **rest}
@@ -342,3 +323,45 @@ def load_weights(runner: RunnerInternals, source: LoadFrom) -> None:
             f"Not all parameters were loaded from {weights.label} (strict=False): {report}"
         )
     weights.finish(runner, report)
+
+
+def _loadable_variables(
+    model: Model, variables: Variables, replicas: int | None, stored: Iterable[str]
+) -> tuple[Variables, Callable[[Variables], Variables]]:
+    """Return the variables to load into, and a function from the loaded values to the run's
+    variables.
+
+    They are the run's own, unless an adapter such as `LoRA` loads the weights at the dotted paths
+    `stored` for the model inside.
+    """
+    params = variables["params"]
+    names = set(stored)
+    base_params, _ = model.base_variables(params, variables["model_state"])
+    has_own_names = any(name.startswith(f"model_state.{FROZEN}.") for name in names)
+    added = flatten(params).keys() - flatten(base_params).keys()
+    if (
+        has_own_names
+        or not added.isdisjoint(names)
+        or flatten(params).keys() == flatten(base_params).keys()
+    ):
+        return variables, lambda loaded: loaded  # with adapters, or the model has none
+    fresh = convert_replica_axis(variables, replicas, None)  # adapters know no replicas
+    base: Variables = dict(
+        zip(variables, model.base_variables(fresh["params"], fresh["model_state"]), strict=True)
+    )
+    missing = set(model.adapter_paths) - names
+    if missing:  # the weights are the network's own, without adapters
+        base["params"] = nest(
+            {path: leaf for path, leaf in flatten(base["params"]).items() if path not in missing}
+        )
+
+    def restore(loaded: Variables) -> Variables:
+        single = convert_replica_axis(loaded, replicas, None)
+        replaced = model.replace_base(
+            fresh["params"], fresh["model_state"], single["params"], single["model_state"]
+        )
+        return dict(
+            convert_replica_axis(dict(zip(variables, replaced, strict=True)), None, replicas)
+        )
+
+    return dict(convert_replica_axis(base, None, replicas)), restore

@@ -1,12 +1,14 @@
 """Components of a run, built from config sections; errors name the section."""
 
-import logging
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
 
+from jengine.checkpoint.checkpointer import Checkpointer
+from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.identity import Identity
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError, config_path
@@ -20,19 +22,25 @@ from jengine.config.registry import (
     Registry,
     as_config,
 )
-from jengine.evaluation.sections import split_settings
-from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
+from jengine.config.storage import LocalFiles, find_scheme
+from jengine.hooks.hook import Hook
+from jengine.hooks.run import Run
+from jengine.hooks.run_record import GroupTable
+from jengine.hooks.runner_protocol import Loader, RunnerProtocol, TrainLoopProtocol
 from jengine.logging.async_writer import AsyncWriter
 from jengine.logging.console import build_logger
 from jengine.logging.message_hub import MessageHub
 from jengine.logging.processor import LogProcessor
+from jengine.logging.stopwatch import Stopwatch
 from jengine.logging.visualizer import Visualizer
+from jengine.optim.batch_size import scale_lr, scale_with_batch
+from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.schedules.scheduler_builder import build_param_schedulers
-from jengine.optim.wrapper import OptimWrapper
-from jengine.optim.wrapper_dict import OptimWrapperDict
-from jengine.parallel.strategy import Strategy, default_strategy
-from jengine.runner.config_checks import EVAL_LOOPS, LoopSection, is_epoch_based, train_loop_config
-from jengine.runner.runner_protocol import RunnerInternals
+from jengine.optim.wrapper_dict import AnyWrapper
+from jengine.parallel.interrupts import Interrupts
+from jengine.parallel.processes import ProcessGroup
+from jengine.parallel.strategy import DispatchLimiter, Strategy, default_strategy
+from jengine.runner.config_checks import LoopSection, is_epoch_based
 from jengine.train.state import MAX_STEP
 
 
@@ -60,19 +68,68 @@ def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | 
         return strategy
 
 
-def build_logs(
-    identity: Identity, level: int | str
-) -> tuple[logging.Logger, AsyncWriter, MessageHub]:
-    """Return the logger, the log writer and the message hub; the log file is opened later."""
+def build_run(
+    identity: Identity,
+    arguments: Mapping[str, Any],
+    constructor: Callable[..., Any],
+    subclass: str,
+    processes: ProcessGroup,
+    strategy: Strategy,
+    visualizer: Visualizer,
+    hooks: Iterable[Hook],
+) -> Run:
+    """Return what all parts of the run share; the files are opened later.
+
+    Args:
+      identity: the name, the seed and the directories.
+      arguments, constructor, subclass: see `Run`.
+      processes, strategy, visualizer: of the run.
+      hooks: may write checkpoints to directories of their own.
+    """
+    directories = CheckpointDirectories(list_directories(identity.work_dir, hooks), identity.run_id)
+    files = LocalFiles()
+    if (scheme := find_scheme(identity.work_dir)) is not None:
+        check = functools.partial(directories.check_locks, before_write=True)
+        files = scheme.send_files(identity.local_dir, identity.work_dir, check)
+
+    def send_files() -> None:
+        directories.check_locks(before_write=True)
+        files.send_all()
+
+    log_processor = build_log_processor(arguments["log_processor"], arguments["train_cfg"])
     with config_path("log_level"):
-        # a refused run leaves no file
-        logger = build_logger(log_file=identity.log_file, level=level, wait=True)
-    if identity.resume_note:
-        logger.info(identity.resume_note)
+        logger = build_logger(level=arguments["log_level"])
     writer = AsyncWriter()
     message_hub = MessageHub.new_instance(identity.experiment_name)
     message_hub.before_read = writer.flush  # reads see all scalars that were queued
-    return logger, writer, message_hub
+    if isinstance(log_processor, LogProcessor):  # else one of the user's
+        message_hub.keep(log_processor.windows)
+    return Run(
+        **vars(identity),
+        arguments=arguments,
+        constructor=constructor,
+        subclass=subclass,
+        processes=processes,
+        strategy=strategy,
+        limiter=DispatchLimiter(strategy.max_in_flight),
+        interrupts=Interrupts(processes),
+        stopwatch=Stopwatch(),
+        logger=logger,
+        log_writer=writer,
+        log_processor=log_processor,
+        message_hub=message_hub,
+        visualizer=visualizer,
+        directories=directories,
+        files=files,
+        send_files=send_files,
+        # before a seal, which must not be ahead of the log
+        checkpointer=Checkpointer(identity.work_dir, identity.run_id, before_seal=send_files),
+    )
+
+
+def list_directories(work_dir: str, hooks: Iterable[Hook]) -> list[str]:
+    """Return the work dir and the other directories to which hooks write checkpoints."""
+    return [work_dir, *(path for hook in hooks for path in hook.list_directories(work_dir))]
 
 
 def build_visualizer(visualizer: Visualizer | Config | None, save_dir: str) -> Visualizer:
@@ -115,17 +172,17 @@ def _require(built: Any, method: str, argument: str) -> Any:
     return built
 
 
-def has_own_step(runner: RunnerInternals) -> bool:
+def has_own_step(runner: RunnerProtocol) -> bool:
     """Return whether a subclass of the Runner overrides `train_step`."""
     return type(runner).train_step.__module__ != "jengine.runner.runner"
 
 
-def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Loader) -> Any:
-    """Return the training loop, selected by `type`, or by `by_epoch` (default True)."""
-    loop = as_config(cfg)
-    if hasattr(loop, "items"):
+def build_train_loop(runner: RunnerProtocol, cfg: LoopSection, dataloader: Loader) -> Any:
+    """Return the training loop from its section, which `check_sections` has completed."""
+    loop: Any = cfg
+    if is_mapping(cfg):
         with config_path("train_cfg"):
-            loop = LOOPS.build(train_loop_config(cfg), runner=runner, dataloader=dataloader)
+            loop = LOOPS.build(cfg, runner=runner, dataloader=dataloader)
     if has_own_step(runner) and loop.steps_per_call > 1:
         raise ConfigError(
             "`train_cfg.steps_per_call` must be 1 for a Runner with a `train_step` of its own, "
@@ -133,46 +190,46 @@ def build_train_loop(runner: RunnerInternals, cfg: LoopSection, dataloader: Load
             "as a `train_step` of the model"
         )
     # epochs are iterations only with the data
-    if math.isfinite(loop.max_iters) and loop.max_iters > MAX_STEP:
-        limit = f"`train_cfg.max_iters` must be at most {MAX_STEP}"
-        if loop.by_epoch:
-            most = MAX_STEP // loop.epoch_length
-            limit = (
-                f"`train_cfg.max_epochs` must be at most {most} with {loop.epoch_length} "
-                "iterations in an epoch"
-            )
-        got = loop.max_epochs if loop.by_epoch else loop.max_iters
-        raise ConfigError(f"{limit}, as the device counts iterations in 32 bits, got {got}")
+    if MAX_STEP < loop.max_iters < math.inf:
+        raise ConfigError(
+            f"`train_cfg` must be at most {MAX_STEP} iterations, as the device counts them in 32 "
+            f"bits, got {loop.max_iters}"
+        )
     return loop
 
 
 def build_eval_loop(
-    runner: RunnerInternals, mode: str, sections: Mapping[str, Any], loaders: Mapping[str, Loader]
+    runner: RunnerProtocol, mode: str, sections: Mapping[str, Any], loaders: Mapping[str, Loader]
 ) -> Any:
-    """Return the validation or test loop over the dataloaders by evaluation name.
-
-    `type` is optional.
-    """
-    loop = as_config(sections[f"{mode}_cfg"])
-    evaluators = sections[f"{mode}_evaluator"]
+    """Return the validation or test loop over the dataloaders by evaluation name."""
+    loop = sections[f"{mode}_cfg"]
     if not is_mapping(loop):
         return loop
+    evaluators = sections[f"{mode}_evaluator"]
+    parts = (loaders, evaluators) if list(loaders) != [""] else (loaders[""], evaluators[""])
     with config_path(f"{mode}_cfg"):
-        settings, own = split_settings(f"{mode}_cfg", loop, list(loaders))
-        cfg = {"type": EVAL_LOOPS[mode], **dict(settings), **({"evaluations": own} if own else {})}
-        parts = (loaders, evaluators) if list(loaders) != [""] else (loaders[""], evaluators[""])
-        return LOOPS.build(cfg, runner=runner, dataloader=parts[0], evaluator=parts[1])
+        return LOOPS.build(loop, runner=runner, dataloader=parts[0], evaluator=parts[1])
 
 
 def build_schedulers(
-    train_loop: TrainLoopProtocol, cfg: Any, optim_wrapper: OptimWrapper | OptimWrapperDict
-) -> Any:
-    """Return the parameter schedulers over the whole training."""
-    return build_param_schedulers(
-        cfg,
-        optim_wrapper,
-        max_epochs=train_loop.max_epochs,
-        max_iters=None if math.isinf(train_loop.max_iters) else int(train_loop.max_iters),
-        epoch_length=train_loop.epoch_length,
-        by_epoch_loop=train_loop.by_epoch,
+    run: Run, loop: TrainLoopProtocol, sections: Mapping[str, Any], wrapper: AnyWrapper
+) -> tuple[GroupTable, Schedulers]:
+    """Return the table of the parameter groups, and the schedulers over the whole training.
+
+    The table is from before schedulers change the groups.
+    """
+    loader = loop.dataloader
+    scaling = sections["auto_scale_lr"]
+    shards = run.strategy.data_shard.for_axis(loader.batch_axis).count
+    scale_lr(wrapper, scaling, (loader.batch_size or 0) * shards, run.logger)
+    table = wrapper.group_table()
+    schedulers = build_param_schedulers(
+        sections["param_scheduler"],
+        wrapper,
+        max_epochs=loop.max_epochs,
+        max_iters=None if math.isinf(loop.max_iters) else int(loop.max_iters),
+        epoch_length=loop.epoch_length,
+        by_epoch_loop=loop.by_epoch,
     )
+    scale_with_batch(schedulers, wrapper, scaling, loader.batch_sizes)
+    return table, schedulers

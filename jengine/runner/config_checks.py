@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jengine.checkpoint.arrays import check_storable
+from jengine.config.annotations import is_mapping
 from jengine.config.containers import check_keys
 from jengine.config.dump import check_written
 from jengine.config.errors import (
@@ -13,7 +14,6 @@ from jengine.config.errors import (
     closest,
     config_path,
     current_config_path,
-    did_you_mean,
 )
 from jengine.config.plugins import load_each
 from jengine.config.registry import LOOPS, Config, as_config, check_arguments, is_built_in
@@ -31,6 +31,7 @@ from jengine.evaluation.sections import (
 )
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
+from jengine.optim.batch_size import read_auto_scale_lr
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.optim.schedules.scheduler_builder import check_param_schedulers
 from jengine.optim.wrapper_builder import check_optim_wrapper
@@ -77,8 +78,8 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
     """Check the sections for training, validation and test, among the Runner's arguments by name.
 
     Returns:
-      The sections, with dataloaders and built evaluators by name; and schedulers of an optimizer
-      without parameters.
+      The sections: loops with their `type`, dataloaders and built evaluators by name; and
+      schedulers of an optimizer without parameters.
     """
     checked = {
         name: sections[name] for name in (*itertools.chain(*_SECTIONS.values()), *_TRAINING_OPTIONS)
@@ -97,17 +98,20 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
         if mode == "train":
             _check_loader("train_dataloader", sections["train_dataloader"])
             with config_path("train_cfg"):
-                _check_loop(sections["train_cfg"], train_loop_config)
-                if _is_config(sections["train_cfg"]):
-                    parse_phases(as_config(sections["train_cfg"]).get("phases"))
+                loop = sections["train_cfg"]
+                loop = _check_loop(train_loop_config(loop) if _is_config(loop) else loop)
+                if is_mapping(loop):
+                    parse_phases(loop.get("phases"))
+            checked["train_cfg"] = loop
         else:
             checked |= _check_evaluations(mode, *(sections[name] for name in names))
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
         raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
+    checked["auto_scale_lr"] = read_auto_scale_lr(sections["auto_scale_lr"])
     if sections["optim_wrapper"] is None:
         return checked, []
     return checked, _check_optimizer(
-        sections["optim_wrapper"], sections["param_scheduler"], sections["train_cfg"]
+        sections["optim_wrapper"], sections["param_scheduler"], checked["train_cfg"]
     )
 
 
@@ -125,12 +129,6 @@ def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
         for key, value in as_config(cfg).items()
         if key not in lengths or value is not None
     }
-    for name in lengths:
-        if isinstance(cfg.get(name), int) and cfg[name] >= 2**31:
-            raise ConfigError(
-                f"`train_cfg.{name}` must be below 2**31, as the device counts iterations in 32 "
-                f"bits, got {cfg[name]}"
-            )
     if "type" in cfg and "by_epoch" in cfg:
         raise ConfigError("train_cfg must have a type or by_epoch, got both; remove one of them")
     if "type" in cfg:
@@ -227,7 +225,7 @@ def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[
     """Return the names of all validation metrics; () if custom classes may add others."""
     evaluators = sections["val_evaluator"] or {}
     cfg = sections["val_cfg"]
-    if not _is_config(cfg) or as_config(cfg).get("type", "ValLoop") not in _VAL_LOOPS:
+    if not is_mapping(cfg) or cfg["type"] not in _VAL_LOOPS:
         return ()
     if any(
         type(evaluator) is not Evaluator or not evaluator.names for evaluator in evaluators.values()
@@ -265,40 +263,40 @@ def _check_evaluations(
     for name, loader in loaders.items():
         _check_loader(loader_path(mode, name), loader)
     with config_path(f"{mode}_cfg"):
-        common, own = split_settings(f"{mode}_cfg", as_config(cfg), list(loaders))
-        for name, settings in own.items():
-            with config_path(name):
-                check_arguments(EvalSettings, dict(settings))
-                if mode == "test" and "interval" in settings:
-                    raise ConfigError(
-                        "`interval` must be a setting of a validation, got one for a test"
-                    )
-        loops = (*_VAL_LOOPS, *EVAL_LOOPS.values(), "MultiTestLoop")
-        is_built_in_loop = hasattr(common, "items") and common.get("type", "ValLoop") in loops
-        if is_built_in_loop and any(did_you_mean(key, ["interval"]) for key in common):
-            raise ConfigError(f"`{mode}_cfg` has no `interval`: write `train_cfg.val_interval`")
-        _check_loop(
-            common, lambda cfg: {"type": EVAL_LOOPS[mode], **as_config(cfg)}, evaluator=None
-        )
+        loop = as_config(cfg)
+        if is_mapping(loop):
+            common, own = split_settings(f"{mode}_cfg", loop, list(loaders))
+            loop = {"type": EVAL_LOOPS[mode], **common, **({"evaluations": own} if own else {})}
+            for name, settings in own.items():
+                with config_path(name):
+                    check_arguments(EvalSettings, dict(settings))
+                    if mode == "test" and "interval" in settings:
+                        raise ConfigError(
+                            "`interval` must be a setting of a validation, got one for a test"
+                        )
+        _check_loop(loop, evaluator=None)
     evaluators = build_evaluators(f"{mode}_evaluator", evaluator, list(loaders))
-    return {f"{mode}_dataloader": loaders, f"{mode}_evaluator": evaluators}
+    return {
+        f"{mode}_dataloader": loaders,
+        f"{mode}_cfg": loop,
+        f"{mode}_evaluator": evaluators,
+    }
 
 
-def _check_loop(
-    cfg: LoopSection, complete: Callable[[Any], dict[str, Any]], **supplied: Any
-) -> None:
-    if _is_config(cfg):
+def _check_loop(loop: Any, **supplied: Any) -> Any:
+    if is_mapping(loop):
         # None where the Runner supplies the value
-        LOOPS.check(complete(cfg), runner=None, dataloader=None, **supplied)
-    elif not callable(getattr(cfg, "run", None)):
+        LOOPS.check(loop, runner=None, dataloader=None, **supplied)
+    elif not callable(getattr(loop, "run", None)):
         raise TypeError(
-            f"`{current_config_path()}` must be a dict or a loop with a method `run`, got {cfg!r}"
+            f"`{current_config_path()}` must be a dict or a loop with a method `run`, got {loop!r}"
         )
+    return loop
 
 
 def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: LoopSection) -> Sequence[ParamScheduler]:
     wrappers = check_optim_wrapper(cfg)
-    loop = train_loop_config(train_cfg) if _is_config(train_cfg) else {}
+    loop = train_cfg if is_mapping(train_cfg) else {}
     return check_param_schedulers(
         schedulers,
         wrappers if list(wrappers) != [""] else wrappers[""],  # a single one has no name

@@ -18,17 +18,12 @@ from jengine.data.build import build_dataloader
 from jengine.data.host_entries import list_host_entries, select_arrays
 from jengine.data.masking import whole_batches
 from jengine.evaluation.sections import loader_path
-from jengine.hooks.runner_protocol import Loader
+from jengine.hooks.run import Run
+from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
 from jengine.logging.slow_call import report_if_slow
 from jengine.model.selection import describe_tree
 from jengine.parallel.mesh import DataShard
-from jengine.parallel.processes import (
-    ProcessGroup,
-    ProcessMismatchError,
-    assert_equal_across_processes,
-)
-from jengine.runner.interrupts import Interrupts
-from jengine.runner.runner_protocol import TrainLoopInternals
+from jengine.parallel.processes import ProcessMismatchError, assert_equal_across_processes
 
 PyTree = Any
 logger = logging.getLogger("jengine")
@@ -41,79 +36,75 @@ class DataLoaders:
     Args:
       sections: '<mode>_dataloader', for evaluations by name: configs, loaders, iterables over
         batches, or None.
-      seed, processes, cfg: those of the run; the config is for errors.
-      shard: the part of the data that this process reads.
+      run: has the seed, the processes, and the part of the data that this process reads.
     """
 
-    def __init__(
-        self,
-        sections: Mapping[str, Any],
-        seed: int,
-        processes: ProcessGroup,
-        shard: DataShard,
-        cfg: Any,
-    ) -> None:
-        self._sections = {"train_dataloader": sections["train_dataloader"]}
-        self._paths: dict[str, dict[str, str]] = {}  # by mode, then by evaluation
+    def __init__(self, sections: Mapping[str, Any], run: Run) -> None:
+        self._sections = {"train_dataloader": sections["train_dataloader"]}  # by path
+        self._names = {}  # of the evaluations, by mode
         for mode in ("val", "test"):
             loaders = sections[f"{mode}_dataloader"] or {}
-            self._paths[mode] = {name: loader_path(mode, name) for name in loaders}
+            self._names[mode] = list(loaders)
             self._sections |= {loader_path(mode, name): loader for name, loader in loaders.items()}
-        self._seed = seed
-        self._processes = processes
-        self._shard = shard
-        self._cfg = cfg
+        self._run = run
+        self._processes = run.processes
+        self._shard = run.strategy.data_shard
         self._loaders: dict[str, Loader] = {}
         self._examples: dict[str, str] = {}  # descriptions of the first batches
         self._host_entries: dict[str, dict[str, str]] = {}  # in them
         self._reads_example = False  # the first training batch
         self._read_state = False  # while that batch was read
 
-    def get(self, path: str) -> Loader | None:
-        """Return the loader at a path in the config, such as 'val_dataloader.robust'.
-
-        None without one.
-        """
-        section = self._sections.get(path)
-        if path not in self._loaders and section is not None:
+    def _build(self, path: str) -> Loader:
+        """Return the loader at a path in the config, such as 'val_dataloader.robust'."""
+        if path not in self._loaders:
             with config_path(path):
                 self._loaders[path] = build_dataloader(
-                    section,
+                    self._sections[path],
                     train=path == "train_dataloader",  # shuffles by default
-                    seed=self._seed,
+                    seed=self._run.seed,
                     process_index=self._shard.index,
                     process_count=self._shard.count,
                 )
-            assert_equal_across_processes(
-                self._processes, {path: {"batches": self._loaders[path].length}}
-            )
-        return self._loaders.get(path)
+            lengths = {path: {"batches": self._loaders[path].length}}
+            assert_equal_across_processes(self._processes, lengths)
+        return self._loaders[path]
 
     def get_all(self, mode: str) -> dict[str, Loader]:
         """Return the loaders for the evaluations in 'val' or 'test' by name.
 
         The name of a single one is ''.
         """
-        loaders = {name: self.get(path) for name, path in self._paths[mode].items()}
-        return {name: loader for name, loader in loaders.items() if loader is not None}
+        return {name: self._build(loader_path(mode, name)) for name in self._names[mode]}
 
-    def get_mode(self, mode: str) -> Loader | dict[str, Loader] | None:
-        """Return the loader for the evaluation in 'val' or 'test', several by name, or None
-        without one.
-        """
+    @property
+    def train(self) -> Any:
+        """Loader for the training data, built at the first use; None without one."""
+        path = "train_dataloader"
+        return None if self._sections[path] is None else self._build(path)
+
+    @property
+    def val(self) -> Any:
+        """Loader for the validation data, several by name; None without one."""
+        return self._get_mode("val")
+
+    @property
+    def test(self) -> Any:
+        """Loader for the test data, several by name; None without one."""
+        return self._get_mode("test")
+
+    def _get_mode(self, mode: str) -> Loader | dict[str, Loader] | None:
         loaders = self.get_all(mode)
         return loaders.get("") if set(loaders) <= {""} else loaders
 
     def first_path(self, mode: str) -> str:
         """Return the path of the first evaluation's loader in 'val' or 'test'."""
-        return next(iter(self._paths[mode].values()))
+        return loader_path(mode, self._names[mode][0])
 
-    def call_with_example(self, path: str, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function` with the arrays of a loader's first batch, an example for their
-        shapes, and with `args`.
-        """
-        loader = self.get(path)
-        assert loader is not None
+    @contextlib.contextmanager
+    def example(self, path: str) -> Iterator[Batch]:
+        """Yield the arrays of a loader's first batch, an example for their shapes."""
+        loader = self._build(path)
         with config_path(path):
             batch = self._read_example(path, loader)
             BatchCheck(path, loader.batch_axis, loader.batch_rules)(batch)
@@ -124,7 +115,7 @@ class DataLoaders:
         self._examples[path] = describe_tree(arrays, "batch")
         # Most errors of a first trace are about the batch
         with self.note_example(path), whole_batches(loader.batch_axis is None):
-            return function(arrays, *args)
+            yield arrays
 
     def _read_example(self, path: str, loader: Loader) -> Any:
         self._reads_example = path == "train_dataloader"
@@ -179,10 +170,11 @@ class DataLoaders:
                     "`runner.strategy.data_shard`, its `index` and `count`."
                 )
 
-    def check_state_access(self, loop: TrainLoopInternals, interrupts: Interrupts) -> None:
+    def check_state_access(self, loop: TrainLoopProtocol) -> None:
         """Raise ConfigError if training data access the state, and settings let batches be read
         ahead, or if any other thread than the one that trains does.
         """
+        interrupts = self._run.interrupts
         if self._reads_example:
             self._read_state = True
         elif interrupts.thread not in (None, threading.get_ident()):
@@ -212,5 +204,5 @@ class DataLoaders:
         except Exception as error:
             examples = {} if ends() else self._examples
             hosts = self._host_entries
-            explain(error, cfg=self._cfg, loader=path, examples=examples, host_entries=hosts)
+            explain(error, cfg=self._run.cfg, loader=path, examples=examples, host_entries=hosts)
             raise

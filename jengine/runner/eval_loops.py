@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,20 +25,30 @@ from jengine.data.masking import on_whole_batches, whole_batches
 from jengine.evaluation.evaluator import Evaluator, EvaluatorState
 from jengine.evaluation.sections import EvalSettings, loader_path
 from jengine.hooks.run_record import update_record
-from jengine.hooks.runner_protocol import Loader
+from jengine.hooks.runner_protocol import Loader, RunnerProtocol, TrainLoopProtocol
 from jengine.model.model import Model
 from jengine.model.precision import CastModel, Precision
+from jengine.parallel.interrupts import WaitedLoader, iterate
 from jengine.parallel.local_batch import process_local_batch
 from jengine.parallel.processes import all_gather_objects, to_host
-from jengine.runner.failures import mark_inconsistent, wait_for_device
-from jengine.runner.interrupts import WaitedLoader, iterate
-from jengine.runner.runner_protocol import RunnerInternals
 from jengine.train.model_attributes import hyperparams_as_attributes, plain_attributes
 from jengine.train.programs import report_first_compile
 from jengine.train.recompilation import RecompilationGuard, compilation_counter
 from jengine.train.step import build_eval_step
 
 PyTree = Any
+
+
+@contextlib.contextmanager
+def mark_inconsistent(loop: TrainLoopProtocol | None) -> Iterator[None]:
+    """Mark the counters, state and hooks as inconsistent inside, and permanently after an error."""
+    if loop is None:
+        yield
+        return
+    before = loop.is_consistent
+    loop.is_consistent = False
+    yield
+    loop.is_consistent = before
 
 
 class EvalLoop:
@@ -64,7 +74,7 @@ class EvalLoop:
 
     def __init__(
         self,
-        runner: RunnerInternals,
+        runner: RunnerProtocol,
         dataloader: Loader | Mapping[str, Loader],
         evaluator: Evaluator | Mapping[str, Evaluator],
         fp16: bool = False,
@@ -158,13 +168,15 @@ class EvalLoop:
         return self._programs[key]
 
     def check(
-        self, call_with_example: Callable[..., Any], params: optax.Params, model_state: PyTree
+        self,
+        example: Callable[[str], contextlib.AbstractContextManager[Batch]],
+        params: optax.Params,
+        model_state: PyTree,
     ) -> None:
-        """Trace each evaluation for an example, see `Evaluation.check` and
-        `DataLoaders.call_with_example`.
-        """
+        """Trace each evaluation for an example, see `DataLoaders.example`."""
         for evaluation in self.evaluations.values():
-            call_with_example(evaluation.path, evaluation.check, params, model_state)
+            with example(evaluation.path) as batch:
+                evaluation.check(batch, params, model_state)
 
     def run(self, names: Sequence[str] | None = None) -> dict[str, float]:
         """Evaluate once and return the metrics by name.
@@ -176,7 +188,7 @@ class EvalLoop:
         metrics = dict[str, float]()
         self._chosen = list(self.evaluations if names is None else names)
         self._announce("", [name for name in self.evaluations if name not in self._chosen])
-        wait_for_device(runner)  # or training steps in flight would count as validation
+        runner.run.wait_for_device()  # or training steps in flight would count as validation
         try:
             with runner.stopwatch.part(self.phase):
                 runner.call_hook(f"before_{mode}")
@@ -190,7 +202,7 @@ class EvalLoop:
                     runner.call_hook(f"after_{mode}")
                 return metrics
         except Exception as error:
-            explain(error, run=runner, cfg=runner.cfg, evaluation=self._current)
+            explain(error, run=runner, cfg=runner.run.cfg, evaluation=self._current)
             raise
         finally:
             self._current = None
@@ -294,9 +306,7 @@ class Evaluation:
         return traced
 
     def check(self, batch: Batch, params: optax.Params, model_state: PyTree) -> None:
-        """Trace the evaluation for a host batch, such that what does not fit is an error before
-        the run has files.
-        """
+        """Trace the evaluation for a host batch: what does not fit is an error before training."""
         metrics = jax.eval_shape(self.evaluator.init)
         _, predictions = self.trace(params, model_state, metrics, self._put(batch)).out_info
         for check_labels in load_each("label_checks"):
@@ -322,19 +332,19 @@ class Evaluation:
         ) as batches:
             data = WaitedLoader(self.path, loader)
             limited = itertools.islice(batches, self.settings.epoch_length)
-            for batch_idx, batch in enumerate(iterate(limited, data, runner.interrupts)):
+            for batch_idx, batch in enumerate(iterate(limited, data, runner.run.interrupts)):
                 self._counted = batch_idx + 1
                 runner.call_hook(f"before_{mode}_iter", batch_idx=batch_idx, data_batch=batch)
-                runner.dispatch_limiter.wait()
+                runner.run.limiter.wait()
                 # on the device
                 sums, predictions = self._call(params, model_state, sums, select_arrays(batch))
                 # one array tells when the step is done
-                runner.dispatch_limiter.add(jax.tree.leaves(predictions)[0])
+                runner.run.limiter.add(jax.tree.leaves(predictions)[0])
                 self._process_host(predictions, batch, batch_idx)
                 runner.call_hook(
                     f"after_{mode}_iter", batch_idx=batch_idx, data_batch=batch, outputs=predictions
                 )
-                runner.interrupts.check()
+                runner.run.interrupts.check()
         results = self._evaluate(sums)
         has_nan = any(isinstance(value, float) and math.isnan(value) for value in results.values())
         if has_nan and not self._has_checked_labels:  # once: the next evaluation has the same data
@@ -357,7 +367,6 @@ class Evaluation:
             program = self._get_program(args[-1])
             # see `trace`
             args = (*args[:2], self._runner.strategy.put_replicated(self.evaluator.init()), args[3])
-            self._runner.files.open()  # the trace was the last check
         try:
             with report_first_compile(program.traced):
                 outputs = program.step(*args)
@@ -425,7 +434,7 @@ class ValLoop(EvalLoop):
         """Validate once and record the metrics for the validation table at the end."""
         metrics = super().run(names)
         runner = self.runner
-        runner.validations.append((runner.epoch, runner.iter, metrics))
+        runner.run.validations.append((runner.epoch, runner.iter, metrics))
         update_record(runner)  # a run that is killed leaves this
         return metrics
 

@@ -11,32 +11,79 @@ One iteration, in order (`TrainLoop.run_iters` and `run_iter`):
 
 import bisect
 import contextlib
+import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NoReturn
 
-from jengine.config.annotations import Ascending, Count, Duration, Index
+from jengine.config.annotations import Ascending, Count, Duration, Index, Range
 from jengine.config.errors import ConfigError
 from jengine.config.registry import LOOPS
 from jengine.data.batch_check import Batch, BatchCheck
 from jengine.data.batch_stream import BatchStream
 from jengine.data.host_entries import put_arrays
-from jengine.hooks.runner_protocol import Loader
+from jengine.hooks.checks import NonFiniteLossError
+from jengine.hooks.runner_protocol import Loader, RunnerProtocol
 from jengine.logging.loss_watch import LossWatch
 from jengine.optim.wrapper import OptimWrapper
-from jengine.runner.eval_loops import EvalLoop
-from jengine.runner.failures import check_losses, mark_inconsistent
-from jengine.runner.interrupts import WaitedLoader
-from jengine.runner.resume_data import seek_iteration
-from jengine.runner.runner_protocol import RunnerInternals
+from jengine.parallel.interrupts import WaitedLoader
+from jengine.runner.eval_loops import EvalLoop, mark_inconsistent
 from jengine.train.micro_batches import count_micro_batches
-from jengine.train.phases import PhaseConfig, batches_per_iteration, count_iterations
+from jengine.train.phases import batches_per_iteration, count_iterations
 from jengine.train.recompilation import check_on_recompile
+from jengine.train.state import MAX_STEP
 
 PyTree = Any
+Length = Annotated[int, Range(ge=1, le=MAX_STEP)]  # the device counts in 32 bits
 Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone, interval)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Settings of a training loop in `train_cfg`, besides its length.
+
+    Attributes:
+      val_begin: first epoch (or iteration) after which a validation may run; 0 also validates
+        before training.
+      val_interval: epochs (or iterations) between validations.
+      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; the interval holds
+        from the milestone on.
+      phases: with several optimizers, the order and number of updates in one iteration: `[('disc',
+        2), ('gen', 1)]`, or dicts with the fields of `PhaseSettings`.
+      on_recompile: 'warn' or 'raise' if arguments with another structure or shape recompile a step;
+        None for the environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
+      steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between
+        them, at the end of an epoch and before a validation, iterations run one by one. Parameters,
+        logs and checkpoints are the same.
+      on_nonfinite: 'stop' ends training if a loss is not finite, when it is fetched for a log line,
+        a checkpoint or the end; 'warn' logs a warning; 'ignore' does neither. Steps that a loss
+        scale or a hook dropped do not count.
+      max_time: end training this long after the call of `train`, '23:50:00' or '12h', as after
+        SIGTERM: the run is saved, and the process ends with exit code 143, with which a scheduler
+        should start it again.
+      micro_batch: the most examples that a device computes at once: it divides its share of a batch
+        into equal parts, and adds up their gradients within the step. An iteration is a batch,
+        whatever the number of devices.
+    """
+
+    val_begin: Index = 1
+    val_interval: Count = 1
+    dynamic_intervals: Intervals | None = None
+    phases: Sequence[tuple[str, Count] | Mapping[str, Any]] | None = None
+    on_recompile: Literal["warn", "raise"] | None = None
+    steps_per_call: Count = 1
+    on_nonfinite: Literal["stop", "warn", "ignore"] = "stop"
+    max_time: Duration | None = None
+    micro_batch: Count | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class IterSettings(TrainSettings):
+    """Settings of a loop over iterations, see `TrainSettings`."""
+
+    val_interval: Count = 1000
 
 
 class TrainLoop:
@@ -47,30 +94,13 @@ class TrainLoop:
     Args:
       runner: provides the step, the hooks and the logs.
       dataloader: yields host batches.
-      val_begin: first epoch (or iteration) after which a validation may run; 0 also validates
-        before training.
-      val_interval: epochs (or iterations) between validations.
-      dynamic_intervals: `(milestone, interval)` pairs with ascending milestones; the interval holds
-        from the milestone on.
-      phases: with several optimizers, the order and number of updates in one iteration: `[('disc',
-        2), ('gen', 1)]`, or dicts with the fields of `PhaseSettings`.
-      steps_per_call: iterations in a chunk, one call of the compiled step. If a hook acts between
-        them, at the end of an epoch and before a validation, iterations run one by one. Parameters,
-        logs and checkpoints are the same.
-      on_recompile: 'warn' or 'raise' if arguments with another structure or shape recompile a step;
-        None for the environment variable `JENGINE_ON_RECOMPILE`, 'warn' by default.
-      on_nonfinite: 'stop' ends training if a loss is not finite, when it is fetched for a log line,
-        a checkpoint or the end; 'warn' logs a warning; 'ignore' does neither. Steps that a loss
-        scale or a hook dropped do not count.
-      max_time: end training this long after the call of `train`, '23:50:00' or '12h', as after
-        SIGTERM: the run is saved, and the process ends with exit code 143, with which a scheduler
-        should start it again.
-      micro_batch: the most examples that a device computes at once: it divides its share of a batch
-        into equal parts, and adds up their gradients within the step. An iteration is a batch,
-        whatever the number of devices.
+      settings: the settings.
 
     Attributes:
+      settings: the settings.
       by_epoch: whether the loop counts in epochs.
+      steps_per_call: iterations in a chunk.
+      on_recompile: 'warn' or 'raise'.
       micro_batches: parts of a device's share of a batch.
       repeats_data: whether epochs are parts of one stream over the data, not passes.
       batches_per_iteration: batches of the loader in an iteration; a tuple of them, if there are
@@ -86,6 +116,8 @@ class TrainLoop:
         `state_dict`; None before the first iteration.
       batch: the batch of the current iteration, on the device, or the last one in a chunk; None
         between iterations.
+      seconds: the time of the training iterations in this session.
+      steps_left: the steps of the current chunk, which has run, after the one that hooks see.
       is_consistent: False while counters, state and hooks disagree: from the first to the last
         stage of an iteration, and in the stages at the end of an epoch and of a validation.
     """
@@ -101,44 +133,31 @@ class TrainLoop:
                 f"`{cls.__name__}.run_epoch` must be in an epoch-based loop: only these call it"
             )
 
-    def __init__(
-        self,
-        runner: RunnerInternals,
-        dataloader: Loader,
-        val_begin: int,
-        val_interval: int,
-        dynamic_intervals: Intervals | None,
-        phases: Sequence[PhaseConfig] | None,
-        on_recompile: str | None,
-        steps_per_call: int,
-        on_nonfinite: str = "stop",
-        max_time: str | None = None,
-        micro_batch: int | None = None,
-    ) -> None:
+    def __init__(self, runner: RunnerProtocol, dataloader: Loader, settings: TrainSettings) -> None:
         self.runner = runner
         self.dataloader = dataloader
-        self.val_begin = val_begin
-        self.phases = phases
-        self.batches_per_iteration = batches_per_iteration(phases)
-        self.on_recompile = check_on_recompile(on_recompile)
-        self.steps_per_call = steps_per_call
-        self.on_nonfinite = on_nonfinite
-        if max_time is not None and not runner.processes.agree_on_signals:
+        self.settings = settings
+        self.batches_per_iteration = batches_per_iteration(settings.phases)
+        self.on_recompile = check_on_recompile(settings.on_recompile)
+        self.steps_per_call = settings.steps_per_call
+        if settings.max_time is not None and not runner.processes.agree_on_signals:
             raise ConfigError(
                 "`train_cfg.max_time` must be None for several processes without JAX's preemption "
-                "service, by which "
-                f"they end together, got {max_time!r}; do not set JAX_ENABLE_PREEMPTION_SERVICE=0"
+                f"service, by which they end together, got {settings.max_time!r}; do not set "
+                "JAX_ENABLE_PREEMPTION_SERVICE=0"
             )
-        self.max_time = max_time
-        self.micro_batches = self._count_micro_batches(micro_batch)
+        self.micro_batches = self._count_micro_batches(settings.micro_batch)
         self._batches: BatchStream | None = None  # over all passes, of loops that repeat the data
         # sees what log lines fetch
-        runner.message_hub.losses = None if on_nonfinite == "ignore" else LossWatch()
+        runner.message_hub.losses = None if settings.on_nonfinite == "ignore" else LossWatch()
         self.stop_training = False
         self.is_consistent = True
         self.iter = self.epoch = self.epoch_start = 0
         self.position: Any = None
         self.batch: Batch = None
+        self.seconds = 0.0
+        self.steps_left = 0
+        self._last_time = 0.0
         self._waited = WaitedLoader("train_dataloader", dataloader)
         self._check_batch = BatchCheck(
             "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
@@ -148,8 +167,9 @@ class TrainLoop:
         self._put = None if strategy.takes_host_batches else functools.partial(put_arrays, put=put)
         self._takes_host_batches = True  # not sent to the device ahead of time
         # searched with `bisect`
-        self._milestones = [0, *(milestone for milestone, _ in dynamic_intervals or ())]
-        self._intervals = [val_interval, *(interval for _, interval in dynamic_intervals or ())]
+        dynamic = settings.dynamic_intervals or ()
+        self._milestones = [0, *(milestone for milestone, _ in dynamic)]
+        self._intervals = [settings.val_interval, *(interval for _, interval in dynamic)]
 
     @functools.cached_property
     def _changing(self) -> dict[str, Callable[[int], int]]:
@@ -165,7 +185,7 @@ class TrainLoop:
             accumulative_counts=counts,
         )
         return {
-            f"train/{name}": values.at
+            name: values.at
             for name, values in found.items()
             if values is not None and values.milestones
         }
@@ -229,6 +249,9 @@ class TrainLoop:
           The number of iterations that ran.
         """
         start = self.iter
+        interrupts = self.runner.run.interrupts
+        self.runner.stopwatch.enter("hooks")
+        self._last_time = self.runner.stopwatch.since  # a validation is no part of an iteration
         while self.iter < stop and not self.stop_training:
             taken = self._take(batches, 1 if self.steps_per_call == 1 else self._chunk_size(stop))
             self.position = batches.position  # hooks save it with the iteration that follows
@@ -237,11 +260,13 @@ class TrainLoop:
             # fewer run one by one: another length compiles another scan
             if len(taken) == self.steps_per_call > 1:
                 self.run_chunk(batch_idx + self.iter - start, taken)
+                interrupts.check()  # state, counters and hooks agree only here
                 continue
             for batch, self.position in zip(taken, batches.positions, strict=True):
                 if self._takes_host_batches and self._put is not None:
                     batch = self._put(batch)
                 self.run_iter(batch_idx + self.iter - start, batch)
+                interrupts.check()
                 if self.stop_training:  # the remaining batches are taken again after a resume
                     break
         return self.iter - start
@@ -289,7 +314,7 @@ class TrainLoop:
         runner = self.runner
         runner.stopwatch.enter("input")
         try:
-            runner.interrupts.start_waiting(self._waited)
+            runner.run.interrupts.start_waiting(self._waited)
             taken = batches.take(size)
         except Exception as error:
             at = self.position or {"epoch": 0, "position": 0}
@@ -299,7 +324,7 @@ class TrainLoop:
             )
             raise
         finally:
-            runner.interrupts.wait.since = None
+            runner.run.interrupts.wait.since = None
         runner.stopwatch.enter("hooks")
         return taken
 
@@ -346,65 +371,102 @@ class TrainLoop:
         get the metrics.
         """
         runner = self.runner
+        hooks = runner.hook_list
+        data_time = runner.stopwatch.since - self._last_time
         self.is_consistent = False
         self.batch = batch
+        arguments = {"batch_idx": batch_idx, "data_batch": batch}
         runner.message_hub.start_iteration(self.iter, self.epoch_start)
-        runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
-        self._record_rates()
+        hooks.call(runner, "before_train_iter", arguments)
+        rates = self._read_rates()
         metrics = runner.train_step(batch)  # dispatched: the host does not wait for them
-        runner.stopwatch.enter("hooks")
-        runner.call_hook("after_train_iter", batch_idx=batch_idx, data_batch=batch, outputs=metrics)
+        runner.message_hub.record(metrics, rates, data_time, self._measure_steps())
+        hooks.call(runner, "after_train_iter", {**arguments, "outputs": metrics})
         self.iter += 1  # after the hooks, which see the index of the iteration
         self.is_consistent = True
         self.batch = None
-        runner.interrupts.check()  # state, counters and hooks agree only here
-
-    def _record_rates(self) -> None:
-        """Record the learning rates of the step that follows, once all hooks have set them.
-
-        For each name in `get_lr` it is the rate of the first parameter group.
-        """
-        if self.runner.hyperparams:
-            self.runner.take_hyperparams()
-        rates = {}  # no comprehension, which is a call in Python 3.11
-        for name, values in self.runner.optim_wrapper.get_lr().items():
-            rates[f"train/{name}"] = values[0]
-        if self._changing:
-            rates |= {name: float(get(self.iter)) for name, get in self._changing.items()}
-        self.runner.message_hub.update_scalars(rates)
 
     def run_chunk(self, batch_idx: int, batches: Sequence[PyTree]) -> None:
-        """Run an iteration for each batch in one call, with hooks at the start and end."""
+        """Run an iteration for each batch in one call.
+
+        Hooks that set hyperparameters are called for all steps before it, and hooks that read
+        metrics after it.
+        """
         runner = self.runner
-        hooks = self.runner.hook_list
-        hyperparams = []
-        is_update = []
+        hooks = runner.hook_list
+        hub = runner.message_hub
+        first = self.iter
+        last = len(batches) - 1
+        data_time = runner.stopwatch.since - self._last_time
         self.is_consistent = False
         self.batch = batches[-1]
-        for i, batch in enumerate(batches):
-            if i == 0:
-                runner.message_hub.start_iteration(self.iter, self.epoch_start)
-                runner.call_hook("before_train_iter", batch_idx=batch_idx, data_batch=batch)
-            else:
-                # between the steps only hooks that set hyperparameters are called, all before the
-                # first step
-                hooks.call_ahead(
-                    runner, "after_train_iter", batch_idx=batch_idx, data_batch=batches[i - 1]
-                )
-                self.iter = self.iter + 1
-                batch_idx = batch_idx + 1
-                runner.message_hub.iteration = self.iter
-                hooks.call_ahead(runner, "before_train_iter", batch_idx=batch_idx, data_batch=batch)
-            self._record_rates()
-            is_update.append(runner.optim_wrapper.start_step(self.iter))
-            hyperparams.append(runner.step_hyperparams())  # as a single step would read them now
-        metrics = runner.train_chunk(batches, hyperparams, is_update)
-        runner.stopwatch.enter("hooks")
-        hooks.call_after_chunk(runner, batch_idx=batch_idx, data_batch=batches[-1], metrics=metrics)
+        arguments = [
+            {"batch_idx": batch_idx + i, "data_batch": batch} for i, batch in enumerate(batches)
+        ]
+        inputs = []
+        for i in range(len(batches)):
+            self.iter = first + i
+            hub.start_iteration(self.iter, self.epoch_start)
+            hooks.call(runner, "before_train_iter", arguments[i])
+            rates = self._read_rates()
+            is_update = runner.optim_wrapper.start_step(self.iter)
+            # as a single step would read them now
+            inputs.append((rates, runner.step_hyperparams(), is_update))
+            if i < last:
+                hooks.call(runner, "after_train_iter", arguments[i], "hyperparams")
+        rates, hyperparams, is_update = zip(*inputs, strict=True)
+        chunk = runner.train_chunk(batches, hyperparams, is_update)
+        # Steps within one call have no times of their own
+        data_time /= len(batches)
+        seconds = self._measure_steps() / len(batches)
+        for i in range(len(batches)):
+            self.iter = hub.iteration = first + i
+            self.steps_left = last - i
+            hub.record(chunk.values, rates[i], data_time, seconds, i, chunk.reports)
+            outputs = {**arguments[i], "outputs": chunk.at(i)}
+            hooks.call(runner, "after_train_iter", outputs, "metrics" if i < last else None)
         self.iter += 1
         self.is_consistent = True
         self.batch = None
-        runner.interrupts.check()
+
+    def _read_rates(self) -> dict[str, float]:
+        """Return the learning rates of the step that follows, once all hooks have set them, and
+        other numbers that change with the iteration.
+
+        For each name in `get_lr` it is the rate of the first parameter group.
+        """
+        runner = self.runner
+        if runner.hyperparams:
+            runner.take_hyperparams()
+        rates = {}  # no comprehension, which is a call in Python 3.11
+        for name, values in runner.optim_wrapper.get_lr().items():
+            rates[name] = values[0]
+        for name, get in self._changing.items():
+            rates[name] = float(get(self.iter))
+        return rates
+
+    def _measure_steps(self) -> float:
+        """Return the seconds since the last steps were dispatched."""
+        stopwatch = self.runner.stopwatch
+        limiter = self.runner.run.limiter
+        if limiter.blocks:
+            limiter.drain()
+        stopwatch.enter("hooks")
+        elapsed = stopwatch.since - self._last_time
+        self._last_time = stopwatch.since
+        self.seconds += elapsed
+        return elapsed
+
+    @property
+    def remaining_seconds(self) -> float | None:
+        """Estimated time after the current iteration, from the mean time in this session.
+
+        None if the end is unknown.
+        """
+        if not math.isfinite(self.max_iters):
+            return None
+        mean = self.seconds / (self.runner.iters_this_session + 1)
+        return mean * (self.max_iters - self.iter - 1)
 
     # --- Checks and validations ---
 
@@ -414,7 +476,7 @@ class TrainLoop:
         Raises:
           NonFiniteLossError: a loss is not finite. WorkDirLockedError: another run has taken over.
         """
-        self.runner.files.check()
+        self.runner.run.directories.check_locks()
         check_losses(self.runner, at_line=True)
 
     def _validate_if_due(self, count: int, end: int) -> None:
@@ -424,7 +486,7 @@ class TrainLoop:
         due = [
             name for name, interval in intervals.items() if count % interval == 0 or count == end
         ]
-        due = due if count >= max(self.val_begin, 1) else []  # 0 means before training
+        due = due if count >= max(self.settings.val_begin, 1) else []  # 0 means before training
         if due:
             self.runner.val_loop.run(*([] if len(due) == len(intervals) else [due]))
         if due or self.by_epoch:  # not after each iteration: all processes wait for each other here
@@ -448,19 +510,21 @@ class TrainLoop:
     def _validate_before_first(self, count: int, end: int, *, at_boundary: bool) -> None:
         """Validate at the start with `val_begin=0`, or if a resumed run is due to validate."""
         runner = self.runner
-        if runner.val_loop is not None and self.val_begin > end:
+        begin = self.settings.val_begin
+        if runner.val_loop is not None and begin > end:
             unit = "epochs" if self.by_epoch else "iterations"
             runner.logger.warning(
-                f"The training loop never validates: train_cfg.val_begin={self.val_begin} is "
-                f"beyond its {end} {unit}."
+                f"The training loop never validates: train_cfg.val_begin={begin} is beyond its "
+                f"{end} {unit}."
             )
         # saved after it was validated
-        if runner.validations and runner.validations[-1][:2] == (self.epoch, self.iter):
+        validations = runner.run.validations
+        if validations and validations[-1][:2] == (self.epoch, self.iter):
             return
         # a checkpoint is written before the validation after the same iteration
         if self.iter > 0 and at_boundary:
             self._validate_if_due(count, end)
-        elif self.iter == 0 and self.val_begin == 0 and runner.val_loop is not None:
+        elif self.iter == 0 and begin == 0 and runner.val_loop is not None:
             runner.val_loop.run()
 
     def _raise_no_batches(self, epoch: int) -> NoReturn:
@@ -478,46 +542,25 @@ class TrainLoop:
 class EpochBasedTrainLoop(TrainLoop):
     """Training loop over a number of epochs.
 
-    The other arguments are those of `TrainLoop`, counted in epochs.
-
     Args:
       max_epochs: epochs to train for.
       epoch_length: iterations in an epoch, which may be more or less than a pass over the data;
         None for one pass, or, if an iteration takes several batches, for the iterations that are
         whole in a pass.
+      **settings: `TrainSettings`, counted in epochs.
     """
 
     by_epoch = True
 
     def __init__(
         self,
-        runner: RunnerInternals,
+        runner: RunnerProtocol,
         dataloader: Loader,
-        max_epochs: Count,
-        val_begin: Index = 1,
-        val_interval: Count = 1,
-        dynamic_intervals: Intervals | None = None,
-        phases: Sequence[tuple[str, Count] | Mapping[str, Any]] | None = None,
-        on_recompile: Literal["warn", "raise"] | None = None,
-        steps_per_call: Count = 1,
+        max_epochs: Length,
         epoch_length: Count | None = None,
-        on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",
-        max_time: Duration | None = None,
-        micro_batch: Count | None = None,
+        **settings: Annotated[Any, TrainSettings],
     ) -> None:
-        super().__init__(
-            runner,
-            dataloader,
-            val_begin,
-            val_interval,
-            dynamic_intervals,
-            phases,
-            on_recompile,
-            steps_per_call,
-            on_nonfinite,
-            max_time,
-            micro_batch,
-        )
+        super().__init__(runner, dataloader, TrainSettings(**settings))
         self.max_epochs = max_epochs
         # batches that are left over begin the next epoch
         if epoch_length is None and self.batches_per_iteration > 1:
@@ -610,10 +653,11 @@ class EpochBasedTrainLoop(TrainLoop):
 
 @LOOPS.register_module()
 class IterBasedTrainLoop(TrainLoop):
-    """Training loop over a number of iterations. The other arguments are those of `TrainLoop`.
+    """Training loop over a number of iterations.
 
     Args:
       max_iters: iterations to train for.
+      **settings: `IterSettings`, counted in iterations.
     """
 
     by_epoch = False
@@ -621,32 +665,12 @@ class IterBasedTrainLoop(TrainLoop):
 
     def __init__(
         self,
-        runner: RunnerInternals,
+        runner: RunnerProtocol,
         dataloader: Loader,
-        max_iters: Count,
-        val_begin: Index = 1,
-        val_interval: Count = 1000,
-        dynamic_intervals: Intervals | None = None,
-        phases: Sequence[tuple[str, Count] | Mapping[str, Any]] | None = None,
-        on_recompile: Literal["warn", "raise"] | None = None,
-        steps_per_call: Count = 1,
-        on_nonfinite: Literal["stop", "warn", "ignore"] = "stop",
-        max_time: Duration | None = None,
-        micro_batch: Count | None = None,
+        max_iters: Length,
+        **settings: Annotated[Any, IterSettings],
     ) -> None:
-        super().__init__(
-            runner,
-            dataloader,
-            val_begin,
-            val_interval,
-            dynamic_intervals,
-            phases,
-            on_recompile,
-            steps_per_call,
-            on_nonfinite,
-            max_time,
-            micro_batch,
-        )
+        super().__init__(runner, dataloader, IterSettings(**settings))
         self._max_iters = max_iters
 
     @property
@@ -679,3 +703,78 @@ class IterBasedTrainLoop(TrainLoop):
         stops = [self.max_iters, *(milestone - 1 for milestone in self._milestones)]
         stops += [(self.iter // interval + 1) * interval for interval in intervals]
         return min(stop for stop in stops if stop > self.iter)
+
+
+# --- What loops and checkpoints share ---
+
+
+def check_losses(runner: RunnerProtocol, *, at_line: bool = False, at_end: bool = False) -> None:
+    """Check the losses that were fetched since the last call, as `train_cfg.on_nonfinite` requires.
+
+    Args:
+      runner: outside training nothing is checked.
+      at_line: at a log line, where several processes check only up to the previous line, so that
+        all stop at the same iteration; elsewhere they fetch all losses.
+      at_end: training has ended: fetch all losses that are left.
+
+    Raises:
+      NonFiniteLossError: a loss is not finite in a step that no loss scale and no hook has dropped.
+    """
+    loop = runner.train_loop
+    hub = runner.message_hub
+    if not isinstance(loop, TrainLoop) or hub.losses is None:
+        return
+    has_peers = runner.run.processes.count > 1
+    last: float = math.inf
+    if at_line and has_peers:
+        runner.log_writer.flush()
+        last = hub.last_snapshot  # the same line on all processes
+    elif at_end or has_peers:
+        hub.flush()
+    wrapper = runner.optim_wrapper
+    has_scale = getattr(wrapper, "loss_scale", None) is not None
+    # At the end too: a resumed run finishes the window, and the loss scale drops it then.
+    found = hub.losses.pop(last, waits=has_scale and wrapper.accumulates)
+    if found is None:
+        return
+    iteration, value = found
+    message = f"the loss of iteration {iteration}, counted from 0, is {value}"
+    if loop.settings.on_nonfinite == "warn":
+        hub.losses = None
+        runner.logger.warning(f"{message.capitalize()}; training continues.")
+        return
+    error = NonFiniteLossError(f"{message} (noticed at iteration {loop.iter})")
+    error.iteration = iteration
+    raise error
+
+
+def seek_iteration(loader: Loader, step: int, batches: int) -> Any:
+    """Set the data to the place after `step` iterations with so many batches each, and return it.
+
+    The loader then has the batch size of the last of them. Data without a length are set to their
+    start.
+    """
+    loader.set_step(0)
+    loader.set_epoch(0)
+    if loader.length is None:
+        return loader.state_dict()
+    at = 0
+    while at < step:
+        position = loader.state_dict()
+        if loader.set_step(at):
+            loader.load_state_dict(position)  # the same example
+            position = loader.state_dict()
+        end = int(min(step, loader.next_change(at)))
+        skipped = (end - at) * batches
+        left = loader.length - position["position"]
+        if loader.batch_sizes is not None and position["examples"] and skipped < left:
+            # The position of a batch says nothing within a pass that has started with another size.
+            examples = position["examples"] + skipped * (loader.batch_size or 0)
+            loader.load_state_dict(
+                {**position, "position": position["position"] + skipped, "examples": examples}
+            )
+        else:
+            passes, start = divmod(skipped - left, loader.length)
+            loader.set_epoch(position["epoch"] + 1 + passes, start)
+        at = end
+    return loader.state_dict()

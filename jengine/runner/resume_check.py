@@ -5,7 +5,7 @@ checkpoint, settings from the config that is given now. What differs is printed 
 `resume='exact'` refuses any difference.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,11 +15,12 @@ from jengine.checkpoint.layout import read_meta
 from jengine.config.errors import ConfigError
 from jengine.config.fingerprint import compare_settings
 from jengine.config.paths import flatten
+from jengine.hooks.run import Run
 from jengine.optim.schedules.chain import chain_of
-from jengine.optim.schedules.scheduler import flatten_schedulers
+from jengine.optim.schedules.scheduler import Schedulers, flatten_schedulers
 from jengine.optim.schedules.state import load_schedulers_state_dict
-from jengine.optim.wrapper_dict import wrappers_by_name
-from jengine.runner.runner_protocol import RunnerInternals
+from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
+from jengine.runner.loops import TrainLoop
 
 PyTree = Any
 
@@ -36,45 +37,45 @@ _OUTSIDE_THE_STEP = (
 _MAX_LINES = 20
 
 
-def check_resume(runner: RunnerInternals, path: str) -> None:
+def check_resume(run: Run, loop: TrainLoop, path: str) -> None:
     """Compare the settings of a run with a checkpoint, and log once what differs.
 
-    Nothing is restored and nothing compiled yet, but loop, optimizer and schedulers should be
-    built.
+    Nothing is restored and nothing compiled yet.
 
     Raises:
       ConfigError: the checkpoint is past the end; or something differs with `resume='exact'`.
     """
     saved = read_meta(path)
-    check_length(runner, path, saved["meta"])
+    check_length(run, loop, path, saved["meta"])
     # of an early version: all differs
     fingerprint = saved.get("fingerprint", {"settings": {}, "programs": {}})
-    differences = dict(compare_settings(runner.settings, fingerprint))
+    differences = dict(compare_settings(run.described.settings, fingerprint))
     seed = saved["meta"]["seed"]
-    configured = runner.configured_seed
+    configured = run.configured_seed
     if configured is not None and configured != seed:  # a seed that was drawn gives way silently
         line = f"randomness.seed: {configured} in the config, {seed} in the checkpoint, which holds"
         differences["randomness.seed"] = line
-    lines = list(differences.values())
-    if lines and runner.resume_is_exact:
-        raise ConfigError(
-            f"the settings must be those of the checkpoint {path} with resume='exact', got "
-            f"others:{_list(lines)}"
-        )
-    if lines:
-        runner.logger.warning(
-            f"The settings of the run and of {path} differ; those of the run hold:{_list(lines)}"
+    if differences:
+        lines = list(differences.values())
+        more = [f"… {len(lines) - _MAX_LINES} more …"] if len(lines) > _MAX_LINES else []
+        listed = "".join(f"\n  {line}" for line in [*lines[:_MAX_LINES], *more])
+        if run.resume_is_exact:
+            raise ConfigError(
+                f"the settings must be those of the checkpoint {path} with resume='exact', got "
+                f"others:{listed}"
+            )
+        run.logger.warning(
+            f"The settings of the run and of {path} differ; those of the run hold:{listed}"
         )
     if all(name.startswith(_OUTSIDE_THE_STEP) for name in differences):
         # Else a program that has changed would be a second message of one cause
-        runner.saved_hashes = dict(fingerprint["programs"])
+        run.saved_hashes.update(fingerprint["programs"])
 
 
-def check_length(runner: RunnerInternals, path: str, meta: Mapping[str, Any]) -> None:
+def check_length(run: Run, loop: TrainLoop, path: str, meta: Mapping[str, Any]) -> None:
     """Raise ConfigError if a checkpoint with the `iter` and `epoch` in `meta` is past the end of
     a run.
     """
-    loop = runner.train_loop
     name, unit = ("max_epochs", "epoch") if loop.by_epoch else ("max_iters", "iter")
     end = loop.max_epochs if loop.by_epoch else loop.max_iters
     if meta[unit] > end:
@@ -83,26 +84,13 @@ def check_length(runner: RunnerInternals, path: str, meta: Mapping[str, Any]) ->
             f"completed, got {end}"
         )
     if meta[unit] == end:
-        runner.logger.info(
+        run.logger.info(
             f"There is nothing left to train: {path} has completed all of train_cfg.{name}={end}."
         )
 
 
-def _list(lines: Sequence[str]) -> str:
-    more = [f"… {len(lines) - _MAX_LINES} more …"] if len(lines) > _MAX_LINES else []
-    return "".join(f"\n  {line}" for line in [*lines[:_MAX_LINES], *more])
-
-
-def collect_fingerprint(runner: RunnerInternals) -> dict[str, Any]:
-    """Return what a checkpoint stores for the comparison: the settings, and the hashes of the
-    training programs.
-    """
-    programs = runner.programs.hash_jaxprs() if runner.programs is not None else {}
-    return {"settings": runner.settings, "programs": programs}
-
-
 def match_optimizer_state(
-    runner: RunnerInternals, path: str, opt_state: PyTree, stored: Mapping[str, Any]
+    run: Run, optim_wrapper: AnyWrapper, path: str, opt_state: PyTree, stored: Mapping[str, Any]
 ) -> tuple[PyTree | None, list[str]]:
     """Match the optimizer state to a checkpoint.
 
@@ -110,7 +98,7 @@ def match_optimizer_state(
     them. A state that does not fit is new.
 
     Args:
-      runner: the run.
+      run, optim_wrapper: the run and its optimizer.
       path, stored: the checkpoint, and the arrays in it by dotted path.
       opt_state: this run's state, in the form that the checkpoint has.
 
@@ -123,7 +111,7 @@ def match_optimizer_state(
     saved = {path: leaf.shape for path, leaf in stored.items() if path.startswith("opt_state.")}
     if _shapes(opt_state) == saved:
         return opt_state, []
-    optimizers = wrappers_by_name(runner.optim_wrapper)
+    optimizers = wrappers_by_name(optim_wrapper)
     names = [f"opt_state.{name}" if name else "opt_state" for name in optimizers]
     ignore = [f"{name}.hyperparams" for name in names]
     prefixes = tuple(f"{prefix}." for prefix in ignore)
@@ -133,9 +121,9 @@ def match_optimizer_state(
     }:
         return target, ignore
     message = f"the optimizer state of {path} does not fit the optimizer of the run"
-    if runner.resume_is_exact:
+    if run.resume_is_exact:
         raise ConfigError(f"{message}, as it must with resume='exact'")
-    runner.logger.warning(f"{message}, which starts with a new state.".capitalize())
+    run.logger.warning(f"{message}, which starts with a new state.".capitalize())
     return None, ["opt_state"]
 
 
@@ -168,14 +156,18 @@ def complete_optimizer_state(restored: PyTree | None, initial: PyTree) -> PyTree
     return restored._replace(hyperparams=initial.hyperparams)
 
 
-def restore_schedules(runner: RunnerInternals, bundle: Mapping[str, Any]) -> None:
+def restore_schedules(
+    run: Run,
+    loop: TrainLoop,
+    schedulers: Schedulers,
+    optim_wrapper: AnyWrapper,
+    bundle: Mapping[str, Any],
+) -> None:
     """Continue the schedules at the position of a checkpoint, with the values that were set by
     hand.
 
     Without schedules in the checkpoint they start from the beginning.
     """
-    loop = runner.train_loop
-    schedulers = runner.param_schedulers
     if "param_schedulers" in bundle and schedulers is not None:
         load_schedulers_state_dict(
             schedulers,
@@ -189,5 +181,5 @@ def restore_schedules(runner: RunnerInternals, bundle: Mapping[str, Any]) -> Non
             if scheduler.by_epoch:
                 scheduler.seek(scheduler.global_step + skipped)
                 scheduler.chain.refresh()
-    for name, wrapper in wrappers_by_name(runner.optim_wrapper).items():
+    for name, wrapper in wrappers_by_name(optim_wrapper).items():
         chain_of(wrapper).load_unscheduled(bundle.get("set_by_hand", {}).get(name, ()))

@@ -1,51 +1,42 @@
 """Runner: trains, validates and tests a model from a config."""
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from jengine.checkpoint.checkpointer import Checkpointer
-from jengine.checkpoint.directories import CheckpointDirectories
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.checkpoint.start_from import default_resume_command
 from jengine.config.annotations import checked
 from jengine.config.containers import resolve
-from jengine.config.dump import format_description
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explained
-from jengine.config.fingerprint import describe_run
 from jengine.config.plugins import load_provided
 from jengine.data.batch_check import Batch
-from jengine.data.masking import whole_batches
 from jengine.hooks.hook import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.hooks.priority import Priority
+from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable
-from jengine.logging.processor import LogProcessor
-from jengine.logging.stopwatch import Stopwatch
+from jengine.hooks.runner_protocol import Progress
+from jengine.model.model import get_model
 from jengine.model.precision import build_model
-from jengine.optim.batch_size import (
-    read_auto_scale_lr,
-    scale_lr,
-    scale_with_batch,
-    warn_of_accumulation,
-)
+from jengine.optim.batch_size import warn_of_accumulation
 from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_builder import build_optim_wrapper
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.parallel.processes import get_processes
-from jengine.parallel.strategy import DispatchLimiter
-from jengine.runner import components, config_checks
+from jengine.parallel.replica_axis import convert_replica_axis
+from jengine.runner import bundle, components, config_checks, lifecycle
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
-from jengine.runner.failures import check_consistent, close, closing, list_directories
-from jengine.runner.interrupts import Interrupts, abort_all_on_error
 from jengine.runner.loops import TrainLoop
-from jengine.runner.session import RunFiles, record_session
+from jengine.runner.resume_check import check_resume
 from jengine.train.hyperparams import Hyperparams
 from jengine.train.initial_state import StateInitializer
 from jengine.train.programs import TrainPrograms
@@ -56,6 +47,23 @@ from jengine.train.state import TrainState
 PyTree = Any
 # typed as in the stages that use it; only code that may run earlier compares with None
 _LATER: Any = None
+
+
+def _of(path: str, doc: str) -> Any:
+    """Return an attribute of the Runner that is read from one of its parts, such as `run.seed`.
+
+    As fast as an attribute: without a Python call.
+    """
+    return property(operator.attrgetter(path), doc=doc)
+
+
+class _NotStarted:
+    """Progress of a run without a training loop."""
+
+    iter = 0
+    epoch = 0
+    max_iters: int | float = 0
+    max_epochs = 0
 
 
 @functools.partial(checked, owner="")
@@ -133,10 +141,54 @@ class Runner:
     param_schedulers: Schedulers = _LATER
     programs: TrainPrograms = _LATER
     _state: TrainState = _LATER
-    is_loaded = False
-    _first_iter = 0
+    _progress: Progress = _NotStarted()
     _group_table: GroupTable
-    _failure = ""  # the point at which training stopped with an error
+    _first_iter = 0
+    is_loaded = False
+
+    # --- Parts under the names that MMEngine's Runner has, and for hooks ---
+
+    iter: int = _of("_progress.iter", "Completed training iterations.")
+    epoch: int = _of("_progress.epoch", "Completed epochs; 0 throughout in an iteration loop.")
+    max_iters: int | float = _of(
+        "_progress.max_iters", "Training iterations in the whole run; `math.inf` if unknown."
+    )
+    max_epochs: int = _of(
+        "_progress.max_epochs", "Epochs in the whole run; 1 in an iteration loop."
+    )
+    train_dataloader: Any = _of("_loaders.train", "Loader for the training data.")
+    val_dataloader: Any = _of("_loaders.val", "Loader for the validation data; several by name.")
+    test_dataloader: Any = _of("_loaders.test", "Loader for the test data; several by name.")
+    cfg: Any = _of("run.cfg", "The config; without one, the arguments as a config.")
+    work_dir: str = _of("run.work_dir", "Directory or URL of checkpoints and logs.")
+    local_dir: str = _of("run.local_dir", "Directory for small files: the work dir, or a copy.")
+    log_dir: str = _of("run.log_dir", "Directory of the log files, in `local_dir`.")
+    timestamp: str = _of("run.timestamp", "Start time, which names the log files.")
+    experiment_name: str = _of("run.experiment_name", "Name in the logs.")
+    seed: int = _of("run.seed", "The seed, drawn or from the config or checkpoint.")
+    processes: Any = _of("run.processes", "The processes that train together.")
+    rank: int = _of("run.processes.index", "Index of this process.")
+    world_size: int = _of("run.processes.count", "Processes, each perhaps with several devices.")
+    distributed: bool = _of("run.distributed", "Whether there are several processes.")
+    is_main_process: bool = _of("run.is_main_process", "Whether this process writes the logs.")
+    strategy: Any = _of("run.strategy", "The strategy, which places arrays on devices.")
+    logger: Any = _of("run.logger", "Logger for the terminal and the log file.")
+    log_writer: Any = _of("run.log_writer", "Background thread that writes the logs.")
+    log_processor: Any = _of("run.log_processor", "Formatter of log lines.")
+    message_hub: Any = _of("run.message_hub", "Record of scalars and other information.")
+    visualizer: Any = _of("run.visualizer", "Writer of scalars and images.")
+    stopwatch: Any = _of("run.stopwatch", "Timer for the phases of the run.")
+    checkpointer: Any = _of("run.checkpointer", "Background writer of checkpoints.")
+    validations: Any = _of("run.validations", "Epoch, iteration and metrics of each validation.")
+    is_training_configured: bool = _of("run.trains", "Whether there are sections for training.")
+    get_hooks_info: Any = _of("hook_list.describe", "Return the hooks in each stage, as text.")
+    register_default_hooks: Any = _of(
+        "hook_list.register_defaults",
+        "Replace, add or, with None, remove default hooks by name.",
+    )
+    register_custom_hooks: Any = _of(
+        "hook_list.register_all", "Add hooks or hook configs: a list, or one."
+    )
 
     def __init__(
         self,
@@ -168,71 +220,48 @@ class Runner:
     ) -> None:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
-        config, self.settings = describe_run(Runner, arguments, cfg)
-        self._auto_scale_lr = read_auto_scale_lr(auto_scale_lr)
-        # refuses before anything is built
+        # What was asked for: a mistake is refused before anything is built
         self._sections, schedulers = config_checks.check_sections(arguments)
-        self.resume_is_exact = resume == "exact"
-        self.saved_hashes: dict[str, str] = {}
-        self.cfg = config if cfg is None else resolve(cfg)
-        path = os.path.join(work_dir, "config.py")
-        self.cfg_text, opaque = format_description(config, path) if config else ("", [])
-
-        self.processes = get_processes()
+        # Who the run is, and where it starts
+        processes = get_processes()
         identity = agree_on_identity(
-            self.processes,
-            {} if cfg is None else self.cfg,
+            processes,
+            resolve(cfg) if cfg is not None and processes.count > 1 else {},
             work_dir,
             load_from=load_from,
             resume=resume,
             randomness=randomness,
             experiment_name=experiment_name,
         )
-        self.work_dir = identity.work_dir
-        self.local_dir = identity.local_dir
-        self.log_dir = identity.log_dir
-        self.timestamp = identity.timestamp
-        self.experiment_name = identity.experiment_name
-        self.seed = identity.seed
-        self.run_id = identity.run_id
-        self.configured_seed = identity.configured_seed
         self.load_from = identity.load_from
         self.resume_from = identity.resume_from
         self.resume_command: Callable[..., str] = functools.partial(
             default_resume_command, load_from
         )
-
+        # What computes
         use_compilation_cache()  # before the first compilation
-        self.stopwatch, self.interrupts = Stopwatch(), Interrupts(self.processes)
-        self.strategy = components.build_strategy(parallel, train_cfg)
-        self.dispatch_limiter = DispatchLimiter(self.strategy.max_in_flight)
+        strategy = components.build_strategy(parallel, train_cfg)
         self.model = build_model(model, precision)
-        self.visualizer = components.build_visualizer(visualizer, self.log_dir)
+        self.hyperparams = Hyperparams()
+        # Who acts
+        visualizer = components.build_visualizer(visualizer, identity.log_dir)
         self.hook_list = HookList()
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_names(self.hooks, schedulers, self._sections)
-        self._directories = CheckpointDirectories(list_directories(self), self.run_id)
-        opaque += (
-            []
-            if type(self) is Runner
-            else [f"use {type(self).__name__}.from_cfg(load_config(...))"]
+        # What all parts share
+        self.run: Run = components.build_run(
+            identity,
+            arguments,
+            Runner,
+            "" if type(self) is Runner else type(self).__name__,
+            processes,
+            strategy,
+            visualizer,
+            self.hooks,
         )
-        self.files = RunFiles(self, self._directories, opaque)
-        self.log_processor = components.build_log_processor(log_processor, train_cfg)
-        logs = components.build_logs(identity, log_level)
-        self.logger, self.log_writer, self.message_hub = logs
-        if isinstance(self.log_processor, LogProcessor):  # else one of the user's
-            self.message_hub.keep(self.log_processor.windows)
-        self.hyperparams = Hyperparams()
-        self.validations: list[tuple[int, int, dict[str, float]]] = []
-        self._predictors: dict[str, Any] = {}  # by `batch_rules`
-        # programs by optimizer and groups
-        self._resets: dict[tuple[str, tuple[int, ...] | None], Any] = {}
-        self._loaders = DataLoaders(
-            self._sections, self.seed, self.processes, self.strategy.data_shard, self.cfg
-        )
-        self._initializer = StateInitializer(self.model, self.strategy, self.seed, self.cfg)
-        self.checkpointer = Checkpointer(self.work_dir, self.run_id, before_seal=self.files.send)
+        # What depends on the data: `train`, `val` and `test` build the rest
+        self._loaders = DataLoaders(self._sections, self.run)
+        self._initializer = StateInitializer(self.model, strategy, identity.seed, lambda: self.cfg)
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> "Runner":
@@ -264,18 +293,24 @@ class Runner:
             raise RuntimeError(
                 "there is nothing to train: set train_dataloader, train_cfg and optim_wrapper"
             )
-        check_consistent(self, self._failure)
-        self.stopwatch.start("setup")  # `prepare_training` may compile
-        self.prepare_training()
-        try:
-            with closing(self), abort_all_on_error(self.processes, self.interrupts):
-                self._directories.lock()  # before hooks and a resume touch files
-                self.call_hook("before_run")
-                self.load_or_resume()
-                self._run_train_loop()
-                self.call_hook("after_run")
-        finally:
-            self._directories.unlock()  # also after a refusal
+        lifecycle.check_consistent(self)
+        self.run.stopwatch.start("setup")
+        with lifecycle.opened(self, trains=True):
+            self.prepare_training()
+            self.call_hook("before_run")
+            self.load_or_resume()
+            self._first_iter = self.iter
+            self.train_loop.seconds = 0.0
+            # a resume may be within a window
+            self.optim_wrapper.initialize_count_status(self.iter, self.max_iters)
+            self.programs = self.build_programs()  # hooks may have been added since an earlier call
+            # an error in the first iteration is probably about the first batch
+            first = self._loaders.note_example(
+                "train_dataloader", lambda: self.iters_this_session > 0
+            )
+            with lifecycle.session(self, self._group_table), first:
+                self.train_loop.run()
+            self.call_hook("after_run")
         return self.state
 
     def prepare_training(self, abstract: bool = False) -> None:
@@ -283,63 +318,42 @@ class Runner:
 
         With `abstract` the state's leaves are only `jax.ShapeDtypeStruct`s.
         """
-        loader = self.train_dataloader
         if self.train_loop is None:
-            self.train_loop = components.build_train_loop(self, self._sections["train_cfg"], loader)
+            self.train_loop = self._progress = components.build_train_loop(
+                self, self._sections["train_cfg"], self.train_dataloader
+            )
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
-            batch_size = (loader.batch_size or 0) * self.strategy.data_shard.for_axis(
-                loader.batch_axis
-            ).count
-            scale_lr(wrapper, self._auto_scale_lr, batch_size, self.logger)
-            # before a warm-up changes the hyperparameters
-            self._group_table = wrapper.group_table()
+            self._group_table, self.param_schedulers = components.build_schedulers(
+                self.run, self.train_loop, self._sections, wrapper
+            )
             warn_of_accumulation(wrapper, self.model.module_types, self.logger)
-            schedulers = self._sections["param_scheduler"]
-            self.param_schedulers = components.build_schedulers(
-                self.train_loop, schedulers, wrapper
-            )
-            scale_with_batch(
-                self.param_schedulers, wrapper, self._auto_scale_lr, loader.batch_sizes
-            )
             if self.resume_from is not None:
-                from jengine.runner.resume_check import check_resume
-
-                check_resume(self, self.resume_from)
+                check_resume(self.run, self.train_loop, self.resume_from)
         if self._sections["val_cfg"] is not None:
-            self._eval_loop("val")  # which `_init_state` checks
+            self._eval_loop("val")  # which `init_state` checks
         # without `opt_state`: only evaluated so far
         if self.state is None or self.state.opt_state is None:
-            self._loaders.call_with_example(
-                "train_dataloader", self._init_state, wrapper, self.hooks, abstract
-            )
-
-    def load_or_resume(self) -> None:
-        """Load the weights of `load_from` or continue from `resume_from`, unless that is done."""
-        from jengine.runner import bundle
-
-        if not self.is_loaded:
-            self.is_loaded = True
-            bundle.load_or_resume(self, self.load_from, self.resume_from)
+            with self._loaders.example("train_dataloader") as batch:
+                self.init_state(batch, wrapper, self.hooks, abstract)
 
     def build_optimizer(self) -> Any:
         """Return the optimizer wrapper, built for the parameters' shapes."""
         if self.optim_wrapper is None:
             optim_wrapper = self._sections["optim_wrapper"]
             if not isinstance(optim_wrapper, OptimWrapper):
-                params = self._loaders.call_with_example(
-                    "train_dataloader", self._initializer.param_shapes
-                )
-                optim_wrapper = build_optim_wrapper(
-                    params, optim_wrapper, module_types=self.model.module_types
-                )
+                with self._loaders.example("train_dataloader") as batch:
+                    params = self._initializer.param_shapes(batch)
+                    optim_wrapper = build_optim_wrapper(
+                        params, optim_wrapper, module_types=self.model.module_types
+                    )
             self.optim_wrapper = optim_wrapper
             for wrapper in wrappers_by_name(optim_wrapper).values():
                 # it averages over the replicas
                 wrapper.axis_name = self.strategy.axis_name or wrapper.axis_name
         return self.optim_wrapper
 
-    def _init_state(
+    def init_state(
         self,
         batch: Batch,
         wrapper: AnyWrapper | None = None,
@@ -354,50 +368,38 @@ class Runner:
         shapes = traced.out_info
         config_checks.check_state(self.hooks if wrapper is not None else (), shapes)
         if isinstance(self.val_loop, EvalLoop) and wrapper is not None and not abstract:
-            self.val_loop.check(self._loaders.call_with_example, shapes.params, shapes.model_state)
+            self.val_loop.check(self._loaders.example, shapes.params, shapes.model_state)
         self.state = shapes if abstract else init()
         self.is_loaded = False
+
+    def load_or_resume(self) -> None:
+        """Load the weights of `load_from` or continue from `resume_from`, unless that is done."""
+        if not self.is_loaded:
+            self.is_loaded = True
+            bundle.load_or_resume(self, self.load_from, self.resume_from)
 
     def build_programs(self) -> TrainPrograms:
         """Return the training programs for this run's devices.
 
         Each is compiled at the first call.
         """
-        parts = (
+        loop = self.train_loop
+        programs = TrainPrograms(
             self.model,
             self.optim_wrapper,
             self.hooks,
-            self.strategy,
-            self.dispatch_limiter,
-            self.stopwatch,
-        )
-        settings = self.train_loop.phases, self.train_loop.on_recompile, self.files.open
-        return TrainPrograms(
-            *parts,
-            *settings,
+            self.run.strategy,
+            self.run.limiter,
+            self.run.stopwatch,
+            loop.settings.phases,
+            loop.on_recompile,
             batch_rules=self.train_dataloader.batch_rules,
-            micro_batches=self.train_loop.micro_batches,
+            micro_batches=loop.micro_batches,
             hyperparams=self.hyperparams,
-            refuse_changes=self.resume_is_exact,
+            refuse_changes=self.run.resume_is_exact,
         )
-
-    def _run_train_loop(self) -> None:
-        loop = self.train_loop
-        # a resume may be within a window
-        self.optim_wrapper.initialize_count_status(loop.iter, loop.max_iters)
-        self.programs = self.build_programs()  # hooks may have been added since an earlier call
-        self.programs.hashes.update(self.saved_hashes)
-        self._first_iter = loop.iter  # for the speed
-        self.files.expect_training(self._group_table)
-        with record_session(self, self._group_table):
-            try:
-                with self._loaders.note_example("train_dataloader", ends=lambda: self.files.exist):
-                    loop.run()
-            except BaseException as error:
-                self._failure = f"at iteration {self.iter} with {type(error).__name__}: {error}"
-                raise
-            finally:
-                self.programs.follow_model(end=True)
+        programs.hashes.update(self.run.saved_hashes)
+        return programs
 
     # --- Evaluation and prediction ---
 
@@ -420,14 +422,14 @@ class Runner:
             raise RuntimeError(
                 f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator"
             )
-        if self.state is None:
-            self._loaders.call_with_example(self._loaders.first_path(mode), self._init_state)
-        loop = self._eval_loop(mode)
-        self.call_hook("before_run")
-        self.load_or_resume()
-        with closing(self), abort_all_on_error(self.processes, self.interrupts):
+        with lifecycle.opened(self, trains=False):
+            if self.state is None:
+                with self._loaders.example(self._loaders.first_path(mode)) as batch:
+                    self.init_state(batch)
+            loop = self._eval_loop(mode)
+            self.call_hook("before_run")
+            self.load_or_resume()
             metrics = loop.run()
-            self.files.open()  # if a loop of the user ran no step
             self.call_hook("after_run")
         return metrics
 
@@ -445,15 +447,27 @@ class Runner:
     def module(self, train: bool = False) -> Any:
         """Return a copy of the Flax module with the weights that evaluation uses.
 
-        See `trained_module`.
-        """
-        from jengine.runner.trained_module import trained_module
+        Further training neither changes nor donates them. What differs between replicas is
+        averaged.
 
+        Args:
+          train: whether the module is in training or in inference mode.
+
+        Returns:
+          For an `NnxModel` the `nnx.Module`; for a `LinenModel` the bound module, whose `unbind()`
+          returns `(module, variables)`.
+
+        Raises:
+          TypeError: the model is not made from a Flax module.
+        """
         if self.state is None:
             raise RuntimeError(
                 "the run has no weights yet: call train, val or test before `module`"
             )
-        return trained_module(self.model, *self.eval_variables()[""], self.strategy.replicas, train)
+        params, model_state = self.eval_variables()[""]
+        merged = convert_replica_axis({"model_state": model_state}, self.strategy.replicas, None)
+        copies = jax.tree.map(jnp.copy, (params, merged["model_state"]))
+        return get_model(self.model).merge(*copies, train=train)
 
     def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> PyTree:
         """Return the predictions for all examples of `data`, in order, as NumPy arrays.
@@ -468,28 +482,11 @@ class Runner:
           batch_size: examples per batch on this process, for arrays and datasets; 128 by default.
           seed: another seed than the run's, for other samples of a model that samples.
         """
-        open_batches = load_provided("predict", "open_batches")
-        example, batches, rules = open_batches(data, batch_size, self.strategy, self.seed)
-        if self.state is None:
-            with whole_batches(rules is not None):
-                self._init_state(example)
-        self.load_or_resume()
-        self.files.open()
-        with (
-            self.stopwatch.part("prediction"),
-            abort_all_on_error(self.processes, self.interrupts),
-        ):
-            # compiles later
-            new: Any = load_provided("predict", "Predictor")
-            predictor = new(self.model, self.strategy, self.processes, rules, self.seed)
-            predictor = self._predictors.setdefault(str(rules), predictor)
-            return predictor.predict(
-                *self.eval_variables()[""], batches, self.dispatch_limiter, seed
-            )
+        return load_provided("predict", "predict")(self, data, batch_size, seed)
 
     def close(self) -> None:
         """Finish background work, also after an error."""
-        close(self)
+        lifecycle.close(self.run)
 
     # --- Hooks ---
 
@@ -509,24 +506,12 @@ class Runner:
         self.register_default_hooks(default_hooks)
         self.register_custom_hooks(custom_hooks)
 
-    def register_default_hooks(self, hooks: Mapping[str, Any] | None = None) -> None:
-        """Replace, add or, with None, remove default hooks by name."""
-        self.hook_list.register_defaults(hooks)
-
-    def register_custom_hooks(self, hooks: Any = None) -> None:
-        """Add hooks or hook configs: a list, or one."""
-        self.hook_list.register_all(hooks)
-
     def call_hook(self, stage: str, **arguments: Any) -> None:
         """Call every hook that defines `stage`, in priority order.
 
         Your own loop may define other stages.
         """
         self.hook_list.call(self, stage, arguments)
-
-    def get_hooks_info(self) -> str:
-        """Return the hooks in each stage, in order, as text."""
-        return self.hook_list.describe()
 
     # --- Steps and checkpoints, called by loops and hooks ---
 
@@ -536,8 +521,9 @@ class Runner:
         """
         iteration = self.train_loop.iter
         is_update = self.optim_wrapper.start_step(iteration)
+        hyperparams = {**self.optim_wrapper.hyperparams, **self.hyperparams}
         self._state, metrics, weight = self.programs.run_step(
-            self._state, batch, self.step_hyperparams(), is_update, iteration
+            self._state, batch, hyperparams, is_update, iteration
         )
         if weight is not None:
             self.message_hub.update_weight(weight, self.programs.are_by_example(metrics))
@@ -556,9 +542,7 @@ class Runner:
             self._state, batches, hyperparams, is_update, first
         )
         if weights is not None:
-            self.message_hub.update_weight_batch(
-                weights, first, self.programs.are_by_example(metrics.values)
-            )
+            self.message_hub.update_weight(weights, self.programs.are_by_example(metrics.values))
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
@@ -588,7 +572,7 @@ class Runner:
           lr: the rate of the optimizer itself.
           optimizer: the name of one of several optimizers.
         """
-        self._wrapper(optimizer).set_lr(lr)
+        _find_wrapper(self.optim_wrapper, optimizer).set_lr(lr)
 
     def reset_optimizer(
         self, groups: Sequence[int | str] | None = None, optimizer: str = ""
@@ -603,35 +587,20 @@ class Runner:
           groups: the parameter groups that start anew, by index or `group_name`; None for all.
           optimizer: the name of one of several optimizers.
         """
-        wrapper = self._wrapper(optimizer)
+        wrapper = _find_wrapper(self.optim_wrapper, optimizer)
         names = [group.get("group_name", index) for index, group in enumerate(wrapper.param_groups)]
-        chosen = None
-        if groups is not None:
-            known = {
-                **dict(zip(names, range(len(names)), strict=True)),
-                **{index: index for index in range(len(names))},
-            }
-            if unknown := [group for group in groups if group not in known]:
-                raise ConfigError(f"`groups` must be parameter groups, {names}, got {unknown}")
-            chosen = tuple(sorted({known[group] for group in groups}))
+        known = {name: index for index, name in enumerate(names)}
+        known |= {index: index for index in range(len(names))}
+        if unknown := [group for group in groups or () if group not in known]:
+            raise ConfigError(f"`groups` must be parameter groups, {names}, got {unknown}")
+        chosen = None if groups is None else tuple(sorted({known[group] for group in groups}))
         state = self.state.opt_state[optimizer] if optimizer else self.state.opt_state
-        if (reset := self._resets.get((optimizer, chosen))) is None:
-            reset_state = load_provided("optimizer_parts", "reset_state")
-            shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
-            reset = jax.jit(
-                lambda state, params: reset_state(wrapper, state, params, chosen),
-                out_shardings=shardings,
-            )
-            self._resets[optimizer, chosen] = reset
+        reset_state = load_provided("optimizer_parts", "reset_state")
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)  # the step expects these
+        reset = jax.jit(lambda *args: reset_state(wrapper, *args, chosen), out_shardings=shardings)
         state = reset(state, self.state.params)
         opt_state = {**self.state.opt_state, optimizer: state} if optimizer else state
         self.state = self.state.replace(opt_state=opt_state)
-
-    def _wrapper(self, optimizer: str) -> OptimWrapper:
-        wrappers = wrappers_by_name(self.optim_wrapper)
-        if optimizer not in wrappers:
-            raise ConfigError(f"`optimizer` must be one of {sorted(wrappers)}, got {optimizer!r}")
-        return wrappers[optimizer]
 
     def __repr__(self) -> str:
         return (
@@ -669,8 +638,6 @@ class Runner:
           by_epoch: whether the checkpoint marks the end of an epoch.
           **options: arguments for `Checkpointer.save`; `checkpointer` replaces the run's own.
         """
-        from jengine.runner import bundle
-
         options |= dict(save_optimizer=save_optimizer, save_param_scheduler=save_param_scheduler)
         path = os.path.join(out_dir or self.work_dir, filename)
         with self.stopwatch.part("checkpoint"):
@@ -685,7 +652,7 @@ class Runner:
         """
         if self.train_loop is not None:
             # data may read it, but not ahead
-            self._loaders.check_state_access(self.train_loop, self.interrupts)
+            self._loaders.check_state_access(self.train_loop)
         return self._state
 
     @state.setter
@@ -698,66 +665,13 @@ class Runner:
         return list(self.hook_list)
 
     @property
-    def iter(self) -> int:
-        """Completed training iterations."""
-        return 0 if self.train_loop is None else self.train_loop.iter
-
-    @property
-    def epoch(self) -> int:
-        """Completed epochs; 0 throughout in an iteration loop."""
-        return 0 if self.train_loop is None else self.train_loop.epoch
-
-    @property
-    def max_iters(self) -> int | float:
-        """Training iterations in the whole run; `math.inf` if unknown."""
-        return 0 if self.train_loop is None else self.train_loop.max_iters
-
-    @property
-    def max_epochs(self) -> int:
-        """Epochs in the whole run; 1 in an iteration loop."""
-        return 0 if self.train_loop is None else self.train_loop.max_epochs
-
-    @property
-    def train_dataloader(self) -> Any:
-        """Loader for the training data, built at the first use."""
-        return self._loaders.get("train_dataloader")
-
-    @property
-    def val_dataloader(self) -> Any:
-        """Loader for the validation data, built at the first use; several by name."""
-        return self._loaders.get_mode("val")
-
-    @property
-    def test_dataloader(self) -> Any:
-        """Loader for the test data, built at the first use; several by name."""
-        return self._loaders.get_mode("test")
-
-    @property
     def iters_this_session(self) -> int:
         """Training iterations since `train` was called, without those before a resume."""
         return self.iter - self._first_iter
 
-    @property
-    def is_training_configured(self) -> bool:
-        """True if the Runner has the sections for training."""
-        return self._sections["train_cfg"] is not None
 
-    @property
-    def rank(self) -> int:
-        """Index of this process."""
-        return self.processes.index
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes, each of which may have several devices."""
-        return self.processes.count
-
-    @property
-    def distributed(self) -> bool:
-        """Whether there are several processes."""
-        return self.processes.count > 1
-
-    @property
-    def is_main_process(self) -> bool:
-        """True if this process writes the logs."""
-        return jax.process_index() == 0
+def _find_wrapper(optim_wrapper: AnyWrapper, optimizer: str) -> OptimWrapper:
+    wrappers = wrappers_by_name(optim_wrapper)
+    if optimizer not in wrappers:
+        raise ConfigError(f"`optimizer` must be one of {sorted(wrappers)}, got {optimizer!r}")
+    return wrappers[optimizer]

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jengine.config.explain import explained
+from jengine.config.explain import explain
 from jengine.logging.slow_call import report_if_slow
 from jengine.model.model import Batch, Model
 from jengine.optim.wrapper import OptimWrapper
@@ -22,13 +22,15 @@ PyTree = Any
 class StateInitializer:
     """Creator of the initial `TrainState`, which the strategy places on devices.
 
-    `cfg` is the run's, for errors.
+    `get_cfg` returns the run's config, for errors.
     """
 
-    def __init__(self, model: Model, strategy: Strategy, seed: int, cfg: Any = None) -> None:
+    def __init__(
+        self, model: Model, strategy: Strategy, seed: int, get_cfg: Callable[[], Any] = dict
+    ) -> None:
         self._model = model
         self._strategy = strategy
-        self._cfg = cfg
+        self._get_cfg = get_cfg
         self._seed = np.int64(seed)  # seeds reach 2**32 - 1
 
     def param_shapes(self, batch: Batch) -> PyTree:
@@ -63,8 +65,12 @@ class StateInitializer:
         def init() -> TrainState:  # compiles the program, for which the trace is reused
             args = self._seed, batch
             called = "the creation of the state", program, args
-            with report_if_slow("creating the state"), explained(program=called, cfg=self._cfg):
-                return program(*args)
+            try:
+                with report_if_slow("creating the state"):
+                    return program(*args)
+            except Exception as error:
+                explain(error, program=called, cfg=self._get_cfg())
+                raise
 
         # the shapes are checked before memory is used
         return program.trace(self._seed, batch), init

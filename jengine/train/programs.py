@@ -32,7 +32,7 @@ from jengine.train.step import WEIGHT, TrainStep, build_train_step, with_flat_me
 PyTree = Any
 
 logger = logging.getLogger("jengine")
-_NO_REPORT = contextlib.nullcontext()
+_NOTHING = contextlib.nullcontext()
 
 
 class TrainPrograms:
@@ -43,7 +43,6 @@ class TrainPrograms:
       strategy, limiter: compile the steps, and limit how many are in flight.
       timer: attributes call time to 'step' and 'compile'.
       on_recompile: 'warn' or 'raise'; see `RecompilationGuard`.
-      on_traced: called when the first step is traced, before it is compiled.
       batch_rules: see `Strategy.put_batch`.
       hyperparams: those that hooks set, to which numbers are added that hooks assign to attributes
         of the model.
@@ -70,7 +69,6 @@ class TrainPrograms:
         timer: Stopwatch,
         phases: Sequence[PhaseConfig] | None = None,
         on_recompile: str | None = None,
-        on_traced: Callable[[], None] = lambda: None,
         batch_rules: Rules | None = None,
         micro_batches: int = 1,
         hyperparams: MutableMapping[str, Any] | None = None,
@@ -120,7 +118,6 @@ class TrainPrograms:
         self._batch_rules = batch_rules
         self._limiter = limiter
         self._timer = timer
-        self._on_traced = on_traced
         self._raveler = HyperparamsRaveler()
         # On an accelerator, a call with a host array takes four times as long as one with an array
         # on the device.
@@ -192,7 +189,7 @@ class TrainPrograms:
         for name, every in self._intervals.items():
             reports[name] = (iteration + 1 + np.arange(len(updates))) % every == 0
         values = {name: value for name, value in metrics.values.items() if name != WEIGHT}
-        return new_state, ChunkMetrics(values, updates, reports), metrics.values.get(WEIGHT)
+        return new_state, ChunkMetrics(values, reports), metrics.values.get(WEIGHT)
 
     def are_by_example(self, names: Iterable[str]) -> dict[str, bool]:
         """Return for each metric of a step whether it is the model's, a mean over the examples."""
@@ -224,15 +221,15 @@ class TrainPrograms:
         count = compilation_counter.count
         if len(self._limiter.tokens) >= self._limiter.limit:
             self._limiter.wait()  # bounds the run-ahead
-        if guard.shapes is None:
-            if hasattr(program, "trace"):  # a pmap cannot be traced
-                program.trace(state, batch, inputs)  # the call below uses this trace
-            self._on_traced()
-        report = _NO_REPORT if guard.shapes else report_first_compile(guard)
+        report = _NOTHING if guard.shapes else report_first_compile(guard)
         self._last = kind
         try:
-            # On a CPU the step takes host arrays: a user's guard is about all other transfers.
-            with report, jax.transfer_guard_host_to_device("allow"):
+            # On a CPU the step takes host arrays: a user's guard is about all other transfers. To
+            # enter one costs as much as the rest of this method.
+            config: Any = jax.config  # whose type lacks this attribute
+            has_guard = config.jax_transfer_guard_host_to_device is not None
+            allowed = jax.transfer_guard_host_to_device("allow") if has_guard else _NOTHING
+            with report, allowed:
                 result = program(state, batch, inputs)
         except jax.errors.JaxRuntimeError:
             self.failed = True
@@ -332,4 +329,4 @@ class TrainPrograms:
 
 def report_first_compile(step: RecompilationGuard) -> contextlib.AbstractContextManager[Any]:
     """Report that a step compiles, if the call inside is the first and takes long."""
-    return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NO_REPORT
+    return report_if_slow(f"compiling {step.name}") if step.shapes is None else _NOTHING

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -108,33 +108,51 @@ def _fill_missing(
 
 @dataclasses.dataclass(frozen=True)
 class ChunkMetrics:
-    """Metrics of a chunk with K steps, as hooks receive them.
+    """Metrics of a chunk with K steps.
 
-    >>> metrics = ChunkMetrics({"loss": np.array([3.0, 2.0])}, is_update=np.array([True, True]))
-    >>> metrics.num_steps, float(metrics.last()["loss"])
-    (2, 2.0)
+    >>> metrics = ChunkMetrics({"loss": np.array([3.0, 2.0])})
+    >>> float(metrics.at(1)["loss"])
+    2.0
 
     Attributes:
       values: real[K] by name, device arrays that may be pending.
-      is_update: bool[K], True for the steps that updated the parameters.
       reports: bool[K] by name, for metrics that some steps do not report: there the values are
         undefined.
     """
 
     values: Mapping[str, jax.Array]
-    is_update: np.ndarray
     reports: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
-    @property
-    def num_steps(self) -> int:
-        """The number of steps K."""
-        return len(self.is_update)
+    def at(self, index: int) -> "StepMetrics":
+        """Return the metrics of one step, as if that step had been called alone."""
+        return StepMetrics(self, index)
 
-    def reported(self, name: str) -> np.ndarray | None:
-        """Return which steps report the metric, bool[K]; None for all of them."""
-        return self.reports.get(name)
 
-    def last(self) -> dict[str, jax.Array]:
-        """Return the last step's metrics, as if that step had been called alone."""
-        names = (name for name in self.values if name not in self.reports or self.reports[name][-1])
-        return {name: self.values[name][-1] for name in names}
+@jax.tree_util.register_pytree_node_class
+class StepMetrics(Mapping[str, jax.Array]):
+    """Metrics of one step in a chunk, which are sliced when they are read."""
+
+    def __init__(self, chunk: ChunkMetrics, index: int) -> None:
+        self.chunk = chunk
+        self.index = index
+
+    def __getitem__(self, name: str) -> jax.Array:
+        if name in self.chunk.reports and not self.chunk.reports[name][self.index]:
+            raise KeyError(name)
+        return self.chunk.values[name][self.index]
+
+    def __iter__(self) -> Iterator[str]:
+        reports = self.chunk.reports
+        return (x for x in self.chunk.values if x not in reports or reports[x][self.index])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def tree_flatten(self) -> tuple[list[jax.Array], tuple[str, ...]]:
+        """Return the values and the names, for JAX."""
+        return list(self.values()), tuple(self)
+
+    @staticmethod
+    def tree_unflatten(names: tuple[str, ...], values: Iterable[Any]) -> dict[str, Any]:
+        """Return a dict of other values."""
+        return dict(zip(names, values, strict=True))

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import os
 
@@ -58,7 +59,8 @@ def make(tmp_path):
         runner = QuickRunner(tmp_path / "exp", [hook, recorder], validations=validations, **settings)
         runner.hook, runner.saves = hook, recorder.saves
         if not on_disk:
-            runner.checkpointer = FakeCheckpointer([os.path.join(runner.work_dir, name) for name in existing])
+            fake = FakeCheckpointer([os.path.join(runner.work_dir, name) for name in existing])
+            runner.run = dataclasses.replace(runner.run, checkpointer=fake)
         return runner
 
     return make

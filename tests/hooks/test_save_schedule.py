@@ -1,3 +1,4 @@
+import dataclasses
 import math
 import types
 
@@ -163,7 +164,8 @@ def test_a_resumed_run_knows_the_steps_times_and_metrics(tmp_path):
     resumed.load_state_dict(hook.state_dict())
     assert resumed.state_dict() == hook.state_dict()
     second = QuickRunner(tmp_path, [resumed], epochs=4, done=2, validations=scores[2:])
-    second.checkpointer = FakeCheckpointer([str(tmp_path / "epoch_1"), str(tmp_path / "epoch_2")])
+    fake = FakeCheckpointer([str(tmp_path / "epoch_1"), str(tmp_path / "epoch_2")])
+    second.run = dataclasses.replace(second.run, checkpointer=fake)
     second.train()
     assert kept_names(second) == ["epoch_1", "epoch_4"]
 
@@ -171,11 +173,11 @@ def test_a_resumed_run_knows_the_steps_times_and_metrics(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (dict(interval=2, save_policy=FixedIntervalPolicy(3)), "interval must be -1 with a save_policy, got 2"),
-        (dict(interval="15m", save_policy=FixedIntervalPolicy(3)), "interval must be -1 with a save_policy, got '15m'"),
-        (dict(interval="15m", save_begin=3), "save_begin must be 0 with interval='15m', got 3"),
-        (dict(interval="15m", keep_period=3, max_keep_ckpts=1), "keep_period must be -1 with interval='15m'"),
-        (dict(interval=1, max_keep_ckpts=3, preservation_policy=LatestN(3)), "max_keep_ckpts must be -1 with a preser"),
+        (dict(interval=2, save_policy=FixedIntervalPolicy(3)), "interval must be left out with FixedIntervalPolicy, got 2"),
+        (dict(interval="15m", save_policy=FixedIntervalPolicy(3)), "interval must be left out with FixedIntervalPolicy, got '15m'"),
+        (dict(interval="15m", save_begin=3), "save_begin must be left out with '15m', got 3"),
+        (dict(interval="15m", keep_period=3, max_keep_ckpts=1), "keep_period must be left out with '15m'"),
+        (dict(interval=1, max_keep_ckpts=3, preservation_policy=LatestN(3)), "max_keep_ckpts must be left out with LatestN"),
         (dict(save_policy=LatestN(3)), "save_policy` must be a SavePolicy or None, got LatestN"),
         (dict(preservation_policy=FixedIntervalPolicy(3)), "preservation_policy` must be a KeepPolicy or None"),
     ],

@@ -89,11 +89,9 @@ def test_errors_have_the_file_the_function_and_the_line(tmp_path, capsys):
 def test_a_log_file_is_written_in_parts_with_the_handler_of_the_config(tmp_path):
     path = tmp_path / "run.log"
     cfg = dict(type="RotatingFileHandler", maxBytes=120, backupCount=2)
-    logger = build_logger("engine", str(path), wait=True, file_handler_cfg=cfg)
+    logger = build_logger("engine", str(path), file_handler_cfg=cfg)
     for i in range(5):
         logger.info("line %d, of fifty characters or so with the time", i)
-    assert not path.exists()  # before the run is accepted
-    open_log_file(logger)
     parts = [[line[-40:-38] for line in part.read_text().splitlines()] for part in (path, tmp_path / "run.log.1")]
     assert [len(part) for part in parts] == [1, 1]
     assert "line 4" in path.read_text()
@@ -146,7 +144,7 @@ def test_a_deleted_log_file_can_be_opened_again(tmp_path):
     logger.info("before")
     path.unlink()
     path.parent.rmdir()
-    open_log_file(logger)
+    open_log_file(logger, str(path))
     logger.info("after")
     assert path.read_text().endswith("after\n")
     assert path.read_text().count("\n") == 1

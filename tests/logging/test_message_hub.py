@@ -3,7 +3,6 @@
 import gc
 import json
 import logging
-import math
 import weakref
 
 import jax
@@ -297,33 +296,48 @@ def test_error_for_an_unknown_scalar_of_a_snapshot_suggests_the_closest():
         snapshot.get_scalar("train/los")
 
 
-def test_snapshot_can_be_read_iteration_by_iteration_with_one_transfer():
-    hub = MessageHub("test")
-    for iteration in range(4):
-        hub.iteration = iteration
-        hub.update_scalar("lr", float(iteration))
-    hub.update_scalar_batch("loss", jnp.arange(4.0), first_iteration=0)
-    hub.update_scalar_batch("grad_norm", jnp.arange(4.0), 0, reported=np.array([False, True, False, True]))
-    histories, snapshot = [], hub.snapshot()
-    for iteration in (0, 2, math.inf):
-        snapshot.flush(iteration)
-        histories.append({key: history.data[0].tolist() for key, history in snapshot.log_scalars.items()})
-    assert hub.fetches == 1
+def read(hub):
+    return {key: history.data[0].tolist() for key, history in hub.log_scalars.items()}
+
+
+def test_a_record_holds_the_metrics_rates_and_times_of_an_iteration(hub, transfers):
+    for i in range(3):
+        hub.start_iteration(i)
+        hub.record({"loss": jnp.float32(i), "acc": np.float32(-i)}, {"lr": 0.1 * i}, data_time=0.5, seconds=2.0)
+    assert transfers == []
+    assert read(hub) == {
+        "train/lr": [0.0, 0.1, 0.2], "train/loss": [0.0, 1.0, 2.0], "train/acc": [0.0, -1.0, -2.0],
+        "train/data_time": [0.5] * 3, "train/time": [2.0] * 3,
+    }  # fmt: skip
+    assert len(transfers) == 1
+
+
+def test_a_snapshot_of_a_chunk_has_the_iterations_so_far():
+    hub, histories = MessageHub("test"), []
+    chunk = {"loss": jnp.arange(4.0), "norm": jnp.arange(4.0)}
+    for i in range(4):
+        hub.iteration = i
+        hub.update_scalar("noise", float(i))  # by a hook that is called ahead
+    for i in range(4):
+        hub.iteration = i
+        hub.record(chunk, {"lr": float(i)}, 0.0, 0.0, i, {"norm": np.array([False, True, False, True])})
+        if i in (0, 2, 3):
+            snapshot = hub.snapshot()
+            snapshot.flush()
+            histories.append({k.removeprefix("train/"): v for k, v in read(snapshot).items() if "time" not in k})
     assert histories == [
-        {"lr": [0.0], "loss": [0.0]},
-        {"lr": [0.0, 1.0, 2.0], "loss": [0.0, 1.0, 2.0], "grad_norm": [1.0]},
-        {"lr": [0.0, 1.0, 2.0, 3.0], "loss": [0.0, 1.0, 2.0, 3.0], "grad_norm": [1.0, 3.0]},
+        {"lr": [0.0], "loss": [0.0], "noise": [0.0]},
+        {"lr": [0.0, 1.0, 2.0], "loss": [0.0, 1.0, 2.0], "norm": [1.0], "noise": [0.0, 1.0, 2.0]},
+        {"lr": [0.0, 1.0, 2.0, 3.0], "loss": [0.0, 1.0, 2.0, 3.0], "norm": [1.0, 3.0], "noise": [0.0, 1.0, 2.0, 3.0]},
     ]
 
 
-def test_values_of_several_iterations_are_appended_in_order():
+def test_an_error_names_the_metric_that_is_no_number():
     hub = MessageHub("test")
-    hub.update_scalar_batch("train/loss", jnp.arange(4.0), 0, reported=np.array([True, False, True, True]))
-    hub.iteration = 4
-    hub.update_scalar("train/loss", jnp.float32(9.0))
-    hub.update_scalar_batch("train/loss", np.array([10.0]), 5)  # a chunk of one step
-    assert hub.get_scalar("train/loss").data[0].tolist() == [0.0, 2.0, 3.0, 9.0, 10.0]
-    assert hub.fetches == 1
+    hub.record({"loss": 1.0, "name": "resnet"}, {}, 0.0, 0.0)
+    with pytest.raises(ValueError, match="resnet") as caught:
+        hub.flush()
+    assert "in the scalar 'train/name'" in caught.value.__notes__
 
 
 def test_many_pending_scalars_are_fetched_when_an_iteration_starts():
@@ -331,10 +345,11 @@ def test_many_pending_scalars_are_fetched_when_an_iteration_starts():
     for start, fetches in ((0, 0), (15, 0), (30, 1)):
         hub.start_iteration(start)
         assert hub.fetches == fetches  # fetches from half of the capacity on
-        hub.update_scalar_batch("x", jnp.arange(15.0), first_iteration=start)
+        for _ in range(15):
+            hub.update_scalar("x", jnp.float32(0))
     snapshot = hub.snapshot()
-    snapshot.flush(34)
-    assert snapshot.get_scalar("x").updates == 35
+    snapshot.flush()
+    assert snapshot.get_scalar("x").updates == 45
 
 
 @pytest.mark.usefixtures("only_new_garbage")

@@ -203,16 +203,13 @@ def test_a_loss_averaged_over_words_equals_that_of_the_full_batch(make_run, devi
 @pytest.mark.parametrize("impl", IMPLS)
 def test_the_loss_of_an_iteration_that_only_accumulates_is_the_mean_over_replicas(make_run, impl, steps_per_call):
     class Losses(Hook):
-        runs_ahead = True
+        acts_on = "metrics"
 
         def __init__(self):
             self.seen = []
 
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
             self.seen.append(float(outputs["loss"]))
-
-        def after_train_chunk(self, runner, batch_idx, data_batch, metrics):
-            self.seen += np.asarray(metrics.values["loss"]).tolist()
 
     def run(parallel, work_dir):
         losses = Losses()

@@ -3,13 +3,14 @@
 import math
 import types
 
+import jax
 import numpy as np
 import pytest
 
+from jengine.config.errors import ConfigError
 from jengine.extras.diagnose import (
     EmptyCacheHook,
     MemoryProfilerHook,
-    NumericsGuardHook,
     ProfilerHook,
 )
 from jengine.hooks import CheckInvalidLossHook, CheckpointHook, Hook
@@ -43,12 +44,10 @@ CONDITIONS = {
         CheckpointHook(interval=6, by_epoch=False, save_begin=3),
         lambda i: (i + 1 >= 3 and (i + 1 - 3) % 6 == 0) or i + 1 == LENGTH * EPOCHS,
     ),
-    "checkpoint of epochs": (CheckpointHook(interval=1), lambda i: False),
     "invalid loss": (CheckInvalidLossHook(interval=5), lambda i: (i + 1) % 5 == 0),
     "memory": (MemoryProfilerHook(interval=9), lambda i: (i + 1) % 9 == 0),
     "empty cache": (EmptyCacheHook(after_iter=True), lambda i: True),
     "empty cache of epochs": (EmptyCacheHook(), lambda i: False),
-    "numerics": (NumericsGuardHook(interval=8), lambda i: (i + 1) % 8 == 0 or i + 1 == LENGTH * EPOCHS),
 }
 
 
@@ -71,40 +70,20 @@ def test_a_profiler_is_due_at_the_steps_that_it_traces():
 
 
 class Recording(Hook):
-    """Act after each `n`-th step and record the calls."""
+    """Record the calls."""
 
-    def __init__(self, n):
-        self.n = n
-        self.calls = []
-
-    def next_step(self, runner, step):
-        return self.next_multiple(self.n, step)
-
-    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        self.calls.append((runner.iter, outputs))
-
-
-class EachStep(Hook):
-    """Act at each step, by default."""
-
-    def __init__(self):
-        self.calls = []
+    def __init__(self, every=None, acts_on="state"):
+        self.every, self.acts_on, self.calls = every, acts_on, []
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         self.calls.append(runner.iter)
 
 
-class Ahead(EachStep):
-    """Run ahead of a chunk."""
+class Irregular(Recording):
+    """Act after each third step."""
 
-    runs_ahead = True
-
-
-class PerChunk(EachStep):
-    """Consume the metrics of a chunk."""
-
-    def after_train_chunk(self, runner, batch_idx, data_batch, metrics):
-        self.calls.append(("chunk", runner.iter, metrics.num_steps))
+    def next_step(self, runner, step):
+        return self.next_multiple(3, step)
 
 
 def make_hook_list(*hooks):
@@ -114,51 +93,63 @@ def make_hook_list(*hooks):
     return hook_list
 
 
-def test_a_hook_is_called_at_the_steps_that_it_returns():
-    each, third, ahead, per_chunk = EachStep(), Recording(3), Ahead(), PerChunk()
-    hooks, runner = make_hook_list(each, third, ahead, per_chunk), runner_at(0)
-    for runner.iter in range(9):
-        hooks.call(runner, "after_train_iter", dict(batch_idx=runner.iter))
-    assert each.calls == ahead.calls == per_chunk.calls == list(range(9))
-    assert [step for step, _ in third.calls] == [2, 5, 8]
+def call_after(hooks, step, acts_on=None):
+    hooks.call(runner_at(step), "after_train_iter", dict(batch_idx=step), acts_on)
 
 
-def test_within_a_chunk_only_hooks_that_run_ahead_are_called():
-    third, ahead, per_chunk = Recording(3), Ahead(), PerChunk()
-    hooks = make_hook_list(third, ahead, per_chunk)
-    hooks.call_ahead(runner_at(2), "after_train_iter", batch_idx=2)
-    assert (third.calls, ahead.calls, per_chunk.calls) == ([], [2], [])
+def test_a_hook_is_called_at_its_steps():
+    each, third, irregular, never = Recording(), Recording(3), Irregular(), Recording(-1)
+    hooks = make_hook_list(each, third, irregular, never)
+    for step in range(9):
+        call_after(hooks, step)
+    assert each.calls == list(range(9))
+    assert third.calls == irregular.calls == [2, 5, 8]
+    assert never.calls == []
 
 
-def test_after_a_chunk_each_kind_of_hook_is_called_once():
-    third, fourth, ahead, per_chunk = Recording(3), Recording(4), Ahead(), PerChunk()
-    metrics = ChunkMetrics({"loss": np.array([1.0, 2.0, 3.0]), "norm": np.array([4.0, 5.0, np.nan])},
-                           is_update=np.array([True, True, False]), reports={"norm": np.array([True, True, False])})  # fmt: skip
-    make_hook_list(third, fourth, ahead, per_chunk).call_after_chunk(runner_at(5), 5, {}, metrics)
-    assert third.calls == [(5, {"loss": 3.0})]  # the last step did not update, so that it reports no norm
-    assert (fourth.calls, ahead.calls, per_chunk.calls) == ([], [5], [("chunk", 5, 3)])
+def test_hooks_are_called_by_what_they_act_on():
+    hooks = [Recording(acts_on=kind) for kind in ("state", "metrics", "hyperparams")]
+    call_after(make_hook_list(*hooks), 2, "metrics")
+    assert [hook.calls for hook in hooks] == [[], [2], []]
+
+
+def test_the_metrics_of_a_step_in_a_chunk_are_those_that_it_reports():
+    chunk = ChunkMetrics({"loss": np.array([1.0, 2.0]), "norm": np.array([4.0, np.nan])}, {"norm": np.array([True, False])})
+    assert [dict(chunk.at(i)) for i in range(2)] == [{"loss": 1.0, "norm": 4.0}, {"loss": 2.0}]
+    assert len(chunk.at(1)) == 1
+    assert "norm" not in chunk.at(1)
+    assert jax.tree.map(float, chunk.at(1)) == {"loss": 2.0}
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    (dict(every=2.5), "`Recording.every` must be a number of training iterations"),
+    (dict(acts_on="loss"), "`Recording.acts_on` must be one of"),
+])  # fmt: skip
+def test_a_hook_with_another_declaration_is_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make_hook_list(Recording(**changes))
 
 
 def test_a_hook_whose_steps_change_is_called_at_the_new_ones():
     third = Recording(3)
     hooks = make_hook_list(third)
-    hooks.call(runner_at(0), "after_train_iter", dict(batch_idx=0))
-    third.n = 1
-    hooks.call(runner_at(1), "after_train_iter", dict(batch_idx=1))
-    assert [step for step, _ in third.calls] == [1]
+    call_after(hooks, 0)
+    third.every = 1
+    call_after(hooks, 1)
+    assert third.calls == [1]
 
 
 def test_a_chunk_ends_where_a_hook_acts_after_a_step_and_starts_where_one_acts_before():
     hooks = make_hook_list(Recording(3), Recording(4))
     assert [hooks.allows_chunk(runner_at(0), size) for size in (2, 3, 4)] == [True, True, False]
-    assert make_hook_list(PerChunk(), Ahead()).allows_chunk(runner_at(4), 100)
-    assert make_hook_list(Recording(6), Ahead()).allows_chunk(runner_at(0), 6)
-    assert not make_hook_list(EachStep()).allows_chunk(runner_at(0), 2)
+    others = Recording(acts_on="metrics"), Recording(acts_on="hyperparams"), Recording(-1)
+    assert make_hook_list(*others).allows_chunk(runner_at(4), 100)
+    assert make_hook_list(Recording(6), *others).allows_chunk(runner_at(0), 6)
+    assert not make_hook_list(Recording()).allows_chunk(runner_at(0), 2)
     assert make_hook_list().allows_chunk(runner_at(5), 9)
 
     class Before(Hook):
-        def next_step(self, runner, step):
-            return self.next_multiple(5, step)
+        every = 5
 
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             pass
@@ -169,8 +160,6 @@ def test_a_chunk_ends_where_a_hook_acts_after_a_step_and_starts_where_one_acts_b
 
 
 def test_hooks_that_limit_chunks_to_one_step_are_listed():
-    each, first = EachStep(), Recording(1)
-    assert make_hook_list(each, Recording(2), PerChunk(), Ahead(), first).list_chunk_blockers(runner_at(0)) == [
-        each,
-        first,
-    ]
+    each, first = Recording(), Recording(1)
+    hooks = make_hook_list(each, Recording(2), Recording(acts_on="metrics"), Recording(acts_on="hyperparams"), first)
+    assert hooks.list_chunk_blockers(runner_at(0)) == [each, first]

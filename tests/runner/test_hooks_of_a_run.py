@@ -69,7 +69,7 @@ def test_the_stages_of_saving_and_loading(make_runner, tmp_path):
 class ScaleGradients(Hook):
     """Scale the gradients by an attribute, which the iteration `at` changes."""
 
-    runs_ahead = True
+    acts_on = "hyperparams"
 
     def __init__(self, attribute, value, at):
         self.scale, self.steps, self.unit, self.table, self.traces = 0.5, (1, "a"), jnp.float32(1), np.ones(2), 0
@@ -184,8 +184,7 @@ def test_one_custom_hook_needs_no_list(make_runner):
 def test_the_hook_table_lists_the_defaults_in_order(make_runner):
     lines = make_runner(default_hooks=None).get_hooks_info().splitlines()
     at = lines.index("after_train_epoch:")
-    assert [line.rstrip() for line in lines[at + 1 : at + 4]] == [
-        "(NORMAL      ) IterTimerHook",
+    assert [line.rstrip() for line in lines[at + 1 : at + 3]] == [
         "(LOW         ) ParamSchedulerHook",
         "(VERY_LOW    ) CheckpointHook",
     ]

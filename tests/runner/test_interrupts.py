@@ -22,8 +22,8 @@ from jengine.data import ArrayDataset, DataLoader
 from jengine.hooks import Hook
 from jengine.logging import console
 from jengine.model import FunctionalModel
+from jengine.parallel.interrupts import Interrupts, WaitedLoader
 from jengine.parallel.processes import SingleProcess
-from jengine.runner.interrupts import Interrupts, WaitedLoader
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=dict(type="LoggerHook", interval=1))
 
@@ -82,7 +82,7 @@ class EndOfTime(Hook):
         return math.inf if step else 0
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        runner.interrupts.stop("train_cfg.max_time='12h'")
+        runner.run.interrupts.stop("train_cfg.max_time='12h'")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ class WaitForTheEnd(Hook):
     """Wait in each iteration until the run is asked to end."""
 
     def before_train_iter(self, runner, batch_idx, data_batch=None):
-        while runner.interrupts.signum is None:
+        while runner.run.interrupts.signum is None:
             time.sleep(0.001)
 
 
@@ -336,7 +336,7 @@ def test_a_run_with_typed_keys_in_its_state_saves_at_each_early_end(make_runner,
 
 
 def test_a_wait_for_data_is_logged_with_the_loader_and_the_batch(monkeypatch):
-    monkeypatch.setattr("jengine.runner.interrupts._AFTER", 0.06)
+    monkeypatch.setattr("jengine.parallel.interrupts._AFTER", 0.06)
     interrupts = Interrupts(SingleProcess())
     loader = DataLoader(ArrayDataset({"x": np.zeros(8)}), 2)
     loader.set_epoch(1, start=2)

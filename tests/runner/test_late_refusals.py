@@ -1,9 +1,12 @@
-"""Refuse in train() what depends on data and shapes: before the first step, and before a file or directory exists."""
+"""Test that a run has its files from the call of `train` on, and that its log says why it was refused."""
+
+import json
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jengine import checkpoint
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 
@@ -52,51 +55,66 @@ CASES = [
     (dict(custom_hooks=[dict(type="EMAHook", begin_epoch=9)]), "begin_epoch must be at most max_epochs=2, got 9"),
     (
         dict(train_cfg=dict(max_epochs=2**31 - 1)),
-        "`train_cfg.max_epochs` must be at most 536870911 with 4 iterations in an epoch",
+        "`train_cfg` must be at most 2147483647 iterations, as the device counts them in 32 bits",
     ),
     (dict(load_from={"other": np.zeros(3)}), "0 match, 2 missing, 1 unexpected"),
 ]
 
 
+def read_log(directory):
+    (log,) = directory.rglob("*.log")
+    return log.read_text()
+
+
 @pytest.mark.parametrize(("changes", "message"), CASES)
-def test_train_refuses_before_a_file_exists(make_runner, tmp_path, changes, message):
+def test_what_depends_on_the_data_is_refused_before_a_step_and_the_log_says_why(make_runner, tmp_path, changes, message):
     runner = make_runner(work_dir=tmp_path / "runs" / "first", **changes)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises((TypeError, ValueError, KeyError)) as error:
         runner.train()
     assert message in "\n".join([str(error.value), *getattr(error.value, "__notes__", [])])
-    assert list(tmp_path.iterdir()) == []
+    assert message in read_log(tmp_path / "runs" / "first")
+    assert runner.iter == 0
+    assert checkpoint.find_latest(tmp_path / "runs" / "first") is None
 
 
 def test_a_state_that_is_not_saved_may_have_any_dtype(make_runner):
     assert make_runner(custom_hooks=[Uint4Hook()]).train().step == 8
 
 
-def test_an_evaluation_refuses_before_a_file_exists(make_runner, tmp_path):
+def test_a_refused_evaluation_is_in_the_log(make_runner, tmp_path):
     runner = make_runner(val_evaluator=dict(type="Accuracy", label="z"))
     with pytest.raises(KeyError, match=r"`Accuracy\.label` must be an entry of the batch"):
         runner.val()
-    assert list(tmp_path.iterdir()) == []
+    assert "`Accuracy.label` must be an entry of the batch" in read_log(tmp_path)
 
 
-def test_a_refused_run_leaves_the_checkpoints_of_another_run_and_its_log_in_place(make_runner, tmp_path):
+def test_a_run_that_fails_in_its_first_step_leaves_a_work_dir_with_a_log_that_says_so(make_runner, tmp_path):
+    runner = make_runner(cfg=dict(note="x"), custom_hooks=[RefusingHook()])
+    with pytest.raises(ValueError, match="RefusingHook"):
+        runner.train()
+    assert "Training stops at iteration 0 with ValueError: `RefusingHook` must not be here" in read_log(tmp_path)
+    assert 'note' in (tmp_path / "run" / "config.py").read_text()
+    (record,) = tmp_path.rglob("run.json")
+    assert json.loads(record.read_text())["sessions"][0]["status"] == "stopped by ValueError"
+
+
+def test_a_run_that_is_refused_before_its_first_step_leaves_the_checkpoints_of_another_run_in_place(make_runner, tmp_path):
     hooks = dict(checkpoint=dict(type="CheckpointHook", interval=2), logger=None)
     make_runner(default_hooks=hooks).train()
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ValueError, match="RefusingHook"):
-        make_runner(default_hooks=hooks, custom_hooks=[RefusingHook()]).train()
-    assert sorted(tmp_path.rglob("*")) == before
+    with pytest.raises(KeyError, match="Accuracy"):
+        make_runner(default_hooks=hooks, val_evaluator=dict(type="Accuracy", label="z")).train()
+    assert checkpoint.find_latest(tmp_path / "run") == str(tmp_path / "run" / "epoch_2")
     make_runner(default_hooks=hooks).train()
     assert (tmp_path / "run" / "earlier_1" / "epoch_2").is_dir()
 
 
-def test_the_log_file_has_what_was_logged_before_it_existed(make_runner, tmp_path):
+def test_the_log_file_begins_with_training(make_runner, tmp_path):
     runner = make_runner(val_dataloader=None, val_cfg=None, val_evaluator=None)
     runner.logger.info("said before training")
     assert list(tmp_path.iterdir()) == []
     runner.train()
-    (log,) = tmp_path.rglob("*.log")
-    assert "said before training" in log.read_text().splitlines()[0]
+    assert "said before training" not in read_log(tmp_path)
 
 
 def test_two_runs_that_are_built_before_either_trains_have_logs_of_their_own(make_runner):

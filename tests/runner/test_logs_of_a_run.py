@@ -14,8 +14,8 @@ from jengine.data import ArrayDataset
 from jengine.hooks import Hook, LoggerHook
 from jengine.logging import AsyncWriter, MessageHub, Stopwatch, pending_scalars
 from jengine.model import FunctionalModel
+from jengine.parallel.strategy import DispatchLimiter
 from jengine.train import RecompilationError
-from jengine.train.scanned_step import ChunkMetrics
 
 
 class Spy(Hook):
@@ -86,17 +86,17 @@ def test_val_alone_removes_its_stage_from_the_hub(make_runner):
 )
 def test_the_iterations_that_are_logged(fake_logging_runner, length, interval, ignore_last, expected):
     hook = LoggerHook(interval=interval, ignore_last=ignore_last)
-    for size in (1, 7):  # of a chunk
-        runner = fake_logging_runner(length)
-        for start in range(0, length, size):
-            count = min(size, length - start)
-            runner.iter = start + count - 1
-            if count > 1:
-                hook.after_train_chunk(runner, runner.iter, None, ChunkMetrics({}, np.ones(count, bool)))
-            else:
-                hook.after_train_iter(runner, batch_idx=runner.iter, outputs={})
-        runner.log_writer.close()
-        assert [step for step, _ in runner.scalars] == expected
+    runner = fake_logging_runner(length)
+    log_iterations(hook, runner, length)
+    runner.log_writer.close()
+    assert [step for step, _ in runner.scalars] == expected
+
+
+def log_iterations(hook, runner, count):
+    hook.before_train_epoch(runner)
+    for i in range(count):
+        runner.iter = runner.train_loop.iter = i
+        hook.after_train_iter(runner, batch_idx=i, outputs={})
 
 
 @pytest.fixture
@@ -106,7 +106,9 @@ def fake_logging_runner():
     def make(length):
         runner = types.SimpleNamespace(
             iter=0, epoch=0, max_iters=length, max_epochs=1, scalars=[], timestamp="t", experiment_name="e",
-            train_loop=types.SimpleNamespace(epoch_length=length, by_epoch=True, check=lambda: None),
+            train_loop=types.SimpleNamespace(
+                epoch_length=length, by_epoch=True, check=lambda: None, remaining_seconds=None
+            ),
             logger=logging.Logger("fake", logging.INFO), stopwatch=Stopwatch(), log_writer=AsyncWriter(),
             message_hub=MessageHub("fake"),
             log_processor=types.SimpleNamespace(get_log_after_iter=lambda *args: ({}, "")),
@@ -129,9 +131,7 @@ def test_lines_before_a_failing_one_are_written(fake_logging_runner):
 
     runner.log_processor.get_log_after_iter = get_log
     runner.logger.addFilter(lambda record: texts.append(record.getMessage()) or True)
-    runner.iter = 18
-    hook = LoggerHook(interval=5)
-    hook.after_train_chunk(runner, 18, None, ChunkMetrics({}, np.ones(19, bool)))
+    log_iterations(LoggerHook(interval=5), runner, 15)
     with pytest.raises(ValueError, match="no such statistic"):
         runner.log_writer.flush()
     assert texts == ["line of 5", "line of 10"]
@@ -233,9 +233,15 @@ def test_a_hundred_iterations_with_ten_lines_transfer_at_most_ten_times_and_neve
         return value.fget(array)
 
     monkeypatch.setattr(array_type, "_value", property(read))
-    monkeypatch.setattr(
-        pending_scalars, "fetch_arrays", lambda x: transfers.append(threading.current_thread()) or fetch(x)
-    )
+    fetched = []  # kept, so that no other array gets the id of one
+
+    def fetch_new(arrays):
+        if not {id(x) for x in arrays} <= {id(x) for x in fetched}:  # JAX keeps the copies of the others
+            transfers.append(threading.current_thread())
+        fetched.extend(arrays)
+        return fetch(arrays)
+
+    monkeypatch.setattr(pending_scalars, "fetch_arrays", fetch_new)
     runner = make_runner(
         train_cfg=dict(by_epoch=False, max_iters=100, val_begin=999, steps_per_call=steps_per_call),
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=10)),
@@ -272,7 +278,7 @@ class Clock:
         return self.now
 
 
-def test_the_time_of_an_iteration_includes_its_data_and_with_blocking_the_device(make_runner, monkeypatch):
+def test_the_time_of_an_iteration_includes_its_data_and_with_blocking_the_device(make_runner):
     clock, batch = Clock(), {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
 
     class SlowData(list):
@@ -281,24 +287,23 @@ def test_the_time_of_an_iteration_includes_its_data_and_with_blocking_the_device
                 clock.now += 0.02
                 yield item
 
-    def wait(outputs):
-        clock.now += 0.05
+    class Limiter(DispatchLimiter):
+        def drain(self):
+            clock.now += 0.05 * self.blocks
 
     def times(block):
         runner = make_runner(
             train_dataloader=SlowData([batch] * 6),
             train_cfg=dict(max_epochs=1, val_begin=9),
-            default_hooks=dict(
-                checkpoint=None, logger=None, timer=dict(type="IterTimerHook", block=block, clock=clock)
-            ),
+            default_hooks=dict(checkpoint=None, logger=None, timer=dict(type="IterTimerHook", block=block)),
         )
+        runner.stopwatch, runner.dispatch_limiter = Stopwatch(clock), Limiter(4)
         runner.train()
         return (runner.message_hub.get_scalar(f"train/{name}").data[0] for name in ("data_time", "time"))
 
     data_time, time = times(block=False)
     assert sum(data_time) == pytest.approx(5 * 0.02)  # the first batch is read before training, as an example
     assert np.all(time >= data_time)
-    monkeypatch.setattr(jax, "block_until_ready", wait)
     data_time, time = times(block=True)
     assert np.all(time >= data_time + 0.05 - 1e-9)
 
@@ -390,9 +395,9 @@ def test_the_data_time_of_a_chunk_is_that_of_all_batches(make_runner, steps_per_
     assert (data_time <= iter_time).all()
 
 
-def test_an_error_of_a_hook_that_runs_ahead_loses_no_line_of_an_earlier_chunk(make_runner):
+def test_an_error_of_a_hook_that_is_called_ahead_loses_no_line_of_an_earlier_chunk(make_runner):
     class Failing(Hook):
-        runs_ahead = True
+        acts_on = "hyperparams"
 
         def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
             if runner.iter == 27:

@@ -341,7 +341,7 @@ def test_several_optimizers_act_in_their_phases(make_runner):
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_a_frozen_pattern_freezes_in_each_phase(make_runner, steps_per_call):
     class Freeze(Hook):
-        runs_ahead = True
+        acts_on = "hyperparams"
 
         def before_train(self, runner):
             runner.hyperparams["frozen:gen"] = runner.hyperparams["frozen:disc.head"] = True

@@ -44,7 +44,7 @@ class SharpnessAware(LinenModel):
 class Radius(Hook):
     """Set the radius from the host."""
 
-    runs_ahead = True
+    acts_on = "hyperparams"
 
     def before_train(self, runner):
         runner.hyperparams["radius"] = 0.05

@@ -45,17 +45,13 @@ LOSSES = dict(critic=critic_loss, gen=gen_loss)
 class Record(Hook):
     """Keep the metrics of each iteration by their names."""
 
+    acts_on = "metrics"
+
     def __init__(self):
         self.metrics = []
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         self.metrics.append({name: float(value) for name, value in outputs.items()})
-
-    def after_train_chunk(self, runner, batch_idx, data_batch, metrics):
-        for step in range(metrics.num_steps):
-            reported = {k: metrics.reported(k) for k in metrics.values}
-            names = [k for k, steps in reported.items() if steps is None or steps[step]]
-            self.metrics.append({name: float(metrics.values[name][step]) for name in names})
 
 
 @pytest.fixture

@@ -91,12 +91,11 @@ def test_objects_in_memory_are_not_part_of_the_config_file(make_runner, tmp_path
         load_from=dict(path=WEIGHTS),
     )
     with pytest.warns(UserWarning, match="`load_from` must be a path to be written"):
-        runner = Runner.from_cfg(cfg)
-    assert runner.val()["loss"] == 16.0  # (3 - 1 + 2) ** 2
+        assert Runner.from_cfg(cfg).val()["loss"] == 16.0  # (3 - 1 + 2) ** 2
     assert "load_from" not in load_config(tmp_path / "cfg" / "config.py")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="`load_from`")
-        Runner.from_cfg({**cfg, "load_from": None})
+        Runner.from_cfg({**cfg, "load_from": None}).val()
 
 
 @pytest.mark.parametrize("load_from", [5, [1, 2], {"w": "text"}])

@@ -400,7 +400,7 @@ def test_two_runs_cannot_share_an_out_dir(make_runner, tmp_path):
 
 
 def test_more_iterations_than_the_step_can_count_are_refused_before_training(make_runner, tmp_path):
-    with pytest.raises(ConfigError, match=r"`train_cfg.max_iters` must be below 2\*\*31, .* got 2147483648"):
+    with pytest.raises(ConfigError, match=r"`train_cfg.max_iters` must be .*2147483647\], got 2147483648"):
         make_runner(train_cfg=dict(by_epoch=False, max_iters=2**31))
 
     class Overflow(Hook):
@@ -417,9 +417,7 @@ def test_more_iterations_than_the_step_can_count_are_refused_before_training(mak
 
 def test_an_out_dir_that_cannot_be_written_is_refused_before_training(make_runner, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        ConfigError, match="`CheckpointHook.out_dir` must be writable, got .*/file/run: .*Not a directory"
-    ):
+    with pytest.raises(ConfigError, match="`CheckpointHook.out_dir` must be writable, got .*/file/run"):
         make_runner(default_hooks=save_to(out_dir=tmp_path / "file"))
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="`CheckpointHook.out_dir` must be writable, got /proc/jengine/run"):

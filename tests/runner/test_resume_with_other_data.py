@@ -202,14 +202,12 @@ def restore(saved, data, index, count, exact=False, devices=1):
     loader = build_dataloader(data(), train=True, process_index=index, process_count=count)
     loop = types.SimpleNamespace(
         by_epoch=True, iter=saved["inner_iter"], epoch=0, epoch_start=0, max_epochs=1, position=None,
-        epoch_length=len(loader), max_iters=len(loader),
+        epoch_length=len(loader), max_iters=len(loader), dataloader=loader,
     )  # fmt: skip
     strategy = types.SimpleNamespace(data_shard=DataShard(index, count), batch_multiple=devices)
-    runner = types.SimpleNamespace(
-        train_loop=loop, train_dataloader=loader, strategy=strategy, resume_is_exact=exact, logger=Messages(),
-    )  # fmt: skip
-    restore_position(runner, saved)
-    return loader, loop, runner.logger.texts
+    run = types.SimpleNamespace(strategy=strategy, resume_is_exact=exact, logger=Messages())
+    restore_position(run, loop, saved)
+    return loader, loop, run.logger.texts
 
 
 def train_on_processes(data, count, num_batches):
@@ -276,5 +274,5 @@ def test_each_process_continues_at_its_own_position():
 
 def test_another_number_of_processes_is_an_error_if_the_position_must_be_exact():
     _, saved = train_on_processes(loader(64, 4), 2, num_batches=2)
-    with pytest.raises(ConfigError, match=r"got data shards: 4 \(2 in the checkpoint\)"):
+    with pytest.raises(ConfigError, match=r"data shards: 4 \(2 in the checkpoint\)"):
         restore(saved, loader(64, 4), 0, 4, exact=True)

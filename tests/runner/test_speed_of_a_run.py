@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import re
@@ -12,7 +13,7 @@ from jengine.extras.report.goodput import format_time, measure_goodput
 from jengine.hooks import Hook
 from jengine.logging import Stopwatch
 from jengine.parallel import DispatchLimiter
-from jengine.runner.end_report import measure_speed
+from jengine.runner.report import measure_speed
 
 # forward a product of (4, 2) and (2,), backward one of (2, 4) and (4,): 8 multiplications and 8 additions each
 FLOPS = 32
@@ -31,7 +32,8 @@ def read_last_scalars(runner):
 def train_with_fake_clock(make_runner, **changes):
     runner = make_runner(default_hooks={}, **changes)
     ticks = itertools.count()
-    runner.stopwatch = Stopwatch(lambda: float(next(ticks)))  # one second for each reading of the clock
+    clock = Stopwatch(lambda: float(next(ticks)))
+    runner.run = dataclasses.replace(runner.run, stopwatch=clock)  # one second for each reading of the clock
     runner.train()
     return runner, next(ticks)
 
@@ -88,7 +90,7 @@ def test_waiting_for_the_device_is_time_of_the_step(make_runner):
 
     watch, device = Watch(), SlowDevice()
     runner = make_runner(default_hooks={}, custom_hooks=[watch])
-    runner.stopwatch, runner.dispatch_limiter = Stopwatch(lambda: device.now), device
+    runner.run = dataclasses.replace(runner.run, stopwatch=Stopwatch(lambda: device.now), limiter=device)
     runner.train()
     logged = read_last_scalars(runner)
     assert {name: value for name, value in logged.items() if name.startswith("seconds/") and value} == {
@@ -120,7 +122,7 @@ def test_utilisation_is_reported_for_devices_with_a_known_peak(make_runner, monk
         return FLOPS / seconds / 1000 if flops == {"float32": FLOPS} else None
 
     monkeypatch.setattr(peak_flops, "compute_utilisation", compute_utilisation)
-    scalars, lines = measure_speed(runner)
+    scalars, lines = measure_speed(runner, runner.iter)
     assert kinds == [("cpu", 1)]
     share = scalars["speed/model_flops_utilisation"]
     assert share == pytest.approx(scalars["speed/flops_per_second"] / 1000)
@@ -161,7 +163,7 @@ def test_large_rates_have_a_prefix():
 def test_without_extras_the_report_has_the_speed_alone(make_runner, monkeypatch):
     runner, _ = train_with_fake_clock(make_runner)
     monkeypatch.setattr(plugins, "provided", lambda section: {})
-    scalars, (line,) = measure_speed(runner)
+    scalars, (line,) = measure_speed(runner, runner.iter)
     assert re.fullmatch(r"\S+ iterations/s, \S+ examples/s, without compiling, validation and checkpoints", line)
     speeds = {name for name in scalars if name.startswith("speed/")}
     assert speeds == {"speed/iterations_per_second", "speed/examples_per_second"}

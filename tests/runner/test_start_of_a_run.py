@@ -1,6 +1,7 @@
 """Test a run from the config to the first step."""
 
 import contextlib
+import os
 import pathlib
 import platform
 
@@ -86,7 +87,7 @@ def test_at_most_40_lines_are_printed_before_the_first_step_and_the_log_file_has
         f"optax {optax.__version__}",
         "INFO - paramwise_options -- layer_26.bias:weight_decay=0.0",
         "| layer_26.bias",
-        "before_train_iter:",
+        "after_train_iter:",
     ):
         assert part in log
 
@@ -106,7 +107,7 @@ def test_all_details_are_printed_at_the_level_debug(make_runner, capsys):
     train_deep_model(make_runner, log_level="DEBUG")
     out = capsys.readouterr().out
     assert out.count("paramwise_options -- ") >= 54
-    assert "before_train_iter:" in out
+    assert "after_train_iter:" in out
 
 
 @pytest.mark.parametrize("parallel", [dict(type="DataParallel"), dict(type="Pjit")])
@@ -127,3 +128,16 @@ def test_only_the_first_call_of_each_step_can_be_reported_as_compiling(make_runn
     monkeypatch.setattr(programs, "report_if_slow", report_if_slow)
     make_runner().train()
     assert names == ["compiling the training step", "compiling the step of the validation"]
+
+
+def test_the_names_of_mmengines_runner_can_be_read_before_training(make_runner, tmp_path):
+    runner = make_runner(experiment_name="first", randomness=dict(seed=3), cfg=dict(note="x"))
+    assert (runner.iter, runner.epoch, runner.max_iters, runner.max_epochs) == (0, 0, 0, 0)
+    assert (runner.rank, runner.world_size, runner.distributed) == (0, 1, False)
+    assert (runner.seed, runner.work_dir, runner.cfg) == (3, str(tmp_path / "run"), {"note": "x"})
+    assert runner.experiment_name == f"first_{runner.timestamp}"
+    assert runner.log_dir == os.path.join(runner.work_dir, runner.timestamp)
+    assert runner.logger is runner.run.logger
+    assert runner.message_hub.instance_name == runner.experiment_name
+    assert runner.is_training_configured
+    assert runner.train_loop is None

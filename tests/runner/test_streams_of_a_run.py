@@ -159,7 +159,7 @@ def columns(k):
 class StopTraining(RecordIds):
     """Record the ids and the ends of epochs, and set `stop_training` in an iteration, or not."""
 
-    runs_ahead = True  # chunks are not limited
+    acts_on = "hyperparams"  # chunks are not limited
 
     def __init__(self, stop):
         super().__init__()

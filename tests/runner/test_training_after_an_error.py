@@ -72,7 +72,7 @@ def test_training_does_not_continue_after_an_error_that_some_hooks_have_not_seen
     runner = make_runner(tmp_path / "broken", custom_hooks=[FailOnce(stage)], **settings)
     with pytest.raises(ZeroDivisionError):
         runner.train()
-    with pytest.raises(RuntimeError, match=r"cannot continue: it stopped at iteration \d with ZeroDivisionError: mine"):
+    with pytest.raises(RuntimeError, match=r"cannot continue: it stopped with an error at iteration \d"):
         runner.train()
     state = make_runner(tmp_path / "broken", resume=True, **settings).train()  # from the last checkpoint
     jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
@@ -124,7 +124,7 @@ def test_training_does_not_continue_after_a_step_that_failed(make_runner, train_
             runner.train()
     finally:
         jax.config.update("jax_debug_nans", False)
-    with pytest.raises(RuntimeError, match="cannot continue: it stopped at iteration .* with FloatingPointError"):
+    with pytest.raises(RuntimeError, match="cannot continue: it stopped with an error at iteration"):
         runner.train()
 
 

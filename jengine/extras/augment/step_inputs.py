@@ -42,7 +42,7 @@ class WarmupParamHook(Hook):
       >>> hook = WarmupParamHook("mixup", value=0.2, warmup_epochs=5)
     """
 
-    runs_ahead = True
+    acts_on = "hyperparams"
 
     param_name: str
     value: Finite

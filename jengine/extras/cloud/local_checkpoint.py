@@ -47,11 +47,11 @@ class LocalCheckpointHook(Hook):
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Find the copies that are there."""
-        path = copies_path(self.directory, runner.work_dir, runner.run_id, runner.processes)
+        path = copies_path(self.directory, runner.work_dir, runner.run.run_id, runner.processes)
         # The logs of the iterations up to a copy must not be lost either, if they are written to a
         # bucket
-        files = dict(before_seal=runner.files.send) if runner.is_main_process else {}
-        self._checkpointer = Checkpointer(path, runner.run_id, alone=True, **files)
+        files = dict(before_seal=runner.run.send_files) if runner.is_main_process else {}
+        self._checkpointer = Checkpointer(path, runner.run.run_id, alone=True, **files)
         self._is_announced = False
         iterations = sorted(
             int(name)
@@ -103,7 +103,9 @@ class LocalCheckpointHook(Hook):
         try:
             runner.save_checkpoint(
                 out_dir=str(
-                    copies_path(self.directory, runner.work_dir, runner.run_id, runner.processes)
+                    copies_path(
+                        self.directory, runner.work_dir, runner.run.run_id, runner.processes
+                    )
                 ),
                 filename=name,
                 meta={

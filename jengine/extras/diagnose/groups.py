@@ -7,6 +7,7 @@ from typing import Any
 
 from jengine.cli.commands import load, temporary_runner
 from jengine.config.errors import ConfigError, require_extra
+from jengine.logging.tables import format_table
 
 
 @contextlib.contextmanager
@@ -32,9 +33,8 @@ def save_figure(path: str, rows: int = 1, **options: Any) -> Iterator[Any]:
 
 def groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Print the parameter group table."""
-    from jengine.runner.session import format_groups
-
     with temporary_runner(load(args, overrides)) as runner:
         if not runner.is_training_configured:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
-        print(format_groups(*runner.build_optimizer().group_table()))
+        columns, rows = runner.build_optimizer().group_table()
+        print(format_table(columns, rows, title="Parameter groups"))

@@ -69,6 +69,7 @@ class HistogramHook(Hook):
     patterns: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        self.every = self.interval
         if not self.gradients and not self.weights:
             raise ConfigError(
                 "HistogramHook: one of gradients and weights must be True, got False and False"
@@ -123,10 +124,6 @@ class HistogramHook(Hook):
 
     # --- On the host. ---
 
-    def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return the step of the next record."""
-        return self.next_multiple(self.interval, step)
-
     def after_train_iter(
         self,
         runner: RunnerProtocol,
@@ -134,11 +131,10 @@ class HistogramHook(Hook):
         data_batch: Batch = None,
         outputs: Outputs = None,
     ) -> None:
-        """Write the histograms if they are due."""
-        if self.every_n_train_iters(runner, self.interval):
-            # A copy: the next step donates the state, maybe before the writer has fetched it
-            state = jax.tree.map(jnp.copy, runner.state.hook_state[type(self).__name__])
-            runner.log_writer.submit(_write, runner.visualizer, state, runner.iter + 1)
+        """Write the histograms."""
+        # A copy: the next step donates the state, maybe before the writer has fetched it
+        state = jax.tree.map(jnp.copy, runner.state.hook_state[type(self).__name__])
+        runner.log_writer.submit(_write, runner.visualizer, state, runner.iter + 1)
 
 
 def bin_elements(array: jax.Array, bins: int, axis_name: str | None = None) -> BinnedArray:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import math
 import resource
 import sys
 from typing import Any
@@ -42,16 +41,13 @@ class EmptyCacheHook(Hook):
     clear_caches: bool = False
 
     def __post_init__(self) -> None:
+        self.every = None if self.after_iter else -1
         # Clearing drops compiled programs too; the next call would compile the step.
         if self.clear_caches and self.after_iter:
             raise ConfigError(
                 "EmptyCacheHook: clear_caches needs after_iter=False; together they recompile the "
                 "step each time"
             )
-
-    def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return `step` with `after_iter`, otherwise never."""
-        return step if self.after_iter else math.inf
 
     def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         if self.before_epoch:
@@ -91,10 +87,7 @@ class MemoryProfilerHook(Hook):
 
     def __init__(self, interval: Count = 50) -> None:
         self.interval = interval
-
-    def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return the step of the next log line."""
-        return self.next_multiple(self.interval, step)
+        self.every = interval
 
     def _after_iter(
         self,
@@ -104,11 +97,7 @@ class MemoryProfilerHook(Hook):
         outputs: Any = None,
         mode: str = "train",
     ) -> None:
-        if mode == "train":
-            is_due = self.every_n_train_iters(runner, self.interval)
-        else:
-            is_due = self.every_n_inner_iters(batch_idx, self.interval)
-        if is_due:
+        if mode == "train" or self.every_n_inner_iters(batch_idx, self.interval):
             entries = _host_memory()
             for device in jax.local_devices():
                 if stats := device.memory_stats():  # some devices do not report it

@@ -19,16 +19,20 @@ def name_model_settings(error: BaseException, context: Mapping[str, Any]) -> lis
     run = context.get("run")
     if not isinstance(error, CheckpointMismatchError) or run is None:
         return []
-    saved = read_meta(error.path).get("fingerprint")
+    saved: Any = read_meta(error.path).get("fingerprint")
     # Shapes that do not fit come from settings of the model; the others would hide them.
-    differences = compare_settings(run.settings, saved) if saved else ()
+    differences = compare_settings(run.run.described.settings, saved) if saved else ()
     lines = {path: line for path, line in differences if path.startswith("model.")}
     if not lines:
         return []
     stored = flatten_description(saved["settings"])
     shown = list(lines)[:_MAX_LINES]
     changes = [f"set {path}={stored[path]!r}" for path in shown if path in stored]
-    changes += [f"remove {path}" for path in shown if path in run.settings and path not in stored]
+    changes += [
+        f"remove {path}"
+        for path in shown
+        if path in run.run.described.settings and path not in stored
+    ]
     more = f", and {len(lines) - _MAX_LINES} more" if len(lines) > _MAX_LINES else ""
     advice = f"; to resume, {', '.join(changes)}{more}" if changes else ""
     listed = "; ".join(lines[path] for path in shown)

@@ -1,7 +1,6 @@
 """Guard against training steps with non-finite or extreme values, inside the compiled step."""
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
@@ -78,7 +77,7 @@ class NumericsGuardHook(Hook):
     """
 
     priority = "HIGHEST"
-    runs_ahead = True
+    acts_on = "hyperparams"
     update_on_skipped_steps = True
 
     max_in_row: Count | None = 3
@@ -175,11 +174,6 @@ class NumericsGuardHook(Hook):
         if self.every_n_train_iters(runner, self.interval) or self.is_last_train_iter(runner):
             self._read_results(runner)
 
-    def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return the next step after which the host reads the results."""
-        last = runner.max_iters - 1
-        return min(self.next_multiple(self.interval, step), last if last >= step else math.inf)
-
     def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
         """Read the results, so that no checkpoint is written after the step that ends training."""
         self._read_results(runner)
@@ -190,8 +184,9 @@ class NumericsGuardHook(Hook):
         state = state._replace(
             **jax.device_get({name: getattr(state, name) for name in _HOST_FIELDS})
         )
-        recent = self._recent
-        self._recent = []
+        done = int(runner.state.step)  # a chunk's steps are kept before they run
+        recent = [entry for entry in self._recent if entry[0] < done]
+        self._recent = self._recent[len(recent) :]
         num_new = int(state.dropped) - self._num_reported
         self._num_reported = int(state.dropped)
         if not num_new:

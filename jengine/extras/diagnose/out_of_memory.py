@@ -10,7 +10,7 @@ import jax
 from jengine.config import paths
 from jengine.extras.diagnose.locate import locate_sizes
 from jengine.model.selection import describe_array
-from jengine.runner.failures import step_failed
+from jengine.runner.lifecycle import step_failed
 from jengine.versions import describe_device
 
 _EXPLANATION = "the device ran out of memory"
@@ -40,10 +40,11 @@ def explain_out_of_memory(error: BaseException, context: Mapping[str, Any]) -> N
         _add_note(error, *context["program"], cfg=cfg)
     elif "evaluation" in context:
         program = context["evaluation"] and context["evaluation"].program
-        if program and not step_failed(run):  # else training ran out of memory, noticed here
+        # else training ran out of memory, noticed here
+        if program and not step_failed(run.state):
             _add_note(error, program.traced.name, program.step, program.traced.shapes)
     elif run is not None:
-        noticed = step_failed(run)
+        noticed = step_failed(run.state)
         last = run.programs.last if noticed or run.programs.failed else None
         if last is None:
             _add_note(error, "a program other than the training step")

@@ -20,7 +20,7 @@ from jengine.hooks.checks import NonFiniteLossError
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.parallel.local_batch import process_local_batch
 from jengine.parallel.replica_axis import map_per_replica
-from jengine.runner.failures import list_directories
+from jengine.runner.components import list_directories
 
 PyTree = Any
 
@@ -60,7 +60,9 @@ def _find_checkpoints(run: Any, iteration: int) -> tuple[str | None, ...]:
     if run.processes.count == 1:  # several would have to wait together
         with contextlib.suppress(CheckpointSaveError):
             run.checkpointer.wait()
-    directories = [storage_path("path", directory) for directory in list_directories(run)]
+    directories = [
+        storage_path("path", directory) for directory in list_directories(run.work_dir, run.hooks)
+    ]
     manifests = {
         path: manifest
         for found in map(find_manifests, directories)
@@ -71,7 +73,7 @@ def _find_checkpoints(run: Any, iteration: int) -> tuple[str | None, ...]:
     found = [
         (manifest.iteration, manifest.is_latest, str(path))
         for path, manifest in manifests.items()
-        if manifest is not None and manifest.run == run.run_id
+        if manifest is not None and manifest.run == run.run.run_id
         if manifest.iteration is not None
     ]
     parts = [x for x in found if x[0] < iteration], [x for x in found if x[0] >= iteration]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from jax.typing import ArrayLike
 
 from jengine.config.errors import ArgumentError
+from jengine.extras.imix.levels import PriorityStatus, get_level, to_priority
 from jengine.extras.imix.log_buffer import LogBuffer
 from jengine.hooks.hook import Hook
-from jengine.hooks.priority import PriorityStatus, get_level, to_priority
 from jengine.hooks.runner_protocol import RunnerProtocol
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from jengine.config.registry import HOOKS
 from jengine.extras.imix.hook_base import HookBase
-from jengine.hooks.priority import PriorityStatus
+from jengine.extras.imix.levels import PriorityStatus
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.optim.schedules.scheduler import ParamScheduler, flatten_schedulers
 
@@ -33,7 +33,7 @@ class LRSchedulerHook(HookBase):
     """
 
     default_level = PriorityStatus.HIGH
-    runs_ahead = True
+    acts_on = "hyperparams"
     steps_momentum: ClassVar[bool] = False  # in a run with hooks for both
 
     def __init__(self, is_lr_accumulation: bool = True) -> None:

@@ -16,6 +16,7 @@ provides = {
         "PeriodicLogger": "jengine.extras.imix.periodic_logger",
         "TextLoggerHook": "jengine.extras.imix.periodic_logger",
     },
+    "hook_levels": {"read_level": "jengine.extras.imix.levels"},
     "OPTIMIZERS": {
         "BertAdam": "jengine.extras.imix.optimizers",
         "BertAdam1": "jengine.extras.imix.optimizers",

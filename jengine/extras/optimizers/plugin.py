@@ -32,6 +32,7 @@ provides = {
     },
     "optimizer_parts": {
         "reset_state": "jengine.extras.optimizers.freeze",
+        "select_state": "jengine.extras.optimizers.freeze",
         "skip_frozen": "jengine.extras.optimizers.freeze",
     },
     "OPTIM_WRAPPER_CONSTRUCTORS": {

@@ -1,7 +1,6 @@
 """Drawing of validation and test predictions next to the ground truth."""
 
 import dataclasses
-import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -54,6 +53,7 @@ class SegVisualizationHook(Hook):
 
     extra = "draw"
     priority = "NORMAL"
+    every = -1  # it acts in no training iteration
 
     draw: bool = False
     interval: Count = 50
@@ -85,10 +85,6 @@ class SegVisualizationHook(Hook):
         if self.show:
             runner.visualizer.vis_backends = {}
 
-    def next_step(self, runner: RunnerProtocol, step: int) -> float:
-        """Return infinity: the hook does not act in training."""
-        return math.inf
-
     def _after_iter(
         self,
         runner: RunnerProtocol,
@@ -101,11 +97,7 @@ class SegVisualizationHook(Hook):
 
         All arrays come to the host in one transfer.
         """
-        if (
-            not self.draw
-            or mode == "train"
-            or not self.every_n_inner_iters(batch_idx, self.interval)
-        ):
+        if not self.draw or not self.every_n_inner_iters(batch_idx, self.interval):
             return
         predictions = select_array(
             outputs, self.prediction, "SegVisualizationHook.prediction", "predictions"

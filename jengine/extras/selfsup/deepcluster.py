@@ -12,6 +12,7 @@ from optax import OptState, Params
 
 from jengine.config.annotations import Count, NonNegative
 from jengine.config.errors import ArgumentError, closest, config_path
+from jengine.config.plugins import load_provided
 from jengine.config.registry import HOOKS
 from jengine.data.host_entries import select_arrays
 from jengine.extras.selfsup.clustering import build_clustering, class_weights, describe_clusters
@@ -230,9 +231,10 @@ def _build_reset(
         )
         # The module's optimizer state is new, too: momentum from the old weights must not move the
         # new ones.
-        return params, optim_wrapper.grouped.select_state(
-            layout, flags, optim_wrapper.tx.init(params), opt_state
-        )
+        select_state = load_provided("optimizer_parts", "select_state")
+        new_state = optim_wrapper.tx.init(params)
+        chains = optim_wrapper.grouped.chains
+        return params, select_state(layout, flags, chains, new_state, opt_state)
 
     shardings = jax.tree.map(lambda x: x.sharding, (state.params, state.opt_state))
     # as the step expects them

@@ -29,7 +29,7 @@ class DenseCLHook(Hook):
       ArgumentError: at the beginning of training, if the model has no `loss_lambda`.
     """
 
-    runs_ahead = True
+    acts_on = "hyperparams"
 
     def __init__(self, start_iters: Index = 1000) -> None:
         self.start_iters = start_iters

@@ -36,7 +36,7 @@ class SimSiamHook(Hook):
       ArgumentError: at the beginning of the run, if no group is marked.
     """
 
-    runs_ahead = True
+    acts_on = "hyperparams"
 
     fix_pred_lr: bool
     lr: NonNegative

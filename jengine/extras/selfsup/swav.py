@@ -61,7 +61,7 @@ class SwAVHook(Hook):
       ValueError: a queue shorter than a batch, or a stored queue of another shape.
     """
 
-    runs_ahead = True
+    acts_on = "hyperparams"
 
     batch_size: Count
     epoch_queue_starts: Index = 15

@@ -19,8 +19,7 @@ provides = {
         "find_known_function": "jengine.extras.serving.trust",
     },
     "predict": {
-        "Predictor": "jengine.extras.serving.predictor",
-        "open_batches": "jengine.extras.serving.predictor",
+        "predict": "jengine.extras.serving.predictor",
     },
     "jengine": {
         "load_model": "jengine.extras.serving.loaded_model",

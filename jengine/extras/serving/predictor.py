@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,13 +22,16 @@ from jengine.data.collate import count_examples, pad_examples, to_numpy
 from jengine.data.host_entries import select_arrays
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
-from jengine.data.masking import get_mask, on_whole_batches
+from jengine.data.masking import get_mask, on_whole_batches, whole_batches
 from jengine.evaluation.metric import drop_padding
+from jengine.hooks.run import Run
 from jengine.model.model import Model, predict_with_key, prediction_key
 from jengine.parallel.mesh import DataShard
 from jengine.parallel.placement import Rules
 from jengine.parallel.processes import ProcessGroup
 from jengine.parallel.strategy import DispatchLimiter, Strategy
+from jengine.runner.lifecycle import abort_all
+from jengine.runner.runner import Runner
 from jengine.train.model_attributes import hyperparams_as_attributes, plain_attributes
 
 PyTree = Any
@@ -37,6 +41,27 @@ PositionedBatch = tuple[PyTree, np.ndarray]
 
 _DEFAULT_BATCH_SIZE = 128
 _ALL_DATA = DataShard()
+
+
+# by run and batch rules
+_predictors: weakref.WeakKeyDictionary[Run, dict[str, "Predictor"]] = weakref.WeakKeyDictionary()
+
+
+def predict(runner: Runner, data: Any, batch_size: int | None, seed: int | None) -> PyTree:
+    """Return what `Runner.predict` returns."""
+    run = runner.run
+    example, batches, rules = open_batches(data, batch_size, run.strategy, run.seed)
+    if runner.state is None:
+        with whole_batches(rules is not None):
+            runner.init_state(example)
+    runner.load_or_resume()
+    with run.stopwatch.part("prediction"), abort_all(run):
+        known = _predictors.setdefault(run, {})
+        if str(rules) not in known:  # each compiles once
+            args = runner.model, run.strategy, run.processes, rules, run.seed
+            known[str(rules)] = Predictor(*args)
+        variables = runner.eval_variables()[""]
+        return known[str(rules)].predict(*variables, batches, run.limiter, seed)
 
 
 class Predictor:

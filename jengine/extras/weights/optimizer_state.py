@@ -25,7 +25,7 @@ from jengine.optim.schedules.state import seek_schedulers
 from jengine.parallel.processes import put_whole
 from jengine.runner.resume_check import check_length
 from jengine.runner.resume_data import start_at
-from jengine.runner.runner_protocol import RunnerInternals
+from jengine.runner.runner import Runner
 
 Fields = dict[str, dict[str, str]]  # path of a field -> path of a parameter -> name of the array
 
@@ -65,7 +65,7 @@ class OptimizerReport:
 
 
 def continue_other_loop(
-    runner: RunnerInternals,
+    runner: Runner,
     source: WeightSource,
     loaded: Iterable[str],
     rename: Sequence[RuleLike] | str,
@@ -96,8 +96,8 @@ def continue_other_loop(
     runner.state = state.replace(
         opt_state=opt_state, step=put_whole(np.asarray(step, np.int32), state.step.sharding)
     )
-    start_at(runner, step)
-    check_length(runner, source.label, {"iter": loop.iter, "epoch": loop.epoch})
+    start_at(runner.run, loop, step)
+    check_length(runner.run, loop, source.label, {"iter": loop.iter, "epoch": loop.epoch})
     if runner.param_schedulers is not None:
         seek_schedulers(runner.param_schedulers, iters=loop.iter, epochs=loop.epoch)
     runner.logger.info(

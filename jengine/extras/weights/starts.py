@@ -21,7 +21,7 @@ from jengine.extras.weights.weight_source import (
 )
 from jengine.model.model import get_model
 from jengine.parallel.processes import ProcessGroup
-from jengine.runner.runner_protocol import RunnerInternals
+from jengine.runner.runner import Runner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class AnyWeights(LoadFrom):
             )
             return dict(zip(("params", "model_state"), values, strict=True)), report
 
-        def finish(runner: RunnerInternals, report: LoadReport) -> None:
+        def finish(runner: Runner, report: LoadReport) -> None:
             if differences := source.find_differences(get_model(runner.model)):
                 runner.logger.warning(
                     f"The model computes something else than that of {source.label}: "

@@ -58,8 +58,7 @@ def test_compiled_functions_are_dropped_only_with_clear_caches(monkeypatch, runn
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_the_loss_is_checked_at_the_interval(runner, bad, caplog):
     hook = CheckInvalidLossHook(interval=50)
-    for runner.train_loop.iter in range(49):
-        hook.after_train_iter(runner, 0, outputs={"loss": bad if runner.train_loop.iter >= 10 else 1.0})
+    assert [hook.next_step(runner, step) for step in (0, 49, 50)] == [49, 49, 99]
     runner.train_loop.iter = 49
     hook.after_train_iter(runner, 0, outputs={"loss": 1.0})
     with pytest.raises(AssertionError, match=f"the loss must be finite, got {float(bad)} in iteration 49") as caught:
@@ -71,10 +70,12 @@ def test_the_loss_is_checked_at_the_interval(runner, bad, caplog):
 def test_memory_is_logged_at_the_interval_in_each_mode(runner, caplog):
     caplog.set_level("INFO")
     hook = MemoryProfilerHook(interval=2)
-    for mode in ("train", "val", "test"):
-        for runner.train_loop.iter in range(5):
-            getattr(hook, f"after_{mode}_iter")(runner, batch_idx=runner.train_loop.iter)
-    assert len(caplog.records) == 6
+    assert hook.next_step(runner, 0) == 1
+    hook.after_train_iter(runner, batch_idx=1)
+    for mode in ("val", "test"):
+        for index in range(5):
+            getattr(hook, f"after_{mode}_iter")(runner, batch_idx=index)
+    assert len(caplog.records) == 5
     assert all(record.getMessage().startswith("Memory available: ") for record in caplog.records)
     assert " process: " in caplog.text
 

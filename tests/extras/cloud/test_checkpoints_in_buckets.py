@@ -38,7 +38,7 @@ def test_a_run_is_resumed_from_its_bucket_and_another_moves_its_checkpoints(make
     other.train()
     assert f"The checkpoints of another run are now in {url}/earlier_1." in caplog.text
     assert (names(url), names(f"{url}/earlier_1")) == (["epoch_1"], ["epoch_2"])
-    assert read_current_run(epath.Path(url)) == other.run_id
+    assert read_current_run(epath.Path(url)) == other.run.run_id
     back = make_runner(
         work_dir=url, default_hooks=save_to(), resume=f"{url}/earlier_1/epoch_2", train_cfg=dict(max_epochs=3)
     )

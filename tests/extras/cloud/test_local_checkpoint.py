@@ -69,7 +69,7 @@ def test_a_restart_continues_from_a_newer_copy_with_the_same_bits(train, tmp_pat
     again = train(resume=True, save=save)
     assert "Resumed from " in caplog.text
     assert "process_0_of_1/iter_10" in caplog.text
-    assert (again.run_id, again.seed, again.timestamp) == (broken.run_id, broken.seed, broken.timestamp)
+    assert (again.run.run_id, again.seed, again.timestamp) == (broken.run.run_id, broken.seed, broken.timestamp)
     jax.tree.map(np.testing.assert_array_equal, again.state, expected.state)
 
 
@@ -121,7 +121,7 @@ def test_a_url_is_no_local_disk():
 
 def test_copies_with_other_shards_give_way_to_the_checkpoint(train, tmp_path):
     runner = train()
-    copy = checkpoint.Checkpointer(tmp_path / "local", runner.run_id)
+    copy = checkpoint.Checkpointer(tmp_path / "local", runner.run.run_id)
     copy.save(tmp_path / "local" / "iter_20", {"x": np.ones(2)}, {"meta": {"iter": 20, "layout": "of two processes"}})
     copy.close()
     path = str(tmp_path / "local" / "iter_20")

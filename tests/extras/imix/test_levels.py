@@ -5,7 +5,7 @@ import pytest
 from jengine.config import HOOKS
 from jengine.config.errors import ConfigError
 from jengine.extras.imix import HookBase
-from jengine.hooks import PriorityStatus, get_level, to_priority
+from jengine.extras.imix.levels import PriorityStatus, get_level, to_priority
 from jengine.hooks.hook_list import HookList
 
 

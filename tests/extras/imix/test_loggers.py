@@ -17,9 +17,9 @@ from jengine.extras.imix import (
     PeriodicLogger,
     TensorboardLoggerHook,
 )
+from jengine.extras.imix.levels import PriorityStatus
 from jengine.extras.imix.log_buffer import LogBuffer, to_uint8
 from jengine.extras.imix.writers import median
-from jengine.hooks import PriorityStatus
 from jengine.logging import HistoryBuffer
 from jengine.logging.convert import histogram
 

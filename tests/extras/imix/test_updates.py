@@ -12,9 +12,9 @@ from jengine.extras.imix import (
     OptimizerHook,
     from_imix,
 )
+from jengine.extras.imix.levels import PriorityStatus
 from jengine.extras.imix.lr_scheduler import select_group
 from jengine.extras.imix.schedules import PythiaScheduler
-from jengine.hooks import PriorityStatus
 from jengine.optim import OptimWrapper
 from jengine.optim.transforms.clip import ClipByNorm
 from jengine.runner import Runner

@@ -78,7 +78,6 @@ def test_the_file_is_where_backend_args_say(image_files, gs_bucket):
 def test_nothing_is_drawn_in_training_or_without_draw():
     runner = make_runner()
     hook = SegVisualizationHook(draw=True, interval=1)
-    call_after_iter(hook, runner, "train")
     assert hook.next_step(runner, 3) == math.inf  # so that it does not split chunks of training steps
     with pytest.warns(UserWarning, match="draw=False: nothing will be drawn"):
         disabled = SegVisualizationHook(interval=1)

@@ -197,14 +197,3 @@ def iterate(batches: Iterable[Any], data: WaitedLoader, interrupts: Interrupts) 
         finally:
             interrupts.wait.since = None
         yield batch
-
-
-@contextlib.contextmanager
-def abort_all_on_error(processes: ProcessGroup, interrupts: Interrupts) -> Iterator[None]:
-    """End all processes on an error inside, unless all have agreed to end here."""
-    try:
-        yield
-    except BaseException as error:
-        if not interrupts.agreed:
-            processes.fail(error)
-        raise
