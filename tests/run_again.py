@@ -45,7 +45,6 @@ PAGES: dict[str, dict[str, Again]] = {
     "batches.md": {
         "runs/boxes": NO_PREDICTIONS,
         "runs/graphs": NO_PREDICTIONS,
-        "runs/predict": Again(lacks=frozenset({"load_from"})),
         "runs/tokens": NO_PREDICTIONS,
     },
     "checkpoints.md": {},

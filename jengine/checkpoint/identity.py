@@ -37,7 +37,7 @@ class _Randomness(NamedTuple):
     seed: Annotated[int, Range(ge=0, lt=2**32)] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Identity:
     """Identity of a run.
 

@@ -186,13 +186,13 @@ def failing_step(config, tmp_path, capsys):
     return code, capsys.readouterr().err
 
 
-def test_an_error_in_the_first_trace_of_the_step_shows_the_frames_of_the_user_and_leaves_no_file(
+def test_an_error_in_the_first_trace_of_the_step_shows_the_frames_of_the_user_and_leaves_a_log(
     failing_step, tmp_path
 ):
     code, error = failing_step
     assert code == 1
     lines = error.splitlines()
-    assert re.match(r"jengine: \d+ frames of jengine, jax .* are left out; --traceback prints all", lines[0])
+    assert re.match(r"jengine: \d+ frames of jengine, jax .* are left out; .*\.log has all, as has --traceback", lines[0])
     frames = [line.strip() for line in lines if line.startswith("  File ")]
     hook = tmp_path / "broken_hook.py"
     assert frames == [f'File "{hook}", line 10, in traced_grads', f'File "{hook}", line 14, in multiply']
@@ -203,7 +203,8 @@ def test_an_error_in_the_first_trace_of_the_step_shows_the_frames_of_the_user_an
         "with the first batch of train_dataloader: the batch has x f32[8], y f32[8]",
         "in training, at iteration 0 (epoch 0)",
     ]
-    assert not (tmp_path / "work_dirs" / "line").exists()
+    log = next(tmp_path.glob("work_dirs/line/*/*.log")).read_text()
+    assert "Training stops at iteration 0 with TypeError: dot_general requires" in log
 
 
 def test_an_error_in_a_hook_ends_with_its_stage_and_iteration_and_the_log_file_has_all(
@@ -217,12 +218,14 @@ def test_an_error_in_a_hook_ends_with_its_stage_and_iteration_and_the_log_file_h
     monkeypatch.setattr(IterTimerHook, "after_train_iter", fail)
     assert main(["train", config]) == 1
     error = capsys.readouterr().err.splitlines()
-    assert [line.strip() for line in error[-4:-1]] == [
+    assert [line.strip() for line in error[-5:-2]] == [
         f'File "{__file__}", line {fail.__code__.co_firstlineno + 1}, in fail',
         'raise ZeroDivisionError("in the hook")', "ZeroDivisionError: in the hook",
     ]  # fmt: skip
-    assert "IterTimerHook.after_train_iter" in error[-1]
-    assert "iteration 0" in error[-1]
+    assert error[-2:] == [
+        "in IterTimerHook.after_train_iter at iteration 0 (epoch 0)",
+        "with the first batch of train_dataloader: the batch has x f32[8], y f32[8]",
+    ]
     assert re.match(r"jengine: \d+ frames of jengine, .* are left out; .*\.log has all, as has --traceback", error[0])
     log = next(tmp_path.glob("work_dirs/line/*/*.log")).read_text()
     assert log.count("Traceback (most recent call last)") == 1
