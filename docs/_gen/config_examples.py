@@ -88,12 +88,15 @@ _ARGUMENTS = {
         "WarmupParamHook": 'param_name="loss_lambda", value=0.5, warmup_epochs=2',
     },
     "optimizer": {
+        "Adafactor": "lr=1e-3",
         "Adam": "lr=1e-3, betas=(0.9, 0.99)",
+        "Adan": "lr=1e-3",
         "AdamW": "lr=1e-3, weight_decay=0.05",
         "SGD": "lr=0.1, momentum=0.9, weight_decay=1e-4, nesterov=True",
         "LARS": "lr=4.8, momentum=0.9, weight_decay=1e-6",
         "Lion": "lr=1e-4, weight_decay=0.1",
         "BertAdam": "lr=1e-4",
+        "Muon": "lr=1e-3",
         "BertAdam1": "lr=1e-4",
     },
     "optimizer wrapper": {

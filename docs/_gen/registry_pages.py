@@ -100,6 +100,7 @@ _ORIGINS = {
     "jengine.extras.segmentation": "segmentation",
     "jengine.extras.imix": "iMIX",
     "optax": "optax",
+    "jengine.extras.optimizers.aliases": "optax",
 }
 # Arguments that the Runner passes, by the name of the registry; Flax adds those of modules.
 _SUPPLIED = {
