@@ -29,6 +29,8 @@ from jengine.config.errors import (
 
 T = TypeVar("T", bound=Callable[..., Any])
 _UNIONS = (typing.Union, types.UnionType)
+_ANYTHING = (Any, inspect.Parameter.empty)
+_UNCHECKED = (None, Any, frozenset[type]())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Range:
             return True
         number: Any = value
         return (
-            (_is_finite(number) or number == self.le)
+            (abs(number) < math.inf or number == self.le)
             and (self.ge is None or number >= self.ge)
             and (self.gt is None or number > self.gt)
             and (self.le is None or number <= self.le)
@@ -76,13 +78,6 @@ class Range:
         return (
             f"in {'[' if self.gt is None else '('}{first}, {last}{']' if self.lt is None else ')'}"
         )
-
-
-def _is_finite(number: Any) -> bool:
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer that is too large for a float
-        return False
 
 
 class Ascending:
@@ -154,11 +149,12 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
       TypeError: a value with another type. ArgumentError: a value out of range, or not one of the
         choices.
     """
-    for name, parameter in parameters_of(entry).items():
-        value = arguments.get(name, parameter.default)
-        if value is parameter.default or parameter.kind is parameter.VAR_KEYWORD:
+    checks = _checks_of(entry)
+    for name, value in arguments.items():
+        default, annotation, fitting = checks.get(name, _UNCHECKED)
+        if type(value) in fitting or value is default or annotation is Any:
             continue
-        if (mismatch := _find_mismatch(parameter.annotation, value, (name,))) is not None:
+        if (mismatch := _find_mismatch(annotation, value, (name,))) is not None:
             raise _error(owner, mismatch)
 
 
@@ -217,6 +213,21 @@ def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     return {
         name: p.replace(annotation=_resolve(p.annotation, names)) for name, p in parameters.items()
     }
+
+
+@functools.lru_cache(maxsize=1024)
+def _checks_of(entry: Callable[..., Any]) -> Mapping[str, tuple[Any, Any, frozenset[type]]]:
+    """Return for each annotated parameter the default, the annotation, and types whose values all
+    fit.
+    """
+    checks = {}
+    for name, p in parameters_of(entry).items():
+        is_union = typing.get_origin(p.annotation) in _UNIONS
+        kinds = typing.get_args(p.annotation) if is_union else [p.annotation]
+        if p.kind is not p.VAR_KEYWORD and p.annotation not in _ANYTHING:
+            fitting = frozenset(kind for kind in kinds if isinstance(kind, type))
+            checks[name] = p.default, p.annotation, fitting
+    return checks
 
 
 def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
@@ -323,10 +334,12 @@ def _find_mismatch(annotation: object, value: Any, keys: tuple[str | int, ...]) 
 
     Check the configs of other objects in it, too.
     """
+    if annotation in _ANYTHING:
+        return None
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
     if origin is Annotated:
-        inner = _find_mismatch(args[0], value, keys)
+        inner = None if type(value) is args[0] else _find_mismatch(args[0], value, keys)
         if inner is not None:
             return inner if inner.keys != keys else inner._replace(annotation=annotation)
         for mark in args[1:]:
@@ -404,8 +417,6 @@ def is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
 
 # Types whose values are not just their instances.
 _TESTS: dict[Any, Callable[[Any], bool]] = {
-    Any: lambda value: True,
-    inspect.Parameter.empty: lambda value: True,
     None: lambda value: value is None,
     int: lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool),
     float: is_number,

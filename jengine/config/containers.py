@@ -62,15 +62,17 @@ def iter_nodes(node: Any, path: str = "") -> list[tuple[str, Any]]:
     >>> iter_nodes({"hooks": [{"interval": 5}]})[-1]
     ('hooks[0].interval', 5)
     """
-    nodes = [(path, node)]
-    if isinstance(node, dict | ConfigDict):
-        children = [(f"{path}.{key}" if path else str(key), child) for key, child in node.items()]
-    elif isinstance(node, list | tuple):
-        children = [(f"{path}[{index}]", child) for index, child in enumerate(node)]
-    else:
-        children = []
-    for child in children:
-        nodes += [child] if type(child[1]) in _LEAVES else iter_nodes(child[1], child[0])
+    nodes = []
+    waiting = [(path, node)]
+    while waiting:
+        path, node = waiting.pop()
+        nodes.append((path, node))
+        if isinstance(node, dict | ConfigDict):
+            for key, child in reversed(node.items()):
+                waiting.append((f"{path}.{key}" if path else str(key), child))
+        elif isinstance(node, list | tuple):
+            for i in reversed(range(len(node))):
+                waiting.append((f"{path}[{i}]", node[i]))
     return nodes
 
 
@@ -104,11 +106,14 @@ def _resolve_value(value: Any, *path: Key) -> Any:
         return _resolve_value(value, *path)
     if isinstance(value, dict | ConfigDict):
         result = {}
-        for key, item in iter_items(value):
+        for key, item in value.items() if isinstance(value, dict) else iter_items(value):
             result[key] = item if type(item) in _LEAVES else _resolve_value(item, *path, key)
         return result
     if type(value) in (list, tuple):
-        return type(value)([_resolve_value(item, *path, i) for i, item in enumerate(value)])
+        items = []
+        for i, item in enumerate(value):
+            items.append(item if type(item) in _LEAVES else _resolve_value(item, *path, i))
+        return type(value)(items)
     return value
 
 

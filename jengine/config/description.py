@@ -31,6 +31,7 @@ import numpy as np
 from ml_collections import ConfigDict, FieldReference
 
 from jengine.config.annotations import parameters_of, takes_functions
+from jengine.config.containers import iter_nodes
 from jengine.config.load import MODULE_PREFIX
 from jengine.config.modules import name_script
 from jengine.config.registry import find_registered
@@ -87,17 +88,19 @@ def stamp(built: object, init: Callable[..., Any], arguments: Mapping[str, Any])
     of_flax = kind.__mro__[-2].__module__.startswith("flax.")
     if of_flax or dataclasses.is_dataclass(built) or not hasattr(built, "__dict__"):
         return
-    config: Any = {}
-    for name, parameter in list(parameters_of(init).items())[1:]:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-            if name in arguments:
-                config = Unwritable(f"{kind.__name__} with positional arguments")
-                break
-        elif parameter.kind is parameter.VAR_KEYWORD:
-            config |= describe(arguments.get(name, {}))
-        elif name in arguments:
-            config[name] = describe(arguments[name])
-    vars(built)[_STAMP] = config  # the last attribute: later ones are not the constructor's
+    given: dict[str, Any] = {}
+    parameters = parameters_of(init)
+    config: Any = None
+    for name, value in list(arguments.items())[1:]:
+        if name not in parameters:  # the signature that a class declares has others
+            continue
+        how = parameters[name].kind
+        if how in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
+            config = Unwritable(f"{kind.__name__} with positional arguments")
+        else:
+            given |= value if how is inspect.Parameter.VAR_KEYWORD else {name: value}
+    # the last attribute: later ones are not the constructor's
+    vars(built)[_STAMP] = describe(given) if config is None else config
 
 
 def describe(value: Any, outer: tuple[int, ...] = ()) -> Any:
@@ -119,7 +122,13 @@ def describe(value: Any, outer: tuple[int, ...] = ()) -> Any:
     if isinstance(value, FieldReference):
         return describe(value.get(), outer)
     if isinstance(value, Mapping | ConfigDict):
-        return _describe_items(value, outer)
+        described = {}
+        for key, item in value.items():
+            key = key if type(key) in _LITERALS else describe(key, outer)
+            described[key] = text = item if type(item) in _LITERALS else describe(item, outer)
+            if callable(item) and isinstance(text, str) and "type" in value and key != "type":
+                described[key] = _describe_argument(value["type"], key, item, text)
+        return described
     if kind in (list, tuple):
         return _describe_list(value, outer)
     if isinstance(value, np.generic):
@@ -129,7 +138,7 @@ def describe(value: Any, outer: tuple[int, ...] = ()) -> Any:
     if _is_dtype(value):
         return np.dtype(value).name
     if isinstance(value, functools.partial) and not value.args and "type" not in value.keywords:
-        return _describe_items({"type": value.func, **value.keywords}, outer)
+        return describe({"type": value.func, **value.keywords}, outer)
     if hasattr(kind, "shape") and hasattr(kind, "dtype"):
         return _describe_array(value)
     if isinstance(value, types.MethodType):
@@ -145,21 +154,15 @@ def flatten_description(description: Any, path: str = "") -> dict[str, Leaf]:
     >>> flatten_description({"custom_hooks": [{"momentum": 0.1}], "mean": np.ones(2)})
     {'custom_hooks[0].momentum': 0.1, 'mean': 'float64[2] cd6283f6ffa67b0e'}
     """
-    if isinstance(description, dict):
-        items = [(f"{path}.{key}" if path else str(key), item) for key, item in description.items()]
-    elif isinstance(description, list | tuple):
-        items = [(f"{path}[{i}]", item) for i, item in enumerate(description)]
-    else:
-        leaves = {path: _flatten_leaf(description)}
-        if isinstance(description, Unwritable) and isinstance(description.content, dict | list):
-            leaves |= flatten_description(description.content, path)
-        return leaves
-    leaves = {}
-    for item_path, item in items:
-        if item is None or type(item) in (bool, int):
-            leaves[item_path] = item
-        else:
-            leaves |= flatten_description(item, item_path)
+    leaves: dict[str, Leaf] = {}
+    for place, node in iter_nodes(description, path):
+        is_short = type(node) is str and len(node) <= _MAX_TEXT
+        if is_short or node is None or type(node) in (bool, int):
+            leaves[place] = node
+        elif not isinstance(node, dict | list | tuple):
+            leaves[place] = _flatten_leaf(node)
+            if isinstance(node, Unwritable) and isinstance(node.content, dict | list):
+                leaves |= flatten_description(node.content, place)
     return leaves
 
 
@@ -167,25 +170,10 @@ def _flatten_leaf(value: Any) -> Leaf:
     if isinstance(value, Unwritable):
         return f"<{value.kind} {value.content}>" if isinstance(value.content, str) else str(value)
     if isinstance(value, str):
-        long = len(value) > _MAX_TEXT
-        return f"{value[:_MAX_TEXT]}… {hash_text(value)}" if long else value
-    if value is None or isinstance(value, bool | int):
-        return value
+        return f"{value[:_MAX_TEXT]}… {hash_text(value)}"
     if isinstance(value, float) and value - value == 0:  # JSON has neither nan nor inf
         return value
     return describe_array(value) if hasattr(value, "dtype") else repr(value)
-
-
-def _describe_items(mapping: Mapping[Any, Any], outer: tuple[int, ...]) -> dict[Any, Any]:
-    described = {}
-    for key, item in mapping.items():
-        key = key if type(key) in _LITERALS else describe(key, outer)
-        described[key] = item if type(item) in _LITERALS else describe(item, outer)
-    if "type" in described:
-        for name, item in mapping.items():
-            if name != "type" and callable(item) and isinstance(described[name], str):
-                described[name] = _describe_argument(mapping["type"], name, item, described[name])
-    return described
 
 
 def _describe_argument(kind: Any, name: str, value: Any, path: str) -> str | Unwritable:
@@ -322,9 +310,9 @@ def _describe_object(value: Any, outer: tuple[int, ...]) -> Any:
         config = attributes[_STAMP]
         return {"type": describe(kind), **config} if isinstance(config, dict) else config
     if dataclasses.is_dataclass(value) and kind.__dataclass_params__.init:
-        return _describe_items({"type": kind, **_changed_fields(value)}, outer)
+        return describe({"type": kind, **_changed_fields(value)}, outer)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a transformation of optax
-        return Unwritable(kind.__name__, content=_describe_items(value._asdict(), outer))
+        return Unwritable(kind.__name__, content=describe(value._asdict(), outer))
     if isinstance(value, functools.partial):
         return Unwritable(
             "functools.partial with positional arguments",

@@ -5,8 +5,9 @@ import importlib
 import os
 import pathlib
 import re
+import types
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from jengine.config.storage import is_url
 
 WIDTH = 100
 _MAX_PATHS = 4  # in one message
+_PLAIN = (bool, int, types.NoneType)
 _UNWRITTEN = "<not written: "
 _IMPORT_PATH = re.compile(r"[\w-]+(\.\w+)+")
 _NUMPY = {"np": "numpy", "jnp": "jax.numpy"}  # whose arrays a file may have
@@ -222,9 +224,13 @@ CONFIG_MODULES = {}
 
 
 class Writer:
-    """Writer for descriptions as Python source."""
+    """Writer for descriptions as Python source.
 
-    def __init__(self) -> None:
+    `comment` returns lines for the item of a dict at a path, written with an indent.
+    """
+
+    def __init__(self, comment: Callable[[str, int], str] | None = None) -> None:
+        self._comment = comment
         # with the classes, by directory; "" for those on `sys.path`
         self.modules: dict[str, set[str]] = {}
         self.arrays: set[str] = set()  # the keys of `_NUMPY` that the text uses
@@ -247,14 +253,22 @@ class Writer:
             self.problems.setdefault(problem, []).append(f"`{path}`")
             return repr(value.path or f"{_UNWRITTEN}{value.kind}>")
         if kind in (list, tuple):
-            brackets = "[]" if kind is list else "()"
-            items = [self.literal(item, indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]
+            opening, closing = "[]" if kind is list else "()"
+            items = []
+            for i, item in enumerate(value):
+                is_plain = type(item) in _PLAIN
+                items.append(
+                    repr(item) if is_plain else self.literal(item, indent + 4, f"{path}[{i}]")
+                )
         elif kind is dict:
-            brackets = "{}"
-            items = [
-                self.item(key, item, indent + 4, f"{path}.{key}" if path else str(key))
-                for key, item in value.items()
-            ]
+            opening, closing = "{}"
+            items = []
+            for key, item in value.items():
+                name = f"{path}.{key}" if path else str(key)
+                is_plain = type(item) in _PLAIN
+                text = repr(item) if is_plain else self.literal(item, indent + 4, name)
+                comment = self._comment(name, indent + 4) if self._comment else ""
+                items.append(f"{comment}{key!r}: {text}")
         elif hasattr(value, "dtype"):
             name = "np" if isinstance(value, np.ndarray) else "jnp"
             self.arrays.add(name)
@@ -263,18 +277,12 @@ class Writer:
         else:
             return repr(value)
         comma = "," if kind is tuple and len(items) == 1 else ""
-        line = f"{brackets[0]}{', '.join(items)}{comma}{brackets[1]}"
+        line = f"{opening}{', '.join(items)}{comma}{closing}"
         if "\n" not in line and indent + len(line) <= WIDTH:
             return line
-        margin = " " * indent
-        lines = [brackets[0], *(f"{margin}    {item}," for item in items), f"{margin}{brackets[1]}"]
-        return "\n".join(lines)
-
-    def item(self, key: Any, value: Any, indent: int, path: str) -> str:
-        """Return the source of the item of a dict, `key: value`, at `path`."""
-        if type(value) in (bool, int):
-            return f"{key!r}: {value}"
-        return f"{key!r}: {self.literal(value, indent, path)}"
+        margin = "\n" + " " * indent
+        lines = f",{margin}    ".join(items)
+        return f"{opening}{margin}    {lines},{margin}{closing}"
 
     def _add_modules_of(self, name: str, path: str) -> None:
         """Add the modules that define a name in the config: an import path, or a name that the

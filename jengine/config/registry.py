@@ -6,6 +6,7 @@ jengine` fast, and a config can use any registered name without importing a modu
 
 import functools
 import importlib
+import inspect
 import logging
 import re
 import typing
@@ -281,20 +282,25 @@ class Registry:
         self, cfg: Config, extra: Mapping[str, Any]
     ) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Return a config's class or function, and the arguments."""
-        cfg = as_config(cfg)
-        if not is_mapping(cfg):
+        if isinstance(cfg, str):
+            cfg = {"type": cfg}
+        elif not hasattr(cfg, "items"):
             raise TypeError(
                 f"{self._name_with_article} must be a dict with a 'type', got "
                 f"{type(cfg).__name__}: {cfg!r}"
             )
-        arguments = {**extra, **{k: v for k, v in cfg.items() if k not in ("_delete_", "_scope_")}}
+        arguments = {**extra, **cfg}
+        arguments.pop("_delete_", None)
+        arguments.pop("_scope_", None)
         entry = arguments.pop("type", None)
         if entry is None:
             raise TypeError(
                 f"{self._name_with_article} must have a 'type', got only the keys "
                 f"{sorted(map(str, arguments))}"
             )
-        if isinstance(entry, str):
+        if isinstance(entry, str) and not self._locations and entry in self._entries:
+            entry = self._entries[entry]
+        elif isinstance(entry, str):
             with config_path("type"):
                 entry = self.get(entry)
         if not callable(entry):
@@ -322,7 +328,8 @@ class Registry:
             self._modules |= getattr(page, "provides", {}).get(self._section, {})
         for name in names:
             if name not in self._entries and (module := self._find_module(name)):
-                importlib.import_module(module)
+                # a module may make what it provides on use
+                getattr(importlib.import_module(module), name, None)
 
     def _find_module(self, name: str) -> str | None:
         """Return the module of an entry that is imported on use."""
@@ -355,7 +362,7 @@ def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -
     result = dict(arguments)
     for name, value in arguments.items():
         if isinstance(value, str | list | tuple) or (
-            is_mapping(value) and not isinstance(value, type)
+            hasattr(value, "items") and not isinstance(value, type)
         ):
             kinds, takes = _function_kinds(entry, name)
             if kinds:
@@ -443,8 +450,8 @@ def check_names(
         accepted, required, is_open = _accepted(entry)
     except (TypeError, ValueError):  # some built-ins have no signature
         return False
-    unknown = [] if is_open else [key for key in arguments if key not in accepted]
-    if unknown:
+    if not is_open and not arguments.keys() <= accepted.keys():
+        unknown = [key for key in arguments if key not in accepted]
         own = [key for key in accepted if key not in supplied]
         names = list_unknown(map(str, unknown), own)
         raise TypeError(f"{_name(entry)} has no argument{'s' * (len(unknown) > 1)} {names}")
@@ -455,18 +462,13 @@ def check_names(
 
 
 @functools.lru_cache(maxsize=1024)
-def _accepted(entry: Callable[..., Any]) -> tuple[tuple[str, ...], frozenset[str], bool]:
+def _accepted(entry: Callable[..., Any]) -> tuple[dict[str, Any], frozenset[str], bool]:
     """Return the arguments by name, those without a default, and whether it takes any others."""
-    accepted = []
-    required = set()
-    is_open = False
-    for name, parameter in parameters_of(entry).items():
-        is_open = is_open or parameter.kind is parameter.VAR_KEYWORD
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            accepted.append(name)
-            if parameter.default is parameter.empty:
-                required.add(name)
-    return tuple(accepted), frozenset(required), is_open
+    parameters = parameters_of(entry)
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    accepted = {name: p for name, p in parameters.items() if p.kind in kinds}
+    required = frozenset(name for name, p in accepted.items() if p.default is p.empty)
+    return accepted, required, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
 
 def _name(entry: Callable[..., Any]) -> str:
@@ -486,7 +488,10 @@ def find_registered(name: str, import_all: bool = False) -> list[Callable[..., A
 
     With `import_all`, all built-in entries are imported if no entry has this name so far.
     """
-    found = [registry._entries[name] for registry in _REGISTRIES if name in registry._entries]
+    found = []
+    for registry in _REGISTRIES:
+        if name in registry._entries:
+            found.append(registry._entries[name])
     if found or not import_all:
         return found
     for registry in list(_REGISTRIES):  # an imported module may have a registry of its own
@@ -497,7 +502,9 @@ def find_registered(name: str, import_all: bool = False) -> list[Callable[..., A
 
 def list_registered_by_users(name: str) -> list[Callable[..., Any]]:
     """Return the entries called `name`, without a scope, that are not part of jengine."""
-    return [entry for entry in _OF_USERS.get(name, ()) if entry in find_registered(name)]
+    if name not in _OF_USERS:
+        return []
+    return [entry for entry in _OF_USERS[name] if entry in find_registered(name)]
 
 
 def _full_name(entry: Callable[..., Any]) -> str:

@@ -275,11 +275,7 @@ class HookList:
 
 def _check_hook_name(name: str, known: Sequence[str]) -> None:
     # `logger_of_mine` is another name, `loger` is a misspelled one
-    hint = (
-        ""
-        if any(str(name).startswith(other) for other in known)
-        else did_you_mean(str(name), known, cutoff=0.8)
-    )
+    hint = "" if str(name).startswith(tuple(known)) else did_you_mean(str(name), known, cutoff=0.8)
     if hint:
         raise ConfigError(
             f"`default_hooks` must have other names for further hooks, got {name!r}{hint}"

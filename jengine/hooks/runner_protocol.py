@@ -43,8 +43,6 @@ class Progress(Protocol):
     @property
     def iter(self) -> int: ...  # completed training iterations
     @property
-    def iters_this_session(self) -> int: ...  # since the start or the resume
-    @property
     def epoch(self) -> int: ...  # completed epochs; 0 throughout in an iteration loop
     @property
     def max_iters(self) -> int | float: ...  # iterations of the whole run; `math.inf` if unknown
@@ -124,6 +122,8 @@ class RunnerProtocol(Progress, Protocol):
     resume_command: Callable[..., str]  # see `default_resume_command`
 
     # --- Identity and directories ---
+    @property
+    def iters_this_session(self) -> int: ...  # since the start or the resume
     @property
     def run(self) -> Run: ...  # what all parts of the run share
     @property

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from jengine.model.losses import CrossEntropy as CrossEntropy
     from jengine.model.losses import MeanSquaredError as MeanSquaredError
     from jengine.model.nnx import NnxModel as NnxModel
-    from jengine.model.preprocessed import PreprocessedModel as PreprocessedModel
 
 provides = {  # imported on use, as what extras provide
     "MODELS": {
@@ -34,7 +33,6 @@ provides = {  # imported on use, as what extras provide
         "LinenModel": "jengine.model.linen",
         "MeanSquaredError": "jengine.model.losses",
         "NnxModel": "jengine.model.nnx",
-        "PreprocessedModel": "jengine.model.preprocessed",
     },
     "names": {
         "require_class_indices": "jengine.model.labels",

@@ -4,7 +4,7 @@ which layers stack.
 
 import itertools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -131,21 +131,24 @@ def find_stacked(shapes: Sequence[tuple[Shape, Shape]]) -> Shape:
 
 def describe_modules(
     modules: Mapping[Path, tuple[type, Mapping[str, Any], Mapping[str, Shape]]],
+    layer_shapes: Callable[[str, Mapping[str, Any]], dict[str, Shape]],
 ) -> dict[str, ModuleType]:
     """Return the types of NNX or Equinox modules by dotted path.
 
-    A layer of a library says in its attributes how large its parameters are. A module of the user
+    A layer of a library says how large its parameters are. A module of the user
     whose layers are all stacked is stacked as a whole, and so are the modules inside it, if the
     sizes fit.
 
     Args:
       modules: by path, parents first, the class, the attributes, and the shapes of the module's own
         parameters by name.
+      layer_shapes: from the kind and the attributes of a layer of a library, the shapes of its
+        parameters by name.
     """
     stacks: dict[Path, tuple[Shape, Shape]] = {}  # axes and their sizes, where they are known
     for path, (cls, attributes, shapes) in modules.items():
         layers = (
-            _layer_shapes(describe_class(cls).kind, attributes)
+            layer_shapes(describe_class(cls).kind, attributes)
             if any(map(_is_layer, cls.__mro__))
             else {}
         )
@@ -187,42 +190,6 @@ def _is_layer(cls: type) -> bool:
 
 def _sizes(shape: Shape, axes: Shape) -> Shape:
     return tuple(shape[axis] for axis in axes if -len(shape) <= axis < len(shape))
-
-
-def _layer_shapes(kind: str, attributes: Mapping[str, Any]) -> dict[str, Shape]:
-    """Return the shapes of the parameters of one layer of NNX or Equinox by name.
-
-    {} for other modules.
-    """
-    a = attributes
-    if kind == "Linear":
-        size_in, size_out = (
-            1 if a[name] == "scalar" else a[name] for name in ("in_features", "out_features")
-        )
-        return {"kernel": (size_in, size_out), "weight": (size_out, size_in), "bias": (size_out,)}
-    if kind == "LinearGeneral":
-        return {"kernel": (*a["in_features"], *a["out_features"]), "bias": tuple(a["out_features"])}
-    if "kernel_shape" in a:  # Conv, ConvTranspose and Einsum of NNX
-        return {
-            "kernel": tuple(a["kernel_shape"]),
-            "bias": tuple(a.get("bias_shape") or [a.get("out_features", 0)]),
-        }
-    if kind.startswith("Conv") and "in_channels" in a:
-        kernel = (a["out_channels"], a["in_channels"] // a["groups"], *a["kernel_size"])
-        return {"weight": kernel, "bias": (a["out_channels"], *(1,) * a["num_spatial_dims"])}
-    if kind in ("Embed", "Embedding"):
-        size = a["features"] if "features" in a else a["embedding_size"]
-        return dict.fromkeys(("embedding", "weight"), (a["num_embeddings"], size))
-    if kind.endswith("Norm"):
-        sizes = [
-            a[name]
-            for name in ("num_features", "shape", "channels", "input_size")
-            if a.get(name) is not None
-        ]
-        sizes += [a["num_groups"] * a["group_size"]] if "group_size" in a else []
-        shape = next(((size,) if isinstance(size, int) else tuple(size) for size in sizes), None)
-        return {} if shape is None else dict.fromkeys(("scale", "weight", "bias"), shape)
-    return {}
 
 
 def has_equinox_modules(tree: Any) -> bool:

@@ -41,8 +41,25 @@ def list_module_types(module: "nnx.Module") -> dict[str, ModuleType]:
         )
 
     return describe_modules(
-        {path: describe(modules[path]) for path in sorted(modules, key=position)}
+        {path: describe(modules[path]) for path in sorted(modules, key=position)}, _layer_shapes
     )
+
+
+def _layer_shapes(kind: str, a: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters of a layer with the attributes `a`; {} if it has none."""
+    if kind == "Linear":
+        return {"kernel": (a["in_features"], a["out_features"]), "bias": (a["out_features"],)}
+    if kind == "LinearGeneral":
+        return {"kernel": (*a["in_features"], *a["out_features"]), "bias": tuple(a["out_features"])}
+    if "kernel_shape" in a:  # Conv, ConvTranspose and Einsum
+        bias = a.get("bias_shape") or [a.get("out_features", 0)]
+        return {"kernel": tuple(a["kernel_shape"]), "bias": tuple(bias)}
+    if kind == "Embed":
+        return {"embedding": (a["num_embeddings"], a["features"])}
+    if "num_features" in a or "group_size" in a:  # norms
+        size = a["num_features"] if "num_features" in a else a["num_groups"] * a["group_size"]
+        return {"scale": (size,), "bias": (size,)}
+    return {}
 
 
 def list_variables(state: "nnx.State") -> dict[Path, Any]:

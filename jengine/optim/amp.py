@@ -16,7 +16,7 @@ from jengine.config.annotations import is_mapping
 from jengine.config.registry import OPTIM_WRAPPERS, check_names
 from jengine.model.autocast import at_least_float32, autocast, compute_in, current_dtype
 from jengine.optim.transforms.accumulate import AccumulateState
-from jengine.optim.transforms.fields import get_field, set_fields
+from jengine.optim.transforms.fields import get_field
 from jengine.optim.transforms.groups import GroupHyperparamsState
 from jengine.optim.transforms.loss_scale import LossScale, LossScaleState, dynamic_loss_scale
 from jengine.optim.wrapper import OptimWrapper
@@ -123,27 +123,15 @@ class AmpOptimWrapper(OptimWrapper):
         return {**super().state_dict(opt_state), "loss_scaler": loss_scaler}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], opt_state: OptState) -> OptState:
-        """Restore a `state_dict`.
+        """Restore a `state_dict`, also from a wrapper without a loss scale or with one.
 
-        Without a `loss_scaler` in it, the scale in `opt_state` is kept.
+        If the saved state has no loss scale, the one in `opt_state` is kept. The settings of the
+        scale are those of this wrapper.
         """
-        if self.loss_scale is None:
-            saved_state = _remove_loss_scale(state_dict["state"])
-            return super().load_state_dict({**state_dict, "state": saved_state}, opt_state)
-        scale, tracker = (
-            get_field(opt_state, LossScaleState, name) for name in ("loss_scale", "growth_tracker")
-        )
-        if (saved := state_dict.get("loss_scaler")) is not None:
-            self.loss_scale = self.loss_scale._replace(
-                **{name: saved[name] for name in _SAVED_SETTINGS}
-            )
-            self.__dict__.pop("tx", None)  # rebuild the cached chain with these settings
-            self._compile_iteration.cache_clear()  # `update_params` has compiled the old ones
-            scale = jnp.float32(saved["scale"])
-            tracker = jnp.int32(saved["_growth_tracker"])
-        saved_state = _add_loss_scale(state_dict["state"], opt_state)
-        opt_state = super().load_state_dict({**state_dict, "state": saved_state}, opt_state)
-        return set_fields(opt_state, LossScaleState, loss_scale=scale, growth_tracker=tracker)
+        saved = state_dict["state"]
+        if self.loss_scale is None or get_field(saved, LossScaleState, "loss_scale") is None:
+            saved = _with_loss_scale_of(opt_state, saved)
+        return super().load_state_dict({**state_dict, "state": saved}, opt_state)
 
     def metrics(self, before: OptState, after: OptState) -> dict[str, jax.Array]:
         """Return the metrics for the log, see OptimWrapper.
@@ -203,17 +191,11 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
     return settings
 
 
-def _add_loss_scale(saved: Any, opt_state: Any) -> Any:
-    """Return a saved state with the loss scale of `opt_state` if it has none."""
-    if isinstance(opt_state, LossScaleState):
-        return saved if isinstance(saved, LossScaleState) else opt_state._replace(inner_state=saved)
-    return saved._replace(inner_state=_add_loss_scale(saved.inner_state, opt_state.inner_state))
-
-
-def _remove_loss_scale(saved: Any) -> Any:
-    """Return a saved state without a loss scale."""
-    if isinstance(saved, LossScaleState):
-        return saved.inner_state
+def _with_loss_scale_of(opt_state: Any, saved: Any) -> Any:
+    """Return a saved state with the loss scale of `opt_state`, or without one if that has none."""
     if isinstance(saved, AccumulateState | GroupHyperparamsState):
-        return saved._replace(inner_state=_remove_loss_scale(saved.inner_state))
-    return saved
+        inner = _with_loss_scale_of(opt_state.inner_state, saved.inner_state)
+        return saved._replace(inner_state=inner)
+    inner = saved.inner_state if isinstance(saved, LossScaleState) else saved
+    is_scaled = isinstance(opt_state, LossScaleState)
+    return opt_state._replace(inner_state=inner) if is_scaled else inner

@@ -354,10 +354,8 @@ class OptimWrapper:
           init_counts: iterations already done.
           max_counts: total iterations; -1 or `math.inf` if unknown.
         """
-        self.inner_count, self._max_count = (
-            int(init_counts),
-            -1 if math.isinf(max_counts) else int(max_counts),
-        )
+        self.inner_count = int(init_counts)
+        self._max_count = -1 if math.isinf(max_counts) else int(max_counts)
 
     def start_step(self, step: int | None = None) -> bool:
         """Count one iteration before its step runs.
@@ -393,11 +391,7 @@ class OptimWrapper:
         """Return the number of updates in the first `iters` iterations, with one for a window
         that is cut short.
         """
-        edges = [
-            0,
-            *(milestone for milestone in self.counts.milestones if milestone < iters),
-            iters,
-        ]
+        edges = [0, *(start for start in self.counts.milestones if start < iters), iters]
         return sum(
             math.ceil((stop - start) / self.counts.at(start))
             for start, stop in itertools.pairwise(edges)
@@ -434,10 +428,7 @@ class OptimWrapper:
         if index is None:
             chain_of(self).set_value(setting, float(value))
             return
-        for group in (
-            *self.param_groups,
-            *([] if self.base_param_settings is None else [self.base_param_settings]),
-        ):
+        for group in chain_of(self).groups:
             group[setting] = (*group[setting][:index], float(value), *group[setting][index + 1 :])
 
     def get_momentum(self) -> dict[str, list[float]]:

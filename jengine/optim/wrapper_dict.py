@@ -1,6 +1,6 @@
 """Several optimizer wrappers by name, for models with parts trained by different optimizers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from optax import OptState, Params
@@ -85,18 +85,17 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         """Return `<name>.lr` for every wrapper, preceded by `<name>.base_lr` for a wrapper with
         several groups.
         """
-        return {
-            f"{name}.{key}": value
-            for name, wrapper in self.items()
-            for key, value in wrapper.get_lr().items()
-        }
+        return self._collect(OptimWrapper.get_lr)
 
     def get_momentum(self) -> dict[str, list[float]]:
         """Return `<name>.momentum` for every wrapper."""
+        return self._collect(OptimWrapper.get_momentum)
+
+    def _collect(self, get: Callable[[OptimWrapper], dict[str, Any]]) -> dict[str, Any]:
         return {
-            f"{name}.{key}": v
+            f"{name}.{key}": value
             for name, wrapper in self.items()
-            for key, v in wrapper.get_momentum().items()
+            for key, value in get(wrapper).items()
         }
 
     def group_table(self) -> tuple[list[str], list[list[str]]]:
@@ -113,8 +112,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
         return {name: wrapper.group_state_dict() for name, wrapper in self.items()}
 
     def load_group_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore the settings in a `group_state_dict`; raise ArgumentError for an unknown name."""
-        self._check_names(state_dict)
+        """Restore the settings in a `group_state_dict`; raise KeyError for an unknown name."""
         for name, saved in state_dict.items():
             self[name].load_group_state_dict(saved)
 
@@ -125,22 +123,12 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], opt_state: Mapping[str, OptState]
     ) -> dict[str, OptState]:
-        """Restore a `state_dict`; raise ArgumentError for an unknown name."""
-        self._check_names(state_dict)
-        return {
-            name: wrapper.load_state_dict(state_dict[name], opt_state[name])
-            if name in state_dict
-            else opt_state[name]
-            for name, wrapper in self.items()
+        """Restore a `state_dict`; raise KeyError for an unknown name."""
+        loaded = {
+            name: self[name].load_state_dict(saved, opt_state[name])
+            for name, saved in state_dict.items()
         }
-
-    def _check_names(self, state_dict: Mapping[str, Any]) -> None:
-        for name in state_dict:
-            if name not in self:
-                raise ArgumentError(
-                    "`state_dict` must have the names of optimizer wrappers, got "
-                    f"{name!r}{closest(name, self)}"
-                )
+        return {**opt_state, **loaded}
 
     def __repr__(self) -> str:
         wrappers = ", ".join(f"{name}={wrapper!r}" for name, wrapper in self.items())

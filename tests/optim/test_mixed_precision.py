@@ -348,25 +348,7 @@ def test_accumulated_scaled_gradients_are_divided_and_unscaled_once():
     assert float(params["w"]) == -2.0
 
 
-def test_a_loaded_growth_factor_holds_for_steps_too():
-    def loss(params):
-        return params["w"].sum()
-
-    def scale_after_a_step(wrapper, state):
-        state, _ = wrapper.backward(loss, PARAMS, state)
-        _, state = wrapper.step(PARAMS, state)
-        return float(optax.tree.get(state, "loss_scale"))
-
-    scaler = dict(init_scale=2.0, growth_interval=1)
-    quadruple = AmpOptimWrapper(optimizer=SGD(lr=0.1), loss_scale=dict(scaler, growth_factor=4.0))
-    saved = quadruple.state_dict(quadruple.init(PARAMS))
-    wrapper = AmpOptimWrapper(optimizer=SGD(lr=0.1), loss_scale=dict(scaler, growth_factor=2.0))
-    assert scale_after_a_step(wrapper, wrapper.init(PARAMS)) == 4.0
-    state = wrapper.load_state_dict(saved, wrapper.init(PARAMS))
-    assert scale_after_a_step(wrapper, state) == 8.0
-
-
-def test_a_loaded_growth_factor_holds_for_update_params_too():
+def test_a_loaded_state_has_the_scale_and_the_wrapper_its_own_growth_factor():
     def loss(params):
         return params["w"].sum()
 
@@ -374,10 +356,10 @@ def test_a_loaded_growth_factor_holds_for_update_params_too():
         _, state, _ = wrapper.update_params(loss, PARAMS, state)
         return float(optax.tree.get(state, "loss_scale"))
 
-    scaler = dict(init_scale=2.0, growth_interval=1)
-    quadruple = AmpOptimWrapper(optimizer=SGD(lr=0.1), loss_scale=dict(scaler, growth_factor=4.0), dtype="float32")
+    scaler = dict(growth_interval=1)
+    quadruple = AmpOptimWrapper(optimizer=SGD(lr=0.1), loss_scale=dict(scaler, init_scale=8.0, growth_factor=4.0), dtype="float32")
     saved = quadruple.state_dict(quadruple.init(PARAMS))
-    wrapper = AmpOptimWrapper(optimizer=SGD(lr=0.1), loss_scale=dict(scaler, growth_factor=2.0), dtype="float32")
+    wrapper = AmpOptimWrapper(optimizer=SGD(lr=0.1), loss_scale=dict(scaler, init_scale=2.0, growth_factor=2.0), dtype="float32")
     assert scale_after_an_iteration(wrapper, wrapper.init(PARAMS)) == 4.0
     state = wrapper.load_state_dict(saved, wrapper.init(PARAMS))
-    assert scale_after_an_iteration(wrapper, state) == 8.0  # 2.0 * 4.0
+    assert scale_after_an_iteration(wrapper, state) == 16.0  # 8.0 * 2.0

@@ -169,7 +169,7 @@ def test_names_and_shapes_tell_the_norms_of_a_bare_tree(caplog):
     assert warnings(caplog) == []
     decays = settings(build(NO_NORMS, {"norm_decay_mult": 0.0}, weight_decay=1.0))
     assert [path for path, (_, decay) in decays.items() if decay != 1] == []
-    assert "norm_decay_mult matches no parameter; without `module_types` names and shapes tell the kind" in caplog.text
+    assert "'norm_decay_mult' matches no parameter; without `module_types` names and shapes tell" in caplog.text
 
 
 def test_a_rule_that_matches_no_parameter_is_reported(caplog):
@@ -177,7 +177,7 @@ def test_a_rule_that_matches_no_parameter_is_reported(caplog):
     rules = {"bias_lr_mult": 2, "bias_decay_mult": 0, "dwconv_decay_mult": 0, "flat_decay_mult": 0}
     wrapper = build(params, rules, {"fc": "Dense"}, weight_decay=1.0)
     assert warnings(caplog) == [
-        f"paramwise_cfg: {rule} matches no parameter"
+        f"`paramwise_cfg`: {rule!r} matches no parameter"
         for rule in ("bias_decay_mult", "dwconv_decay_mult", "bias_lr_mult")
     ]
     assert [row[1] for row in wrapper.group_table()[1] if row[0] == "no match"] == [
@@ -185,7 +185,7 @@ def test_a_rule_that_matches_no_parameter_is_reported(caplog):
         "dwconv_decay_mult",
         "bias_lr_mult",
     ]
-    with pytest.raises(ConfigError, match="norm_decay_mult matches no parameter"):
+    with pytest.raises(ConfigError, match="'norm_decay_mult' matches no parameter"):
         build(params, {"norm_decay_mult": 0, "strict": True}, {"fc": "Dense"}, weight_decay=1.0)
     # a rule that another one overrides everywhere matches, as in the usual three rules of a vision transformer
     caplog.clear()
@@ -477,13 +477,12 @@ def test_bypass_duplicate_is_ignored_because_a_tree_has_a_leaf_once():
     assert [len(group.paths) for group in wrapper.param_groups] == [8]
 
 
-def test_many_keys_that_match_nothing_are_a_few_warnings(caplog):
+def test_each_key_that_matches_nothing_is_a_warning(caplog):
     rules = {f"hed{i}": dict(lr_mult=2.0) for i in range(9)}
     cfg = dict(optimizer=dict(type="SGD", lr=0.1), paramwise_cfg=dict(custom_keys=rules))
     with caplog.at_level(logging.WARNING, "jengine"):
         wrapper = build_optim_wrapper({"head": dense()}, cfg)
-    assert len(caplog.messages) == 4
-    assert caplog.messages[-1] == "custom_keys: 6 more match no parameter; the log file has all of them"
+    assert len(caplog.messages) == 9
     assert [row[1] for row in wrapper.group_table()[1][-9:]] == [f"hed{i}" for i in range(9)]
 
 

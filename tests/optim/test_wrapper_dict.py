@@ -63,7 +63,7 @@ def test_state_dict_is_nested_by_name():
     other.load_group_state_dict(make().group_state_dict())
     assert other.get_lr()["gen.lr"] == [0.01]
     with pytest.raises(
-        AssertionError, match="must have the names of optimizer wrappers, got 'dics'; did you mean 'disc'"
+        KeyError, match="must be the name of an optimizer wrapper, got 'dics'; did you mean 'disc'"
     ):
         other.load_state_dict({"dics": {}}, states)
 

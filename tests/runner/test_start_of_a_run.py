@@ -78,7 +78,6 @@ def test_at_most_40_lines_are_printed_before_the_first_step_and_the_log_file_has
         f"devices:    1 x cpu, jax {jax.__version__}, python {platform.python_version()}, platform {platform.platform()}", "model:      54 tensors, 162 parameters, 0.00 MiB",
         "train data: DataLoader(ArrayDataset), 4 batches of 4", "| no match", "… 22 more …",
         "| EMAHook ", "| update, accumulate |", "Checkpoints will be saved to",
-        "INFO - Parameter rules: 108 settings, listed in the log file",  # 27 biases, and lr, decay and lr_mult of kernels
     ):  # fmt: skip
         assert part in text
     assert "paramwise_options" not in text
@@ -90,17 +89,6 @@ def test_at_most_40_lines_are_printed_before_the_first_step_and_the_log_file_has
         "after_train_iter:",
     ):
         assert part in log
-
-
-def test_a_few_options_of_parameters_are_printed(make_runner, capsys):
-    optim_wrapper = dict(
-        optimizer=dict(type="SGD", lr=0.1, weight_decay=0.01),
-        paramwise_cfg=dict(custom_keys={"layer_26.bias": dict(lr_mult=2.0)}),
-    )
-    make_runner(model=deep_model(), optim_wrapper=optim_wrapper, train_cfg=dict(by_epoch=False, max_iters=1)).train()
-    out = capsys.readouterr().out
-    assert "INFO - paramwise_options -- layer_26.bias:lr=0.2" in out
-    assert "Parameter rules" not in out
 
 
 def test_all_details_are_printed_at_the_level_debug(make_runner, capsys):

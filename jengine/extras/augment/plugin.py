@@ -2,6 +2,7 @@
 
 provides = {
     "MODELS": {
+        "PreprocessedModel": "jengine.extras.augment.preprocessed",
         "SwitchedLoss": "jengine.extras.augment.switched_loss",
     },
     "DATASETS": {
@@ -31,6 +32,7 @@ provides = {
         "RandomErasing": "jengine.extras.augment.augments",
         "SoftLabels": "jengine.extras.augment.augments",
     },
+    "jengine.model": {"PreprocessedModel": "jengine.extras.augment.preprocessed"},
     "names": {
         "force_full_init": "jengine.extras.augment.base_dataset",
         "read_image": "jengine.extras.augment.image_files",

@@ -29,7 +29,6 @@ class _FactorFormula(Formula):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
-    sets_value: ClassVar[bool] = True
 
     def factor(self, t: int) -> float:
         return 1.0

@@ -112,23 +112,14 @@ def _format(cfg: Mapping[str, Any], todo: Mapping[str, Sequence[str]], call: str
         for text in texts
     ]
     indent = 4 if call == "{}" else 8
-    literal = _CommentedWriter(todo).literal(description.describe(resolve(cfg)), indent, path="")
-    return f"\n\ndef get_config() -> dict:\n{''.join(absent)}    return {call.format(literal)}\n"
 
-
-class _CommentedWriter(Writer):
-    """Writer for a dict literal, with comment lines above keys, which are given by dotted path."""
-
-    def __init__(self, comments: Mapping[str, Sequence[str]]) -> None:
-        super().__init__()
-        self._comments = comments
-
-    def item(self, key: Any, value: Any, indent: int, path: str) -> str:
-        """Return the source of an item below its comments, each wrapped to the width of a line."""
+    def comment(path: str, indent: int) -> str:
         margin = " " * indent
         lines = []
-        for text in self._comments.get(path, ()):
+        for text in todo.get(path, ()):
             first, *others = textwrap.wrap(text, WIDTH - indent)
             lines += [f"# TODO: {first}", *(f"#   {other}" for other in others)]
-        comments = "".join(f"{line}\n{margin}" for line in lines)
-        return comments + super().item(key, value, indent, path)
+        return "".join(f"{line}\n{margin}" for line in lines)
+
+    literal = Writer(comment).literal(description.describe(resolve(cfg)), indent, path="")
+    return f"\n\ndef get_config() -> dict:\n{''.join(absent)}    return {call.format(literal)}\n"

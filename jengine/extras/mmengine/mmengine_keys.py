@@ -174,12 +174,15 @@ def _drop_scopes(value: Any, changes: list[Change]) -> Any:
     if isinstance(value, dict):
         if "_scope_" in value:
             changes.append(Change("_scope_", WITHOUT_EFFECT["default_scope"]))
-        return {key: _drop_scopes(item, changes) for key, item in value.items() if key != "_scope_"}
-    return (
-        type(value)(_drop_scopes(item, changes) for item in value)
-        if type(value) in (list, tuple)
-        else value
-    )
+        kept = {}
+        for key, item in value.items():
+            if key != "_scope_":
+                is_container = isinstance(item, dict | list | tuple)
+                kept[key] = _drop_scopes(item, changes) if is_container else item
+        return kept
+    if type(value) in (list, tuple):
+        return type(value)([_drop_scopes(item, changes) for item in value])
+    return value
 
 
 def reject_foreign_sections(cfg: Mapping[str, Any]) -> None:

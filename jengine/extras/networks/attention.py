@@ -14,8 +14,9 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jengine.extras.networks.constrain import BATCH, CONTEXT
 from jengine.extras.networks.mesh_axes import axes_that_divide, get_platform
-from jengine.model.constrain import BATCH, CONTEXT, axes_of_type
+from jengine.model.constrain import axes_of_type
 
 if TYPE_CHECKING:
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import (

@@ -39,7 +39,24 @@ def list_module_types(tree: PyTree) -> dict[str, ModuleType]:
             fields,
             {name: x.shape for name, x in fields.items() if _is_trained(x)},
         )
-    return describe_modules(modules)
+    return describe_modules(modules, _layer_shapes)
+
+
+def _layer_shapes(kind: str, a: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters of a layer with the attributes `a`; {} if it has none."""
+    if kind == "Linear":
+        sizes = [1 if a[name] == "scalar" else a[name] for name in ("out_features", "in_features")]
+        return {"weight": tuple(sizes), "bias": tuple(sizes[:1])}
+    if kind.startswith("Conv") and "in_channels" in a:
+        kernel = (a["out_channels"], a["in_channels"] // a["groups"], *a["kernel_size"])
+        return {"weight": kernel, "bias": (a["out_channels"], *(1,) * a["num_spatial_dims"])}
+    if kind == "Embedding":
+        return {"weight": (a["num_embeddings"], a["embedding_size"])}
+    sizes = [a[name] for name in ("shape", "channels", "input_size") if a.get(name) is not None]
+    if kind.endswith("Norm") and sizes:
+        shape = (sizes[0],) if isinstance(sizes[0], int) else tuple(sizes[0])
+        return dict.fromkeys(("weight", "bias"), shape)
+    return {}
 
 
 class Partition(NamedTuple):

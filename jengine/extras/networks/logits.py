@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike
 
-from jengine.model.constrain import BATCH, CONTEXT, constrain
+from jengine.extras.networks.constrain import BATCH, CONTEXT, constrain
 from jengine.model.losses import LazyLogits
 
 

@@ -9,8 +9,9 @@ from flax import linen as nn
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
+from jengine.extras.networks.constrain import BATCH, CONTEXT
 from jengine.extras.networks.mesh_axes import axes_that_divide
-from jengine.model.constrain import BATCH, CONTEXT, axes_of_type
+from jengine.model.constrain import axes_of_type
 
 EXPERT = "expert"  # axis of the mesh over which experts are sharded
 HIDDEN = "tensor"  # axis of the mesh over which their hidden channels are sharded

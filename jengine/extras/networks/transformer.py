@@ -12,10 +12,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jengine.config.annotations import Count, Positive
 from jengine.config.registry import MODELS
 from jengine.extras.networks.attention import attend
+from jengine.extras.networks.constrain import BATCH, CONTEXT, constrain
 from jengine.extras.networks.logits import ChunkedLogits
 from jengine.extras.networks.mixture import MixtureOfExperts
 from jengine.extras.networks.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
-from jengine.model.constrain import BATCH, CONTEXT, constrain
 from jengine.parallel.pjit import HOST_MEMORY, check_host_memory
 
 # axes of the mesh over which the width of the embedding is sharded

@@ -8,7 +8,8 @@ optimizer state does not change, as in PyTorch for parameters without a gradient
 which all parameters share, continues.)
 """
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -163,3 +164,31 @@ def reset_state(
         return select_state(layout, flags, wrapper.grouped.chains, new, old)
 
     return reset(opt_state, wrapper.tx.init(params))
+
+
+def restrict_to_trainable(
+    extra: Mapping[str, Any], layout: GroupLayout, params: Params
+) -> dict[str, Any]:
+    """Return the extra arguments of an update, with what depends on parameters for the trainable
+    ones only.
+    """
+    restricted = dict(extra)
+    if "grad" in extra and jax.tree.structure(extra["grad"]) == layout.treedef:
+        restricted["grad"] = layout.trainable(extra["grad"])
+
+    def restrict(value_fn: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(value_fn)  # line searches read the signature
+        def evaluate(trainable: Params, *args: Any, **kwargs: Any) -> Any:
+            return value_fn(layout.combine(trainable, params), *args, **kwargs)
+
+        return evaluate
+
+    names = [name for name in ("value_fn", "obj_fn") if extra.get(name) is not None]
+    restricted |= {name: restrict(extra[name]) for name in names}
+    if (grad_fn := extra.get("grad_fn")) is not None:
+
+        def differentiate(trainable: Params, *args: Any) -> Updates:
+            return layout.trainable(grad_fn(layout.combine(trainable, params), *args))
+
+        restricted["grad_fn"] = differentiate
+    return restricted

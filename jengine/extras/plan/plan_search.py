@@ -10,7 +10,6 @@ from jengine.config.containers import iter_nodes
 from jengine.config.errors import ConfigError
 from jengine.extras.plan.plan_process import PlanError
 from jengine.extras.plan.topologies import Topology
-from jengine.model.constrain import CONTEXT
 from jengine.parallel.mesh import MeshSizes
 
 Plan = dict[str, Any]
@@ -74,7 +73,7 @@ def build_space(cfg: Mapping[str, Any], topology: Topology, mesh: MeshSizes | No
     # Rules may be nested in any form; without one that names an axis, its sizes would only divide
     # the batch less.
     rules = repr((parallel.get("rules"), parallel.get("logical_axes")))
-    tried = iterate_meshes(topology.size, "tensor" in rules, topology.slices, CONTEXT in rules)
+    tried = iterate_meshes(topology.size, "tensor" in rules, topology.slices, "context" in rules)
     meshes = [mesh] if mesh is not None else list(tried)
     nodes = iter_nodes(cfg["model"], "model")
     remat_paths = [

@@ -6,7 +6,6 @@ other differences need separate chains, because each adds to the compile time an
 step.
 """
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -120,8 +119,9 @@ class GroupedChain:
             if any(name.startswith(FROZEN) for name in given):
                 skip_frozen = load_provided("optimizer_parts", "skip_frozen")
                 chain = skip_frozen(chain, layout, given, self.members)
-            if None in layout.groups:  # line searches must receive only the trainable parameters
-                extra = _restrict_to_trainable(extra, layout, params)
+            if extra and None in layout.groups:  # a line search may see trainable parameters alone
+                restrict = load_provided("optimizer_parts", "restrict_to_trainable")
+                extra = restrict(extra, layout, params)
             trainable = None if params is None else upcast(layout.trainable(params))
             # in float32 at least: averages in bfloat16 would lose what is below 2**-8 of their
             # value
@@ -257,31 +257,3 @@ def _apply_by_groups(
         return updates, new_state
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _restrict_to_trainable(
-    extra: Mapping[str, Any], layout: GroupLayout, params: Params
-) -> dict[str, Any]:
-    """Return the extra arguments of an update, with what depends on parameters for the trainable
-    ones only.
-    """
-    restricted = dict(extra)
-    if "grad" in extra and jax.tree.structure(extra["grad"]) == layout.treedef:
-        restricted["grad"] = layout.trainable(extra["grad"])
-
-    def restrict(value_fn: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(value_fn)  # line searches read the signature
-        def evaluate(trainable: Params, *args: Any, **kwargs: Any) -> Any:
-            return value_fn(layout.combine(trainable, params), *args, **kwargs)
-
-        return evaluate
-
-    names = [name for name in ("value_fn", "obj_fn") if extra.get(name) is not None]
-    restricted |= {name: restrict(extra[name]) for name in names}
-    if (grad_fn := extra.get("grad_fn")) is not None:
-
-        def differentiate(trainable: Params, *args: Any) -> Updates:
-            return layout.trainable(grad_fn(layout.combine(trainable, params), *args))
-
-        restricted["grad_fn"] = differentiate
-    return restricted

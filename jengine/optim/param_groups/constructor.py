@@ -35,9 +35,6 @@ logger = logging.getLogger("jengine")
 DECAY_RULES = ("bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "flat_decay_mult")
 _LR_RULES = ("bias_lr_mult", "dcn_offset_lr_mult")
 _RULES = (*DECAY_RULES, *_LR_RULES)
-_MAX_WARNINGS = 3  # of keys that match no parameter
-_MAX_NAMES = 8
-_MAX_OPTIONS = 8  # lines of options on the terminal, which shows the group table too
 
 
 # MMSegmentation's name
@@ -119,7 +116,6 @@ class DefaultOptimWrapperConstructor:
         self.base_wd: Any = settings.get("weight_decay")
         self.unmatched: list[str] = []
         self.matched: set[str] = set()
-        self._options: list[str] = []  # lines for the log
         self._validate_cfg()
 
     def __call__(
@@ -139,7 +135,6 @@ class DefaultOptimWrapperConstructor:
         self.read_optimizer()
         groups: list[dict[str, Any]] = []
         self.add_params(groups, module_tree(params, types))
-        self._log_options()
         if not groups:
             raise ConfigError(
                 "`paramwise_cfg` must leave a parameter to train, got requires_grad=False for all "
@@ -246,8 +241,9 @@ class DefaultOptimWrapperConstructor:
                 )
                 continue
             for key, value in settings.items():
-                if key != "patterns":
-                    self._options.append(f"paramwise_options -- {full_name}:{key}={value}")
+                if key != "patterns":  # in the log file, as MMEngine; the terminal has the groups
+                    line = f"paramwise_options -- {full_name}:{key}={value}"
+                    logger.info(line, extra={"on_terminal": ""})
             # add the optimizer's values for missing settings, so that equal groups can be merged
             lr = {} if self.base_lr is None else {"lr": self.base_lr}
             weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
@@ -257,21 +253,6 @@ class DefaultOptimWrapperConstructor:
         )
         for name, child in module.named_children():
             self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
-
-    def _log_options(self) -> None:
-        """Log the settings that rules have set, as MMEngine does.
-
-        If there are many, in the log file only.
-        """
-        is_long = len(self._options) > _MAX_OPTIONS
-        for line in self._options:
-            logger.info(line, extra={"on_terminal": ""} if is_long else None)
-        if is_long:
-            logger.info(
-                f"Parameter rules: {len(self._options)} settings, listed in the log file; groups "
-                "are below."
-            )
-        self._options = []
 
     # -------------------- rules
 
@@ -388,49 +369,32 @@ class DefaultOptimWrapperConstructor:
 
         With `strict` raise a ConfigError.
         """
-        leaves = paths.flatten(params)
-        keys = self.paramwise_cfg.get("custom_keys", {})
-        if "norm_decay_mult" in rules and self.paramwise_cfg.get("norm_decay_mult") is not None:
-            others = [
-                f"{module.type} ({module.path})"
-                for module in module_tree(params, types).walk()
-                if "norm" in (module.type or "").lower()
-                and not module.is_norm()
-                and any(not _matches(keys, p.path) for p in module.parameters.values())
-            ]
-            if others:
-                logger.warning(
-                    f"paramwise_cfg: norm_decay_mult does not apply to {', '.join(others)}: no "
-                    "batch, instance, group or layer norm; name it in custom_keys"
-                )
+        if self.paramwise_cfg.get("norm_decay_mult") is not None and "norm_decay_mult" in rules:
+            keys = self.paramwise_cfg.get("custom_keys", {})
+            for module in module_tree(params, types).walk():
+                is_other = "norm" in (module.type or "").lower() and not module.is_norm()
+                if is_other and any(not _matches(keys, p.path) for p in module.parameters.values()):
+                    logger.warning(
+                        f"`paramwise_cfg.norm_decay_mult` does not apply to {module.type} "
+                        f"({module.path}): name it in custom_keys"
+                    )
         # A key may match only parameters for which a longer key was used; it is no typo.
-        names = {alias for path in leaves for alias in paths.path_aliases(path)}
-        unmatched: dict[str, str] = {}
-        for key in keys:
-            if key not in self.matched and not any(key in name for name in names):
-                listed = ", ".join(list(leaves)[:_MAX_NAMES]) + ", …" * (len(leaves) > _MAX_NAMES)
-                hint = paths.closest_paths(key, leaves) or f"; the parameters are {listed}"
-                unmatched[key] = (
-                    f"custom_keys: {key!r} matches no parameter{hint}. Its settings have no "
-                    "effect: "
-                    "correct or remove it in `paramwise_cfg.custom_keys` of `optim_wrapper`"
-                )
+        names = {alias for path in paths.flatten(params) for alias in paths.path_aliases(path)}
+        unmatched = [
+            key
+            for key in self.paramwise_cfg.get("custom_keys", {})
+            if key not in self.matched and not any(key in name for name in names)
+        ]
         for key in rules:
             if self.paramwise_cfg.get(key) is not None and key not in self.matched:
-                hint = (
-                    ""
-                    if types
-                    else "; without `module_types` names and shapes tell the kind of a module"
-                )
-                unmatched[key] = f"paramwise_cfg: {key} matches no parameter{hint}"
-        if unmatched and self.paramwise_cfg.get("strict"):
-            raise ConfigError(next(iter(unmatched.values())))
-        for number, text in enumerate(unmatched.values()):
-            logger.log(logging.WARNING if number < _MAX_WARNINGS else logging.DEBUG, text)
-        if (more := len(unmatched) - _MAX_WARNINGS) > 0:
-            logger.warning(
-                f"custom_keys: {more} more match no parameter; the log file has all of them"
-            )
+                unmatched.append(key)
+        untyped = "" if types else "; without `module_types` names and shapes tell modules' kinds"
+        for key in unmatched:
+            hint = untyped if key in rules else paths.closest_paths(key, paths.flatten(params))
+            text = f"`paramwise_cfg`: {key!r} matches no parameter{hint}"
+            if self.paramwise_cfg.get("strict"):
+                raise ConfigError(text)
+            logger.warning(text)
         self.unmatched += unmatched
 
 

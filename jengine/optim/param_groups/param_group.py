@@ -174,16 +174,10 @@ def assign_groups(params: Params, members: Sequence[Sequence[str] | None]) -> Gr
                 _assign(member, path, layer, index, leaves[path])
     for path, leaf in leaves.items():
         if path in member and not jnp.issubdtype(leaf.dtype, jnp.floating):
-            advice = (
-                "train its real and imaginary parts as two parameters, and join them by "
-                "`jax.lax.complex` in the model"
-                if jnp.issubdtype(leaf.dtype, jnp.complexfloating)
-                else "keep it in the model state, or freeze it with custom_keys={..: "
-                "dict(requires_grad=False)}"
-            )
             raise TypeError(
                 f"parameter {path!r} must have a floating dtype to be trained, got {leaf.dtype}; "
-                f"{advice}"
+                "freeze it with custom_keys={..: dict(requires_grad=False)}, or train the real and "
+                "imaginary parts"
             )
         if isinstance(member.get(path), list):
             if None in member[path]:

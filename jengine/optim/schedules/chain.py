@@ -24,7 +24,6 @@ from jengine.config.errors import ConfigError
 Group: TypeAlias = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
 _CHUNK = 2**12  # steps computed at once
-_VECTOR = 6  # so many groups are faster as an array, fewer as Python floats, one after the other
 _TINY = 1e-100  # what is smaller is 0 on the device, see `formulas.OFF`
 _ROUNDING = 1e-12  # a product of ratios may end just below 0
 _RANGES = {
@@ -538,12 +537,10 @@ def _trace(track: _Track, value: np.ndarray, rows: _Rows, *, only_last: bool = F
             if not track.scheduled.all():
                 a = np.where(track.scheduled[members], a, 1.0)
             y = rows.b[part, None] * track.targets[members]
-            z = rows.c[part, None] * track.initials[members] if rows.c[part].any() else None
-            if len(at := np.flatnonzero(rows.a[part] == 0.0)):  # what sets the value
-                if z is not None:
-                    y[at] += z[at]
-                    z[at] = 0.0
-                y[at] = np.maximum(y[at], track.floors[members[at]])
+            z = rows.c[part, None] * track.initials[members]
+            at = np.flatnonzero(rows.a[part] == 0.0)  # what sets the value
+            y[at] = np.maximum(y[at] + z[at], track.floors[members[at]])
+            z[at] = 0.0
             parts.append(_apply(value, a, y, z))
         value = parts[-1][-1]
         if only_last:
@@ -560,35 +557,19 @@ def _reduce(track: _Track, member: Any, value: np.ndarray) -> np.ndarray:
     return np.where(is_used, reduced, value)
 
 
-def _apply(value: np.ndarray, a: np.ndarray, y: np.ndarray, z: np.ndarray | None) -> np.ndarray:
+def _apply(value: np.ndarray, a: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Return the values after each step `a * value + y + z`, float64[n, G].
 
     Args:
       value: the values before, float64[G].
       a: float64[n, 1] or [n, G].
-      y, z: float64[n, G]; z is None for zeros.
+      y, z: float64[n, G].
     """
     values = np.empty_like(y)
-    with np.errstate(all="ignore"):  # an illegal value is reported by its name
-        if len(value) < _VECTOR:
-            z = np.zeros_like(y) if z is None else z
-            for column, now in enumerate(value.tolist()):
-                steps = a[:, column % a.shape[1]].tolist()
-                terms = zip(steps, y[:, column].tolist(), z[:, column].tolist(), strict=True)
-                values[:, column] = [now := x * now + more + last for x, more, last in terms]
-            return values
-        values[:] = a
-        if z is not None:
-            for row, more, last in zip(values, y, z, strict=True):
-                row *= value
-                row += more
-                row += last
-                value = row
-            return values
-        for row, more in zip(values, y, strict=True):
-            row *= value
-            row += more
-            value = row
+    for column, now in enumerate(value.tolist()):  # Python's floats: short rows are slow in NumPy
+        columns = (a[:, column % a.shape[1]], y[:, column], z[:, column])
+        terms = zip(*(each.tolist() for each in columns), strict=True)
+        values[:, column] = [now := x * now + more + last for x, more, last in terms]
     return values
 
 

@@ -62,8 +62,6 @@ class Formula:
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ()
-    # `a` is 0 at each step, so that earlier values have no effect
-    sets_value: ClassVar[bool] = False
 
     @property
     def block(self) -> int:
@@ -263,36 +261,3 @@ class PolyFormula(MinimumFormula):
         ratio = map_floats(pow, base.tolist(), itertools.repeat(self.power))
         ratio[steps == 0] = 1.0
         return towards_target(ratio)
-
-
-@dataclasses.dataclass(frozen=True)
-class PolyRatioFormula(PolyFormula):
-    """Decay like `PolyFormula`, to a minimum that may be a fraction of each initial value
-    (MMSegmentation).
-
-    Attributes:
-      eta_min_ratio: value at the last step as a fraction of the initial one; replaces `eta_min`.
-    """
-
-    eta_min_ratio: NonNegative | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class QuadraticWarmupFormula(Formula):
-    """Increase the value as the square of the step, to the initial value at the last step
-    (MMDetection).
-    """
-
-    def changes(self, steps: Steps, num_steps: int) -> Changes:
-        """Return increments `(2t + 1) / num_steps**2`, as a fraction.
-
-        Raise ConfigError without an end.
-        """
-        if num_steps >= INF:
-            raise ConfigError("`end` must be given for a quadratic warm-up, got no end")
-        # (t + 1)**2 - t**2 = 2t + 1; the first step sets the value, later ones add to it.
-        return (
-            (steps > 0).astype(np.float64),
-            np.zeros(len(steps)),
-            (2 * steps + 1) / float(num_steps**2),
-        )

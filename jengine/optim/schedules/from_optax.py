@@ -26,6 +26,7 @@ from jengine.optim.schedules.formulas import Changes, Formula, Steps, map_floats
 Schedule = Callable[[Any], Any]  # step -> value, as `optax.Schedule`
 
 _BLOCK = 1024  # values computed in one call
+_NUMBERS = (numbers.Real, np.ndarray, jax.Array, jax.ShapeDtypeStruct)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,17 +43,22 @@ class OptaxFormula(Formula):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
-    sets_value: ClassVar[bool] = True
     schedule: Mapping[str, Any] | Schedule
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", _to_plain(self.schedule))
         with config_path("schedule"):
-            _check_scalar(make_schedule(self.schedule), _has_function(self.schedule))
+            first = self._traced
+            if first is None:
+                first = make_schedule(self.schedule)(0)
+            if getattr(first, "shape", ()) != () or not isinstance(first, _NUMBERS):
+                raise TypeError(
+                    f"`{current_config_path()}` must return one number for a step, got {first!r}"
+                )
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the scheduled values, computed in blocks."""
-        if self._evaluate is None:
+        if self._traced is None:
             values = map_floats(make_schedule(self.schedule), steps.tolist())
         else:
             values = self._evaluate(steps)
@@ -72,11 +78,40 @@ class OptaxFormula(Formula):
     @property
     def block(self) -> int:
         """One if JAX cannot trace the schedule: each value calls a user's function."""
-        return 1 if self._evaluate is None else super().block
+        return 1 if self._traced is None else super().block
+
+    @property
+    def _dtype(self) -> Any:
+        """Integers for functions, as in an optax chain; the schedules of optax take float64."""
+        has_function = any(map(callable, jax.tree.leaves(self.schedule, is_leaf=callable)))
+        return np.int64 if has_function else np.float64
 
     @functools.cached_property
-    def _evaluate(self) -> Callable[[Steps], np.ndarray] | None:
-        return _make_evaluator(make_schedule(self.schedule), _has_function(self.schedule))
+    def _traced(self) -> Any:
+        """The value's shape and dtype; None if JAX cannot trace it, as a branch on the step."""
+        schedule = make_schedule(self.schedule)
+        try:
+            return jax.eval_shape(schedule, jax.ShapeDtypeStruct((), self._dtype))
+        except Exception:  # user code may raise anything when it is called with a tracer
+            return None
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[[Any], jax.Array]:
+        schedule = make_schedule(self.schedule)
+        # One call for many steps, as each dispatch has a cost on the host.
+        return jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
+
+    def _evaluate(self, steps: Steps) -> np.ndarray:
+        """Compute the values, float64[n], `_BLOCK` steps at a time."""
+        device = _host_device()
+        padded = np.pad(steps, (0, -len(steps) % _BLOCK), mode="edge").astype(self._dtype)
+        # float64, so that values equal those of the other schedules, which are Python floats.
+        with jax.enable_x64(True), jax.default_device(device):
+            values = [
+                jax.device_get(self._compiled(jax.device_put(block, device)))
+                for block in padded.reshape(-1, _BLOCK)
+            ]
+        return np.concatenate(values)[: len(steps)]
 
 
 def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
@@ -112,70 +147,6 @@ def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
     name = cfg["type"]
     full_name = name if "." in name else f"optax.{name}"
     return FUNCTIONS.build({**arguments, "type": full_name})
-
-
-def _check_scalar(schedule: Schedule, is_int: bool) -> None:
-    """Raise TypeError unless `schedule` returns a number."""
-    first = _trace(schedule, is_int)
-    first = schedule(0) if first is None else first
-    arrays = [leaf for leaf in jax.tree.leaves(first) if hasattr(leaf, "dtype")]
-    # V: bfloat16
-    is_scalar = arrays[:1] == [first] and first.shape == () and np.dtype(first.dtype).kind in "iufV"
-    if not is_scalar and not (isinstance(first, numbers.Real) and not isinstance(first, bool)):
-        result = ", ".join(
-            f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]" for leaf in arrays
-        ) or repr(first)
-        raise TypeError(
-            f"`{current_config_path()}` must return one number for a step, got {result} from "
-            f"{_name(schedule)}"
-        )
-
-
-def _trace(schedule: Schedule, is_int: bool) -> Any:
-    """Return the value's shape and dtype.
-
-    None if JAX cannot trace `schedule`, as with a branch on the step.
-    """
-    try:
-        return jax.eval_shape(
-            schedule, jax.ShapeDtypeStruct((), np.int32 if is_int else np.float32)
-        )
-    except Exception:  # user code may raise anything when it is called with a tracer
-        return None
-
-
-def _make_evaluator(schedule: Schedule, is_int: bool) -> Callable[[Steps], np.ndarray] | None:
-    """Return `schedule` as a function of many steps, float64[n]; None if JAX cannot trace it.
-
-    It is computed `_BLOCK` steps at a time. `is_int` passes integers, as in an optax chain;
-    otherwise float64.
-    """
-    if _trace(schedule, is_int) is None:
-        return None
-    # One call for many steps, as each dispatch has a cost on the host.
-    evaluate = jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
-
-    def compute(steps: Steps) -> np.ndarray:
-        device = _host_device()
-        values = []
-        padded = np.pad(steps, (0, -len(steps) % _BLOCK), mode="edge").astype(
-            np.int64 if is_int else np.float64
-        )
-        # float64, so that values equal those of the other schedules, which are Python floats.
-        with jax.enable_x64(True), jax.default_device(device):
-            for block in padded.reshape(-1, _BLOCK):
-                values.append(jax.device_get(evaluate(jax.device_put(block, device))))
-        return np.concatenate(values)[: len(steps)]
-
-    return compute
-
-
-def _has_function(schedule: object) -> bool:
-    return any(map(callable, jax.tree.leaves(schedule, is_leaf=callable)))
-
-
-def _name(function: Schedule) -> str:
-    return getattr(function, "__qualname__", type(function).__name__)
 
 
 def _host_device() -> Any:

@@ -201,9 +201,7 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
         arguments["end"] = _default_end(
             entry, arguments, run, by_epoch, converted, follows_validations
         )
-    scheduler = _construct(entry, wrapper, arguments, run, converted)
-    _check_total_steps(scheduler, run)
-    return [scheduler]
+    return [_construct(entry, wrapper, arguments, run, converted)]
 
 
 def _check_values(
@@ -277,26 +275,6 @@ def _default_end(
             "got no end"
         )
     return end
-
-
-def _check_total_steps(scheduler: ParamScheduler, run: _RunLength) -> None:
-    """Raise ConfigError if a one-cycle schedule ends before the run."""
-    from jengine.optim.schedules.annealing import OneCycleFormula
-
-    length = run.epochs if scheduler.by_epoch else run.iters
-    if (
-        not isinstance(scheduler.settings, OneCycleFormula)
-        or scheduler.settings.total_steps is None
-        or length is None
-    ):
-        return
-    # Now, as the cycle would otherwise run out in the last epochs of a long run.
-    num_steps = int(min(scheduler.end, length) - scheduler.begin)
-    if scheduler.settings.total_steps < num_steps:
-        raise ConfigError(
-            f"`total_steps` must be at least {num_steps}, the steps of the run, got "
-            f"{scheduler.settings.total_steps}"
-        )
 
 
 def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:

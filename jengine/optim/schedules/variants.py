@@ -5,6 +5,7 @@ value.
 import inspect
 from typing import Any
 
+from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import PARAM_SCHEDULERS
 from jengine.optim.schedules import annealing, formulas, from_optax
 from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
@@ -101,41 +102,42 @@ def make_variants(
     )
 
 
-ConstantLR, ConstantMomentum, ConstantParamScheduler = make_variants(
-    "Constant", formulas.ConstantFormula
-)
-LinearLR, LinearMomentum, LinearParamScheduler = make_variants("Linear", formulas.LinearFormula)
-StepLR, StepMomentum, StepParamScheduler = make_variants("Step", formulas.StepFormula)
-MultiStepLR, MultiStepMomentum, MultiStepParamScheduler = make_variants(
-    "MultiStep", formulas.MultiStepFormula
-)
-ExponentialLR, ExponentialMomentum, ExponentialParamScheduler = make_variants(
-    "Exponential", formulas.ExponentialFormula
-)
-PolyLR, PolyMomentum, PolyParamScheduler = make_variants("Poly", formulas.PolyFormula)
-CosineAnnealingLR, CosineAnnealingMomentum, CosineAnnealingParamScheduler = make_variants(
-    "CosineAnnealing", annealing.CosineAnnealingFormula
-)
-CosineRestartLR, CosineRestartMomentum, CosineRestartParamScheduler = make_variants(
-    "CosineRestart", annealing.CosineRestartFormula
-)
-ReduceOnPlateauLR, ReduceOnPlateauMomentum, ReduceOnPlateauParamScheduler = make_variants(
-    "ReduceOnPlateau", PlateauSettings, PlateauScheduler
-)
-OneCycleLR = make_scheduler("OneCycleLR", annealing.OneCycleFormula, "lr")
-OneCycleParamScheduler = make_scheduler("OneCycleParamScheduler", annealing.OneCycleFormula)
-QuadraticWarmupLR, QuadraticWarmupMomentum, QuadraticWarmupParamScheduler = make_variants(
-    "QuadraticWarmup", formulas.QuadraticWarmupFormula
-)
-PolyLRRatio = make_scheduler("PolyLRRatio", formulas.PolyRatioFormula, "lr")
-CosineAnnealingWeightDecay = make_scheduler(
-    "CosineAnnealingWeightDecay", annealing.CosineAnnealingFormula, "weight_decay", skips_zero=True
-)
-OptaxLR, OptaxMomentum, OptaxParamScheduler = make_variants("Optax", from_optax.OptaxFormula)
+_NAMES = {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}  # by the end of a class name
+_FAMILIES: dict[str, type[Any]] = {
+    "Constant": formulas.ConstantFormula,
+    "Linear": formulas.LinearFormula,
+    "Step": formulas.StepFormula,
+    "MultiStep": formulas.MultiStepFormula,
+    "Exponential": formulas.ExponentialFormula,
+    "Poly": formulas.PolyFormula,
+    "CosineAnnealing": annealing.CosineAnnealingFormula,
+    "ReduceOnPlateau": PlateauSettings,
+    "Optax": from_optax.OptaxFormula,
+}
+_SCHEDULERS: dict[str, tuple[type[Any], str | None]] = {
+    **{
+        family + ending: (formula, name)
+        for family, formula in _FAMILIES.items()
+        for ending, name in _NAMES.items()
+    },
+    "CosineAnnealingWeightDecay": (annealing.CosineAnnealingFormula, "weight_decay"),
+}
+provides = {"PARAM_SCHEDULERS": dict.fromkeys(_SCHEDULERS, __name__)}
+__all__ = ["make_scheduler", "make_variants", *_SCHEDULERS]
 
-__all__ = ["make_scheduler", "make_variants"]
-__all__ += [
-    name
-    for name, value in list(globals().items())
-    if isinstance(value, type) and "family" in vars(value)
-]
+
+def __getattr__(name: str) -> Any:
+    # Made on use: a run uses few of the classes.
+    if name in provided("PARAM_SCHEDULERS"):  # of an extra
+        return load_provided("PARAM_SCHEDULERS", name)
+    if name not in _SCHEDULERS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    family, param_name = _SCHEDULERS[name]
+    globals()[name] = make_scheduler(
+        name,
+        family,
+        param_name,
+        PlateauScheduler if family is PlateauSettings else ParamScheduler,
+        skips_zero=param_name == "weight_decay",
+    )
+    return globals()[name]

@@ -15,7 +15,6 @@ from jengine.hooks.run_watch import _Report, describe_slowest
 from jengine.logging import Stopwatch
 
 
-
 def traces(runner):
     """Return the directories of profiles that have a file for xprof."""
     return sorted(
@@ -49,7 +48,7 @@ def test_a_running_training_profiles_what_the_command_requests(
     )  # a profile compiles nothing
 
 
-def test_a_profile_at_a_url_is_requested_and_sent_there(make_runner, gs_bucket):  # noqa: F811
+def test_a_profile_at_a_url_is_requested_and_sent_there(make_runner, gs_bucket):
     work_dir = storage_path("work_dir", f"{gs_bucket}/run")
     (work_dir / "note.txt").write_text("makes the directory")
     assert main(["profile", str(work_dir), "--steps", "2"]) == 0
@@ -62,7 +61,7 @@ def test_a_profile_at_a_url_is_requested_and_sent_there(make_runner, gs_bucket):
     assert not (work_dir / PROFILE_REQUEST).exists()
 
 
-def test_a_signal_requests_a_profile_which_ends_with_the_training(make_runner):  # noqa: F811
+def test_a_signal_requests_a_profile_which_ends_with_the_training(make_runner):
     class Request(Hook):
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             if runner.iter == 5:
@@ -75,7 +74,7 @@ def test_a_signal_requests_a_profile_which_ends_with_the_training(make_runner): 
     assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
 
 
-def test_a_request_that_nobody_wrote_is_named_and_removed(make_runner):  # noqa: F811
+def test_a_request_that_nobody_wrote_is_named_and_removed(make_runner):
     runner = make_runner()
     os.makedirs(runner.work_dir)
     path = pathlib.Path(runner.work_dir, PROFILE_REQUEST)
@@ -98,7 +97,7 @@ def test_a_request_for_no_run_or_no_step_is_refused(capsys, arguments, error):
     assert error in capsys.readouterr().err
 
 
-def test_the_record_follows_a_long_run_and_a_resume_counts_the_lost_iterations(make_runner):  # noqa: F811
+def test_the_record_follows_a_long_run_and_a_resume_counts_the_lost_iterations(make_runner):
     now = itertools.count(
         0, 20
     )  # each reading is 20 s after the one before, so each exchange updates the record

@@ -14,9 +14,9 @@ from jengine.config import paths
 from jengine.config.errors import ConfigError
 from jengine.extras.diagnose.labels import find_wrong_labels
 from jengine.extras.networks import TransformerLM
+from jengine.extras.networks.constrain import constrain
 from jengine.extras.networks.rotary import make_scaling, rotate
 from jengine.model import CrossEntropy, LinenModel
-from jengine.model.constrain import constrain
 from jengine.parallel import Placement, build_mesh
 
 CONFIG = pathlib.Path(__file__).parents[3] / "configs" / "lm.py"

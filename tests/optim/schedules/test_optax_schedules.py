@@ -115,10 +115,10 @@ def test_the_momentum_can_follow_optax(make_wrapper, build):
         (
             lambda step: np.ones(3) * step,
             TypeError,
-            r"`schedule` must return one number for a step, got float32\[3\] from",
+            r"`schedule` must return one number for a step, got ShapeDtypeStruct\(shape=\(3,\)",
         ),
-        (lambda step: (0.1, 0.2), TypeError, "must return one number for a step, got .* from .*<lambda>"),
-        (lambda step: None if step > 5 else "high", TypeError, "must return one number for a step, got 'high' from"),
+        (lambda step: (0.1, 0.2), TypeError, "must return one number for a step, got "),
+        (lambda step: None if step > 5 else "high", TypeError, "must return one number for a step, got 'high'"),
         (lambda: 0.1, TypeError, "takes 0 positional arguments"),
         (optax.cosine_decay_schedule, TypeError, "missing 1 required positional argument: 'decay_steps'"),
     ],
