@@ -10,11 +10,7 @@ import jax
 
 from jengine.checkpoint import commit
 from jengine.checkpoint.arrays import encode
-from jengine.checkpoint.layout import (
-    encode_meta,
-    find_manifests,
-    write_pointer,
-)
+from jengine.checkpoint.layout import encode_meta, write_pointer
 from jengine.checkpoint.manifest import STATE, read_manifest, seal, seal_part
 from jengine.checkpoint.orbax import start_write
 from jengine.checkpoint.progress import wait_for_processes
@@ -23,12 +19,9 @@ from jengine.logging.watchdog import Wait
 
 
 class CheckpointSaveError(OSError):
-    """Error of a save that failed.
+    """Error of a save to `path` that failed; other checkpoints are intact."""
 
-    Earlier checkpoints are intact: `earlier`, oldest first, or None if unknown.
-    """
-
-    earlier: list[str] | None = None
+    path: PurePath | None = None
 
 
 class Checkpointer:
@@ -234,23 +227,9 @@ class Checkpointer:
             commit.abandon(path)
         reason = str(error) or type(error).__name__
         full = "No space left on device"  # TensorStore adds a chain of its own files
-        others = _find_others(path)
-        earlier = "there is no earlier one" if others == [] else "earlier checkpoints are intact"
         save_error = CheckpointSaveError(
-            f"could not save checkpoint {path} ({earlier}): {full if full in reason else reason}"
+            f"could not save checkpoint {path} (others are intact): "
+            f"{full if full in reason else reason}"
         )
-        save_error.earlier = others
+        save_error.path = path
         return save_error
-
-
-def _find_others(path: PurePath) -> list[str] | None:
-    """Return the other checkpoints in the directory, oldest first; None if it cannot be read."""
-    try:
-        others = [
-            (manifest.iteration or 0, str(found))
-            for found, manifest in find_manifests(path.parent).items()
-            if manifest is not None and found.name != path.name
-        ]
-    except Exception:  # such as a disk that is gone: the error of the save matters more
-        return None
-    return [found for _, found in sorted(others)]

@@ -2,29 +2,27 @@
 
 With several processes, each hashes and syncs the files that it wrote, and lists them in one part of
 the manifest, `manifest.3.json`; the manifest itself lists the parts and all other files.
-Verification is shared in the same way. Object storage tells the size and the MD5 of each object in
-a listing: nothing is read to seal or to verify it.
+Verification is shared in the same way.
 
 Only damage that a second read confirms makes a checkpoint incomplete. A disk or a store that cannot
 be read is a StorageError: the checkpoint may be whole.
 """
 
+import functools
 import hashlib
 import os
 import re
 import stat
-import time
 import types
-import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from jengine.checkpoint.progress import report_progress
 from jengine.config.json_codec import decode, encode
+from jengine.config.plugins import load_provided
 from jengine.config.storage import (
     FileInfo,
-    StorageError,
     is_url,
     list_files,
     read_bytes,
@@ -42,10 +40,11 @@ COMMIT = "commit_success.txt"  # by which Orbax recognizes a complete checkpoint
 _FORMAT = 2
 _FIELDS = ("run", "latest", "iter", "files")  # as in `Manifest`
 _READ_SIZE = 2**22  # bytes
-_MD5 = "md5:"  # before an MD5, in the place of a SHA-256
-_LAG = 60  # seconds that a listing may take to show a new object
+MD5 = "md5:"  # before an MD5, in the place of a SHA-256
 _PART = re.compile(r"manifest\.(\d+)\.json")
 Files = Mapping[str, tuple[int, str | None]]
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class Manifest(NamedTuple):
@@ -62,6 +61,19 @@ class DamagedFileError(ValueError):
     """Error of a file of a checkpoint that is missing, or not what the manifest says."""
 
 
+def at_urls(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Let the extra for URLs provide a function with this name, for paths that are URLs."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if is_url(cast(PurePath, args[0])):
+            provided: Callable[_P, _T] = load_provided("url_checkpoints", function.__name__)
+            return provided(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
 def seal(
     directory: PurePath, run: str, is_latest: bool, iteration: int | None, checksums: bool = True
 ) -> None:
@@ -70,17 +82,24 @@ def seal(
     For `run`, `is_latest` and `iteration` see `Manifest`. Without `checksums` those of the arrays
     are left out.
     """
-    if is_url(directory):
-        files = _commit_objects(directory)
-    else:
-        names = list_files(directory).keys() - {MANIFEST}
-        parts = [_read_part(directory / name) for name in names if _PART.fullmatch(name)]
-        files = _sync_files(directory, names.difference(*parts), checksums)
-        # directories too, which hold the names
-        for path in [directory / STATE, *Path(directory / STATE).glob("*/")]:
-            sync(path)
-    _write(directory, Manifest(run, is_latest, iteration, files))
+    manifest = Manifest(run, is_latest, iteration, list_sealed(directory, checksums))
+    _write(directory, manifest)
     sync(directory)
+
+
+@at_urls
+def list_sealed(directory: PurePath, checksums: bool) -> Files:
+    """Sync all files to disk, and return those that the manifest lists.
+
+    Without `checksums` those of the arrays are left out.
+    """
+    names = list_files(directory).keys() - {MANIFEST}
+    parts = [_read_part(directory / name) for name in names if _PART.fullmatch(name)]
+    files = _sync_files(directory, names.difference(*parts), checksums)
+    # directories too, which hold the names
+    for path in [directory / STATE, *Path(directory / STATE).glob("*/")]:
+        sync(path)
+    return files
 
 
 def seal_part(directory: PurePath, process: int, *, checksums: bool = True) -> None:
@@ -98,27 +117,6 @@ def seal_part(directory: PurePath, process: int, *, checksums: bool = True) -> N
     for path in own.rglob("*/"):
         sync(path)
     write_bytes(directory / f"manifest.{process}.json", encode({"files": files}).encode())
-
-
-def _commit_objects(directory: PurePath) -> Files:
-    """Write the files by which Orbax recognizes a complete checkpoint, and return the sizes and
-    MD5s of all files.
-    """
-    # so that a listing with this one is not of an earlier save with the same name
-    content = uuid.uuid4().hex.encode()
-    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    for name in (f"{STATE}/{COMMIT}", COMMIT):
-        write_bytes(directory / name, content)
-    for _ in range(_LAG):
-        files = list_files(directory)
-        if META in files and files.get(COMMIT, FileInfo(0, "")).md5 in (digest, None):
-            return {
-                name: (x.size, x.md5 and f"{_MD5}{x.md5}")
-                for name, x in files.items()
-                if name != MANIFEST
-            }
-        time.sleep(1)
-    raise StorageError(f"{directory}: the listing has no new files after {_LAG} s")
 
 
 def open_manifest(directory: PurePath) -> Manifest:
@@ -165,6 +163,7 @@ def read_manifests(directories: Iterable[PurePath]) -> dict[PurePath, Manifest |
     return manifests
 
 
+@at_urls
 def validate_checkpoint(
     directory: PurePath,
     *,
@@ -178,19 +177,13 @@ def validate_checkpoint(
       directory: any path.
       checksums: whether to compare checksums too.
       share: (index, count) for processes that verify the checkpoint together: each reads the
-        manifest and a share of the files, whichever number of processes wrote them; on object
-        storage the first one has nothing to read.
+        manifest and a share of the files, whichever number of processes wrote them.
       listing: the files at a URL, if they have been listed.
     """
     index, count = share
-    if is_url(directory) and index != 0:
-        return None
     try:
         manifest = open_manifest(directory)
         files = dict(manifest.files)
-        if is_url(directory):
-            _check_objects(directory, files, listing or list_files(directory), checksums)
-            return None
         # The file list of a save on many processes is itself divided, a part for each
         for name in filter(_PART.fullmatch, manifest.files):
             check_file(directory / name, name, *files[name])
@@ -217,22 +210,6 @@ def check_file(path: PurePath, name: str, size: int, digest: str | None) -> None
     """Raise DamagedFileError for what `find_damage` finds twice."""
     if (problem := confirm(lambda: find_damage(path, name, size, digest))) is not None:
         raise DamagedFileError(problem)
-
-
-def _check_objects(
-    directory: PurePath, files: Files, listing: Mapping[str, FileInfo], checksums: bool
-) -> None:
-    for name, (size, digest) in files.items():
-        info = listing.get(name)
-        if info is None:  # the listing may be older than the object
-            info = list_files((directory / name).parent).get(PurePath(name).name)
-        if info is None:
-            raise DamagedFileError(f"{name} is missing")
-        if info.size != size:
-            raise DamagedFileError(f"{name} must have {size} bytes, got {info.size}")
-        # Only what was copied to the bucket has other checksums than those of the store
-        if checksums and digest is not None and digest != f"{_MD5}{info.md5}":
-            check_file(directory / name, name, size, digest)
 
 
 def find_damage(path: PurePath, name: str, size: int, digest: str | None) -> str | None:
@@ -364,19 +341,19 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def _describe_damage(name: str, digest: str) -> str:
     return (
-        f"{name} is damaged (its {'MD5' if digest.startswith(_MD5) else 'SHA-256'} is not that of "
+        f"{name} is damaged (its {'MD5' if digest.startswith(MD5) else 'SHA-256'} is not that of "
         "the manifest)"
     )
 
 
 def _hash(chunks: Iterable[bytes], like: str = "") -> str:
     """Return a checksum of the same kind as `like`: an MD5 or a SHA-256."""
-    is_md5 = like.startswith(_MD5)
+    is_md5 = like.startswith(MD5)
     checksum = hashlib.md5(usedforsecurity=False) if is_md5 else hashlib.sha256()
     for chunk in chunks:
         checksum.update(chunk)
         report_progress()  # the others wait for as long as this works
-    return f"{_MD5 if is_md5 else ''}{checksum.hexdigest()}"
+    return f"{MD5 if is_md5 else ''}{checksum.hexdigest()}"
 
 
 def _hash_file(path: PurePath, like: str = "") -> str:

@@ -15,7 +15,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -171,24 +171,16 @@ def read_own(directory: PurePath, structs: _Structs) -> dict[str, Any]:
     }
 
 
-def read_chunk_shapes(directory: PurePath) -> dict[str, Sequence[int] | None]:
-    """Return the shape of the chunks in which each array is stored, None where it is not known."""
-    storage = {
-        path: getattr(leaf, "storage", None)
-        for path, leaf in flatten(_find_metadata(directory)).items()
-    }
-    return {path: found and found.chunk_shape for path, found in storage.items()}
-
-
 def _read_stored_structs(directory: PurePath) -> Any:
     text = jax.ShapeDtypeStruct((), np.dtype(object))
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "dtype") else text,
-        _find_metadata(directory),
+        read_metadata(directory),
     )
 
 
-def _find_metadata(directory: PurePath) -> Any:
+def read_metadata(directory: PurePath) -> Any:
+    """Return what Orbax knows of each array in `state`, in the structure of the arrays."""
     version = b""
     local = _find_local(directory)
     if is_url(local):

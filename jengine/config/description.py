@@ -324,7 +324,7 @@ def _describe_object(value: Any, outer: tuple[int, ...]) -> Any:
     if isinstance(value, set | frozenset):
         return Unwritable(kind.__name__, content=repr(sorted(map(repr, value))))
     if kind.__module__.partition(".")[0] == "jax":
-        if kind.__name__ in ("P", "PartitionSpec"):
+        if kind.__name__ in ("P", "PartitionSpec"):  # by version
             return describe(tuple(value))  # which the rules of a strategy accept too
         return Unwritable(kind.__name__, content=repr(value))
     if isinstance(value, _WITH_REPR):

@@ -20,13 +20,6 @@ from jengine.data.loader import DataLoader
 from jengine.data.samplers import DefaultSampler, IteratedSampler, Sampler
 from jengine.data.step_values import StepValues, is_step_values, parse_step_values
 
-# Settings of MMEngine's configs that do not exist here, and why.
-_UNSUPPORTED = {
-    "persistent_workers": "workers stay alive between epochs",
-    "pin_memory": "batches are sent to the device before they are needed",
-    "batch_sampler": "the sampler returns the order of the samples, and batch_size divides it",
-}
-
 
 def build_dataloader(
     cfg_or_loader: Any,
@@ -172,15 +165,7 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
     if "type" in cfg:
         return FUNCTIONS.check(cfg)
     cfg, _ = _take_schedules(cfg, 1)
-    for key, reason in _UNSUPPORTED.items():
-        if key in cfg:
-            raise TypeError(f"a dataloader must not have the argument {key!r}: {reason}; remove it")
     dataset = as_config(cfg.get("dataset"))
-    if is_mapping(dataset) and "type" not in dataset:
-        raise TypeError(
-            "a dataset must be an object, or a dict with its 'type', got a dict of "
-            f"{sorted(map(str, dataset))}; wrap its arrays in ArrayDataset"
-        )
     cfg = _divide_batch(cfg, 1)
     check_arguments(DataLoader, resolve_functions(DataLoader, cfg))
     if not is_mapping(dataset) and not is_stream(dataset):

@@ -15,7 +15,6 @@ from jengine.logging.console import escape_control as escape_control
 from jengine.logging.console import escape_name as escape_name
 from jengine.logging.console import log_error as log_error
 from jengine.logging.console import open_log_file as open_log_file
-from jengine.logging.console import print_log as print_log
 from jengine.logging.console import set_file_handler as set_file_handler
 from jengine.logging.console import terminal as terminal
 from jengine.logging.console import terminal_handlers as terminal_handlers

@@ -151,28 +151,6 @@ def current_logger() -> logging.Logger:
     return next(reversed(_loggers.values())) if _loggers else logging.getLogger("jengine")
 
 
-def print_log(
-    msg: object, logger: logging.Logger | str | None = None, level: int = logging.INFO
-) -> None:
-    """Print or log a message.
-
-    Args:
-      logger: None prints to the terminal, 'silent' does nothing, 'current' uses the logger built
-        last; otherwise a logger, or the name of one that `build_logger` built.
-      level: the level of the record; not used without a logger.
-    """
-    if logger is None:
-        write_line(str(msg))
-    elif isinstance(logger, logging.Logger):
-        logger.log(level, msg)
-    elif logger == "current":
-        current_logger().log(level, msg)
-    elif logger != "silent":
-        if logger not in _loggers:
-            raise ValueError(f"no logger called {logger!r} was built")
-        _loggers[logger].log(level, msg)
-
-
 def write_line(line: str, level: str = "INFO") -> None:
     """Write a line to the terminal verbatim, without wrapping or markup.
 

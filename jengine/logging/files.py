@@ -1,19 +1,16 @@
 """Backend that writes plain files: JSON lines and PNG."""
 
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
-from jengine.config.dump import parse_config, write_config
+from jengine.config.dump import write_config
 from jengine.config.json_codec import encode
 from jengine.config.registry import VISBACKENDS
 from jengine.logging.backend import BaseVisBackend
 from jengine.logging.convert import Histogram, write_png
-
-_CONFIG_SUFFIXES = (".py", ".json", ".yaml", ".yml")
 
 
 class FilesVisBackend(BaseVisBackend):
@@ -22,7 +19,7 @@ class FilesVisBackend(BaseVisBackend):
     Args:
       img_save_dir: directory for images, relative to `save_dir`; an image is saved as
         `<name>_<step>.png`.
-      config_save_file: file name of the config, which ends in `.py`, `.json` or `.yaml`.
+      config_save_file: name of the config file, `.py`.
       scalar_save_file: file name of all scalars; `scalars` with the suffix by default.
 
     Attributes:
@@ -44,10 +41,8 @@ class FilesVisBackend(BaseVisBackend):
             raise ValueError(
                 f"`scalar_save_file` must be a {self.suffix} file, got {scalar_save_file!r}"
             )
-        if pathlib.PurePath(config_save_file).suffix not in _CONFIG_SUFFIXES:
-            raise ValueError(
-                f"`config_save_file` must end in .py, .json or .yaml, got {config_save_file!r}"
-            )
+        if not config_save_file.endswith(".py"):
+            raise ValueError(f"`config_save_file` must be a .py file, got {config_save_file!r}")
         self._image_dir = self.save_dir / img_save_dir
         self._config_file = self.save_dir / config_save_file
         self._scalar_file = scalar_save_file
@@ -60,13 +55,7 @@ class FilesVisBackend(BaseVisBackend):
         return self
 
     def add_config(self, config: str) -> None:
-        """Write the config file, in the format of its suffix."""
-        if self._config_file.suffix == ".json":
-            config = encode(parse_config(config, arrays=False), indent=1)
-        elif self._config_file.suffix in (".yaml", ".yml"):
-            import yaml
-
-            config = yaml.safe_dump(parse_config(config, arrays=False), sort_keys=False)
+        """Write the config file."""
         write_config(config, self._config_file)
 
     def add_graph(self, graph: str) -> None:

@@ -159,7 +159,6 @@ class LogProcessor:
           The tag (name -> number, with `epoch` and `iter`, both from 1, and `memory` if available)
           and the line.
         """
-        _check_mode(mode, ("train", "val", "test"))
         scalars = self._compute_statistics(runner, batch_idx, mode, self.custom_cfg)
         tag = self._add_mode_prefix(scalars, mode)  # numbers, for the backends
         if self.by_epoch and mode != "test":
@@ -209,7 +208,6 @@ class LogProcessor:
         Returns:
           The tag and the line.
         """
-        _check_mode(mode, ("val", "test"))
         size = _epoch_length(runner, mode) or batch_idx
         mean = {"method_name": "mean", "window_size": "epoch"}  # of custom_cfg, the last one holds
         entries = [*({"data_src": name, **mean} for name in _TIMES), *self.custom_cfg]
@@ -331,8 +329,3 @@ def _current_epoch(runner: _Run, mode: Mode) -> int:
 def _epoch_length(runner: _Run, mode: Mode) -> int | None:
     loop: _Loop = getattr(runner, f"{mode}_loop")
     return loop.epoch_length
-
-
-def _check_mode(mode: str, legal: Sequence[str]) -> None:
-    if mode not in legal:
-        raise ArgumentError(f"`mode` must be one of {', '.join(map(repr, legal))}, got {mode!r}")

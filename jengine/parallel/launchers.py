@@ -1,8 +1,5 @@
 """Launchers: connection to the other processes in a run, before any device is used."""
 
-import importlib.util
-import logging
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -24,12 +21,7 @@ _MPI = (
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
 )
-_METHODS = {"slurm": "slurm", "kubernetes": "k8s"}
-_REQUIRED = {
-    "slurm": (_SLURM, "start with srun, one task per process"),
-    "kubernetes": (("KUBERNETES_SERVICE_HOST",), "start inside a pod"),
-}
-logger = logging.getLogger("jengine")
+_METHODS = {"none": "deactivate", "slurm": "slurm", "kubernetes": "k8s"}  # names of JAX
 
 
 def launch(
@@ -57,8 +49,7 @@ def launch(
         ends the others.
 
     Raises:
-      ConfigError: an unknown launcher, incomplete settings, or an environment that does not belong
-        to the launcher.
+      ConfigError: an unknown launcher, or settings or an environment in which JAX misses something.
       RuntimeError: a device has been used, or the processes are already connected.
     """
     if launcher is None:
@@ -77,12 +68,11 @@ def launch(
                 heartbeat_timeout_seconds=heartbeat_timeout,
                 shutdown_timeout_seconds=int(timeout),
             )
-    except ValueError as error:
-        if "should be defined" not in str(error) and "must be defined" not in str(error):
-            raise
+    except (KeyError, ValueError) as error:  # of JAX: a variable, or a setting
+        found = f"{error} in the environment" if isinstance(error, KeyError) else error
         raise ConfigError(
-            f"--launcher {launcher}: JAX cannot detect the other processes from the environment; "
-            "give --coordinator HOST:PORT, --num-processes N and --process-id I"
+            f"--launcher {launcher} must find the other processes, got none: JAX has missed "
+            f"{found}; give --coordinator HOST:PORT, --num-processes N and --process-id I"
         ) from error
     get_processes()  # watch for failures of the others from now on
 
@@ -109,13 +99,7 @@ def detect_launcher(environ: Mapping[str, str]) -> str:
         return "tpu"
     # a pod of an indexed job
     if "KUBERNETES_SERVICE_HOST" in environ and "JOB_COMPLETION_INDEX" in environ:
-        if importlib.util.find_spec("kubernetes") is not None:
-            return "kubernetes"
-        logger.warning(
-            "This pod belongs to an indexed job, and trains alone: to connect the pods, install "
-            "kubernetes (pip "
-            "install 'jengine[kubernetes]'). --launcher none trains alone without this warning."
-        )
+        return "kubernetes"
     return "none"
 
 
@@ -141,60 +125,27 @@ def find_settings(
         )
     if coordinator is not None and not re.fullmatch(r".+:[0-9]+", coordinator):
         raise ConfigError(f"--coordinator must be HOST:PORT of process 0, got {coordinator!r}")
-    if num_processes is not None and num_processes < 1:
-        raise ConfigError(f"--num-processes must be at least 1, got {num_processes}")
-    most = math.inf if num_processes is None else num_processes - 1
-    if process_id is not None and not 0 <= process_id <= most:
-        raise ConfigError(f"--process-id must be 0 to {most}, got {process_id}")
-    flags = {
-        "--coordinator": ("coordinator_address", coordinator),
-        "--num-processes": ("num_processes", num_processes),
-        "--process-id": ("process_id", process_id),
+    settings = {
+        "coordinator_address": coordinator,
+        "num_processes": num_processes,
+        "process_id": process_id,
     }
-    given: dict[str, Any] = {name: value for name, value in flags.values() if value is not None}
-    if launcher == "none":
-        if not given:
-            return None
-        if missing := [flag for flag, (name, _) in flags.items() if name not in given]:
-            raise ConfigError(
-                f"--launcher none: several processes also require {', '.join(missing)}"
-            )
-        return {**given, "cluster_detection_method": "deactivate"}
-    if launcher == "mpi":
-        return _mpi_settings(environ, given)
-    required, advice = _REQUIRED.get(launcher, ((), ""))
-    if missing := [name for name in required if name not in environ]:
-        raise ConfigError(
-            f"--launcher {launcher}: the environment must have {', '.join(missing)}; {advice}"
-        )
+    given: dict[str, Any] = {name: x for name, x in settings.items() if x is not None}
+    method = _METHODS.get(launcher)
+    if launcher == "none" and not given:
+        return None
     if launcher == "kubernetes":
-        with require_extra("kubernetes", "the launcher requires kubernetes"):
+        with require_extra("kubernetes", "the pods of an indexed job require kubernetes"):
             import kubernetes  # noqa: F401
-    if launcher in _METHODS:
-        given["cluster_detection_method"] = _METHODS[launcher]
-    return given
-
-
-def _mpi_settings(environ: Mapping[str, str], given: dict[str, Any]) -> dict[str, Any]:
-    variables = next((names for names in _MPI if names[0] in environ and names[1] in environ), None)
-    if variables is None:
-        raise ConfigError(
-            f"--launcher mpi: the environment must have {_MPI[0][0]} or {_MPI[1][0]}; start with "
-            "mpirun or mpiexec"
-        )
-    # JAX reads the host of process 0 from Open MPI's environment
-    method = "deactivate" if "coordinator_address" in given else "ompi"
-    if method == "ompi" and "OMPI_MCA_orte_hnp_uri" not in environ:
-        raise ConfigError(
-            "--launcher mpi: this MPI does not provide the host of process 0; give --coordinator "
-            "HOST:PORT with a port that is free on that host"
-        )
-    names = ("num_processes", "process_id", "local_device_ids")
-    found: dict[str, Any] = {
-        name: int(environ[key])
-        for name, key in zip(names, variables, strict=True)
-        if key in environ
-    }
-    if "local_device_ids" in found:
-        found["local_device_ids"] = [found["local_device_ids"]]
-    return {**found, **given, "cluster_detection_method": method}
+    if launcher == "mpi":
+        # JAX reads the host of process 0 from Open MPI's environment
+        method = "ompi" if coordinator is None else "deactivate"
+        names = ("num_processes", "process_id", "local_device_ids")
+        variables = next((found for found in _MPI if found[0] in environ), ())
+        found = {
+            name: int(environ[variable])
+            for name, variable in zip(names, variables, strict=False)
+            if variable in environ
+        }
+        given = {**found, **given}
+    return {**given, "cluster_detection_method": method}

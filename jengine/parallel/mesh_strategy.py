@@ -19,7 +19,6 @@ from jengine.data.masking import are_whole
 from jengine.model.model import ArrayTree, Batch, Model, get_model
 from jengine.parallel.mesh import (
     DataShard,
-    check_context,
     choose_batch_axes,
     context_mesh,
     describe_mesh,
@@ -50,7 +49,6 @@ class MeshStrategy(Strategy):
         self.mesh_shape = dict(self.mesh.shape)
         self.platform = self.mesh.devices.flat[0].platform
         self.batch_axes = choose_batch_axes(self.mesh.axis_names, batch_axes)
-        check_context(list(self.mesh.devices.flat))  # JAX would only fail at the first step
         source = " of jax.set_mesh" if self.mesh == context_mesh() else ""
         self.mesh_description = f"{describe_mesh(self.mesh)}{source}"
         self._placement = placement

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine.config import paths
 from jengine.model.model import FROZEN, ArrayTree
@@ -57,19 +56,6 @@ def map_per_replica(fn: Callable[[Any], Any], state: ArrayTree) -> PyTree:
     items.
     """
     return paths.map_with_path(lambda path, leaf: fn(leaf) if is_per_replica(path) else leaf, state)
-
-
-def take_first_replica(state: ArrayTree) -> PyTree:
-    """Return a training state with the first replica's values."""
-
-    def first(leaf: jax.Array) -> jax.Array:
-        sharding = leaf.sharding
-        if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
-            # else it has no index
-            leaf = jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec()))
-        return leaf[0]
-
-    return map_per_replica(first, state)
 
 
 def convert_replica_axis(state: ArrayTree, before: int | None, after: int | None) -> PyTree:

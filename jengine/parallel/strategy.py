@@ -15,7 +15,7 @@ from jengine.config.annotations import Index
 from jengine.config.registry import STRATEGIES
 from jengine.logging.watchdog import Wait
 from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params
-from jengine.parallel.mesh import DataShard, check_context, context_mesh
+from jengine.parallel.mesh import DataShard, context_mesh
 from jengine.parallel.placement import Rules
 
 PyTree = Any
@@ -164,7 +164,6 @@ class SingleDevice(Strategy):
         self.device = devices[device]
         self.axis_names = tuple(axis_names)
         self.platform = self.device.platform
-        check_context([self.device])
         # On CPU a compiled step reads host arrays directly, without the cost of `device_put`
         self.takes_host_batches = self.platform == "cpu"
         # on an accelerator each holds a batch in device memory

@@ -31,11 +31,11 @@ def test_a_full_disk_is_an_error_and_leaves_the_earlier_checkpoint(checkpointer,
     with (
         limit_file_size(50_000),
         pytest.raises(
-            CheckpointSaveError, match="could not save checkpoint .*epoch_2 .earlier"
+            CheckpointSaveError, match="could not save checkpoint .*epoch_2 .others are intact"
         ) as error,
     ):
         save_and_wait(checkpointer, tmp_path / "epoch_2", noise, make_meta(2), evict=[first])
-    assert error.value.earlier == [first]
+    assert error.value.path == tmp_path / "epoch_2"
     assert find_latest(tmp_path) == first
     assert load(first).params["head"][0][0] == 1.0
     assert sorted(os.listdir(tmp_path)) == ["epoch_1", "last_checkpoint"]
@@ -58,10 +58,9 @@ def test_a_failure_in_the_background_is_raised_once_by_the_next_save(checkpointe
     checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta(1))
     with pytest.raises(
         CheckpointSaveError,
-        match=r"could not save checkpoint .*epoch_1 \(there is no earlier one\)",
-    ) as error:
+        match=r"could not save checkpoint .*epoch_1 \(others are intact\)",
+    ):
         checkpointer.save(tmp_path / "epoch_2", make_state(), make_meta(2))
-    assert error.value.earlier == []
     checkpointer.wait()
     assert not (tmp_path / "epoch_2").exists()
 

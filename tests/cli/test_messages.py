@@ -81,8 +81,16 @@ class FullDiskHook(Hook):
         self.earlier = earlier
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-        error = OSError(28, "No space left on device")
-        error.earlier = [f"run/epoch_{i + 1}" for i in range(self.earlier)]
+        import pathlib
+        from jengine.checkpoint import CheckpointSaveError
+        from jengine.checkpoint.manifest import seal
+
+        directory = pathlib.Path(runner.work_dir) / "saved"
+        for i in range(self.earlier):
+            (directory / f"epoch_{i + 1}" / "state").mkdir(parents=True)
+            seal(directory / f"epoch_{i + 1}", "run", True, i)
+        error = CheckpointSaveError("No space left on device")
+        error.path = directory / "epoch_9"
         raise error
 
 
@@ -170,10 +178,10 @@ MISTAKES = {
     ),
     "a full disk": (
         ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 3}]"],
-        r"^jengine: OSError: \[Errno 28\] (.*\n)+  the disk is full. Free space, then continue from the last checkpoint with --resume; .*max_keep_ckpts` of 2",
+        r"^jengine: CheckpointSaveError: No space (.*\n)+  the disk is full. Free space, then continue from the last checkpoint with --resume; .*max_keep_ckpts` of 2",
     ),
     "a full disk with one checkpoint": (
-        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 1}]"], r"^jengine: OSError: (.*\n)+  the disk is full. .* --resume run/epoch_1 --work-dir DIR\.\n",
+        ["custom_hooks=[{'type': 'mistaken_nets.FullDiskHook', 'earlier': 1}]"], r"^jengine: CheckpointSaveError: (.*\n)+  the disk is full. .* --resume .*/saved/epoch_1 --work-dir DIR\.\n",
     ),
     "a validation with samples of other shapes": (
         ["val_dataloader.dataset.type=mistaken_nets.OddRows"],

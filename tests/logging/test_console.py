@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from jengine.config.errors import ConfigError
-from jengine.logging import build_logger, console, current_logger, open_log_file, print_log
+from jengine.logging import build_logger, console, current_logger, open_log_file
 
 
 @pytest.fixture(autouse=True)
@@ -220,20 +220,3 @@ def test_current_logger_is_the_one_built_last():
     assert current_logger() is second
     assert build_logger("first") is first
     assert current_logger() is first
-
-
-def test_print_log_writes_to_each_target(capsys):
-    logger = build_logger("engine")
-    print_log("plain [x]")
-    assert capsys.readouterr().out == "plain [x]\n"
-    for target in (logger, "engine", "current"):
-        print_log("text", logger=target, level=logging.WARNING if target == "engine" else logging.INFO)
-        assert re.search(r"engine - (INFO|WARNING) - text\n$", capsys.readouterr().out)
-    print_log("nothing", logger="silent")
-    assert capsys.readouterr().out == ""
-
-
-def test_print_log_rejects_unknown_targets():
-    build_logger("engine")
-    with pytest.raises(ValueError, match="no logger called 'engin' was built"):
-        print_log("x", logger="engin")

@@ -440,10 +440,3 @@ def test_invalid_custom_cfg_is_rejected_with_its_config_path(entries, by_epoch, 
 def test_window_size_must_be_a_positive_int(window, error):
     with pytest.raises(error, match="window_size` must be"):
         LogProcessor(window_size=window)
-
-
-def test_unknown_modes_are_rejected():
-    with pytest.raises(AssertionError, match="`mode` must be one of 'train', 'val', 'test', got 'eval'"):
-        LogProcessor().get_log_after_iter(make_runner(), 0, "eval")
-    with pytest.raises(AssertionError, match="`mode` must be one of 'val', 'test', got 'train'"):
-        LogProcessor().get_log_after_epoch(make_runner(), 0, "train")

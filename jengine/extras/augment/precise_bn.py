@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine.config.annotations import Count
 from jengine.config.paths import flatten, map_with_path
@@ -19,9 +20,10 @@ from jengine.data.host_entries import select_arrays
 from jengine.data.masking import on_whole_batches
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.model.model import ArrayTree
 from jengine.model.module_types import is_batch_norm
 from jengine.parallel.processes import put_whole
-from jengine.parallel.replica_axis import take_first_replica
+from jengine.parallel.replica_axis import map_per_replica
 from jengine.train.traced_hooks import StepContext, TracedHooks
 
 PyTree = Any
@@ -80,7 +82,7 @@ class PreciseBNHook(Hook):
             return
         # Replicas have equal parameters, so one is enough
         state = (
-            runner.state if runner.strategy.replicas is None else take_first_replica(runner.state)
+            runner.state if runner.strategy.replicas is None else _take_first_replica(runner.state)
         )
         loader = runner.train_dataloader.copy_at_epoch(epoch)  # the training data must not move on
         # A batch that is passed on whole has no size, and counts as 1
@@ -174,3 +176,16 @@ def _replace_statistics(model_state: PyTree, statistics: Mapping[str, jax.Array]
         return put_whole(value.astype(leaf.dtype), leaf.sharding)
 
     return map_with_path(replace, model_state)
+
+
+def _take_first_replica(state: ArrayTree) -> Any:
+    """Return a training state with the first replica's values."""
+
+    def first(leaf: jax.Array) -> jax.Array:
+        sharding = leaf.sharding
+        if isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types:
+            # else it has no index
+            leaf = jax.sharding.reshard(leaf, NamedSharding(sharding.mesh, PartitionSpec()))
+        return leaf[0]
+
+    return map_per_replica(first, state)

@@ -8,6 +8,19 @@ provides = {
         "gs": "jengine.extras.cloud.schemes",
         "s3": "jengine.extras.cloud.schemes",
     },
+    "url_checkpoints": dict.fromkeys(
+        (
+            "abandon",
+            "begin",
+            "clean_up",
+            "delete",
+            "finish",
+            "list_sealed",
+            "move",
+            "validate_checkpoint",
+        ),
+        "jengine.extras.cloud.object_checkpoints",
+    ),
     "url_files": {
         **dict.fromkeys(
             (

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jengine.checkpoint.orbax import read_chunk_shapes, read_own
+from jengine.checkpoint.orbax import read_metadata, read_own
+from jengine.config.paths import flatten
 
 _BATCH = 2**28  # bytes on each device that one program sends; they are there twice until it is done
 _REGION = 2**30  # bytes that a device may need for larger regions than its own
@@ -46,7 +47,7 @@ class SharedRead(NamedTuple):
 def read_shared(directory: pathlib.PurePath, structs: Structs) -> dict[str, Any]:
     """Read arrays into a flat dict by dotted path, each byte by one process; all call this."""
     stored = {path: struct for path, struct in structs.items() if struct.size}
-    plans = plan_reads(stored, read_chunk_shapes(directory))
+    plans = plan_reads(stored, _read_chunk_shapes(directory))
     own = {path: struct for path, struct in structs.items() if path not in plans}
     for path, plan in plans.items():
         if plan.source.addressable_devices:
@@ -55,6 +56,15 @@ def read_shared(directory: pathlib.PurePath, structs: Structs) -> dict[str, Any]
             )
     arrays = read_own(directory, own)
     return arrays | share(plans, arrays.pop)
+
+
+def _read_chunk_shapes(directory: pathlib.PurePath) -> dict[str, Sequence[int] | None]:
+    """Return the shape of the chunks in which each array is stored, None where it is not known."""
+    storage = {
+        path: getattr(leaf, "storage", None)
+        for path, leaf in flatten(read_metadata(directory)).items()
+    }
+    return {path: found and found.chunk_shape for path, found in storage.items()}
 
 
 def plan_reads(

@@ -2,7 +2,11 @@
 
 import errno
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
+
+from jengine.checkpoint.checkpointer import CheckpointSaveError
+from jengine.checkpoint.layout import find_manifests
 
 
 def explain_full_disk(error: BaseException, context: Mapping[str, Any]) -> str | None:
@@ -18,7 +22,8 @@ def explain_full_disk(error: BaseException, context: Mapping[str, Any]) -> str |
         cause = cause.__cause__ or cause.__context__
     if cause is None:
         return None
-    earlier = getattr(error, "earlier", ["CHECKPOINT"])  # of one that could not be saved
+    path = error.path if isinstance(error, CheckpointSaveError) else None
+    earlier = ["CHECKPOINT"] if path is None else _list_others(path)
     if not earlier:
         return (
             "the disk is full. Free space, or write to another disk with --work-dir DIR, and start "
@@ -32,3 +37,13 @@ def explain_full_disk(error: BaseException, context: Mapping[str, Any]) -> str |
     if len(earlier) > 1:
         text += f" `CheckpointHook.max_keep_ckpts` of {len(earlier) - 1} keeps fewer checkpoints."
     return text
+
+
+def _list_others(path: PurePath) -> list[str]:
+    """Return the other checkpoints in the directory of `path`, oldest first."""
+    others = [
+        (manifest.iteration or 0, str(found))
+        for found, manifest in find_manifests(path.parent).items()
+        if manifest is not None and found.name != path.name
+    ]
+    return [found for _, found in sorted(others)]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from jengine.config.errors import require_extra
 from jengine.extras.drawing import draw
-from jengine.logging.console import print_log
+from jengine.logging.console import current_logger
 
 Colors = str | tuple[int, int, int] | Sequence[str | tuple[int, int, int]]
 """A name that matplotlib knows, RGB from 0 to 255, or a list of either with one for each shape."""
@@ -72,7 +72,7 @@ class Canvas:
 
         image = self.get_image() if drawn_img is None else drawn_img
         if not show_image(image, win_name, wait_time):
-            print_log(f"There is no display to show {win_name} on.", logger="current")
+            current_logger().info(f"There is no display to show {win_name} on.")
 
     def draw_points(
         self,

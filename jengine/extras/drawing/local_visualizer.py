@@ -1,6 +1,5 @@
 """Visualizer that draws samples with classes, masks and boxes, ground truth next to prediction."""
 
-import logging
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from jengine.config.registry import VISUALIZERS
 from jengine.extras.drawing import draw
 from jengine.extras.drawing.canvas import Canvas
 from jengine.extras.drawing.draw import Color
-from jengine.logging.console import print_log
+from jengine.logging.console import current_logger
 from jengine.logging.convert import write_png
 from jengine.logging.visualizer import Backends, Visualizer
 
@@ -118,7 +117,7 @@ class LocalVisualizer(Canvas, Visualizer):
         if show and not show_image(picture, name, wait_time):
             write_png(self._fallback_dir / f"{name}_{step}.png", picture)
             text = f"There is no display: pictures are written to {self._fallback_dir}."
-            print_log(text, logger="current", level=logging.WARNING)  # of equal ones, the first
+            current_logger().warning(text)  # of equal ones, the first
         if out_file is not None:
             write_png(pathlib.Path(out_file), picture)
         elif not show:

@@ -16,6 +16,9 @@ provides = {
     "config_writers": {
         "format_data": "jengine.extras.mmengine.flat",
     },
+    "jengine.logging": {
+        "print_log": "jengine.extras.mmengine.log_calls",
+    },
     "jengine.parallel": {
         "all_gather": "jengine.extras.mmengine.dist",
         "all_gather_object": "jengine.extras.mmengine.dist",

@@ -5,7 +5,7 @@ import numpy as np
 from jengine.config.annotations import Count
 from jengine.config.registry import METRICS
 from jengine.extras.metrics.classification import Confusion, ConfusionMatrix, divide
-from jengine.logging.console import print_log
+from jengine.logging.console import current_logger
 from jengine.logging.tables import format_table
 from jengine.model.selection import Selector
 
@@ -73,7 +73,7 @@ class IoUMetric(ConfusionMatrix):
             (str(name), f"{i:.4f}", f"{a:.4f}")
             for name, i, a in zip(names, iou, accuracy, strict=True)
         ]
-        print_log("\n" + format_table(("class", "IoU", "Acc"), rows), logger="current")
+        current_logger().info("\n" + format_table(("class", "IoU", "Acc"), rows))
         all_pixels = float(divide(correct.sum(), true.sum(), np.nan))
         return {"aAcc": all_pixels, "mIoU": _nanmean(iou), "mAcc": _nanmean(accuracy)}
 

@@ -12,8 +12,8 @@ import numpy as np
 from jengine.cli.commands import build_runner
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import encode
+from jengine.config.plugins import load_provided
 from jengine.config.storage import file_name, local_copy, storage_path, write_bytes
-from jengine.data.npz import list_npz, read_npz
 from jengine.evaluation.sections import list_dataloaders, loader_path
 from jengine.extras.serving.dump import write_arrays
 from jengine.model.model import ModelWrapper
@@ -98,7 +98,8 @@ def _read_npz(path: str) -> dict[str, np.ndarray]:
     """Return the arrays in a file, which may be from anyone."""
     file = local_copy(path)
     try:
-        arrays = dict(read_npz(file, list_npz(file)))
+        list_npz = load_provided("array_files", "list_npz")
+        arrays = dict(load_provided("array_files", "read_npz")(file, list_npz(file)))
     except (OSError, ValueError) as error:
         raise ConfigError(f"`--data` must be a readable file: {error}") from None
     for name, array in arrays.items():

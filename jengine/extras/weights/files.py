@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike
 from jengine.config.errors import MissingPackageError
 from jengine.config.json_codec import decode_object
 from jengine.config.storage import LARGE, read_bytes
-from jengine.data.npz import as_bfloat16, read_header
+from jengine.extras.weights.npz_files import as_bfloat16, read_header
 
 SAFETENSORS_DTYPES: dict[str, DTypeLike] = {
     "F64": np.float64,

@@ -1,6 +1,10 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "array_files": {
+        "list_npz": "jengine.extras.weights.npz_files",
+        "read_npz": "jengine.extras.weights.npz_files",
+    },
     "commands": {
         "ckpt export": "jengine.extras.weights.commands",
     },

@@ -24,9 +24,9 @@ from jengine.checkpoint.layout import list_checkpoints
 from jengine.checkpoint.orbax import read_structs
 from jengine.config.paths import flatten
 from jengine.config.storage import download_file, is_url, list_directory
-from jengine.data.npz import list_npz, read_npz
 from jengine.extras.weights import files
 from jengine.extras.weights.huggingface import CONFIG, choose_rules, find_differences, read_config
+from jengine.extras.weights.npz_files import list_npz, read_npz
 from jengine.extras.weights.weight_source import (
     Entry,
     WeightReader,
