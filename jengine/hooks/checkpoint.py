@@ -150,10 +150,11 @@ class CheckpointHook(Hook):
         )
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best needs save_best")
-        out_dir = None if out_dir is None else os.fspath(out_dir)
+        given_dir = "" if out_dir is None else os.fspath(out_dir)
         out_dir = apply_backend_args(
-            "CheckpointHook.out_dir", out_dir, backend_args, file_client_args
+            "CheckpointHook.out_dir", given_dir, backend_args, file_client_args
         )
+        out_dir = out_dir or None
         _check_destination(out_dir, filename_tmpl)
         self._schedule = make_schedule(interval, save_policy)
         self._history = SaveHistory(preservation_policy)

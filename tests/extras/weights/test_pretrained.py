@@ -414,10 +414,10 @@ def test_a_wrong_path_or_format_names_the_accepted_formats(tmp_path):
     (tmp_path / "torn.npz").write_bytes(b"PK")
     (tmp_path / "torn.safetensors").write_bytes(b"no")
     with pytest.raises(
-        FileNotFoundError, match=r"no checkpoint .*; weights must be .*\.npz.*\.safetensors.*nnx\.Module"
+        FileNotFoundError, match=r"is neither a checkpoint .*; weights must be .*\.npz.*\.safetensors.*nnx\.Module"
     ):
         locate_weights(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"contains .*model\.pth.*weights must be .*Orbax"):
+    with pytest.raises(FileNotFoundError, match=r"has .*model\.pth.*weights must be .*Orbax"):
         locate_weights(tmp_path)
     with pytest.raises(
         ValueError, match=r"weights must be .*model\.pth; loading a pickle may run any code.*weights_only"
