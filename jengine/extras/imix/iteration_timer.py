@@ -11,8 +11,9 @@ from jengine.extras.imix.hook_base import HookBase
 
 @HOOKS.register_module()
 class IterationTimerHook(HookBase):
-    """Hook that records `data_time` and `iter_time` of each iteration and `epoch_time`, and logs a
-    summary.
+    """Hook that records `iter_time` of each iteration and `epoch_time`, and logs a summary.
+
+    The loop itself records `data_time`.
 
     All times are in seconds. The device runs asynchronously: a single `iter_time` is the host's
     time, but the mean over several iterations is the step time (see IterTimerHook). After a resume
@@ -46,9 +47,8 @@ class IterationTimerHook(HookBase):
         self._epoch_start = self._iter_end = self._clock()
 
     def before_train_iter(self) -> None:
-        """Record the time spent waiting for data."""
+        """Start the clock for the iteration."""
         self._iter_start = self._clock()
-        self.trainer.message_hub.update_scalar("train/data_time", self._iter_start - self._iter_end)
 
     def after_train_iter(self) -> None:
         """Record the iteration time."""

@@ -61,7 +61,7 @@ def get_histories(trainer: RunnerProtocol) -> dict[str, HistoryBuffer]:
     return {
         names.get(key, key.removeprefix(_PREFIX)): x
         for key, x in histories
-        if key.startswith(_PREFIX)
+        if key.startswith(_PREFIX) and key != f"{_PREFIX}time"  # iMIX has `iter_time`
     }
 
 

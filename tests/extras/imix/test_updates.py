@@ -69,7 +69,7 @@ def test_the_hook_returns_the_config_of_the_wrapper():
         OptimizerHook(dict(max_grad_l2_norm=3, clip_norm_mode="question"))
     with pytest.raises(ConfigError, match="did you mean 'use_scale'"):
         OptimizerHook(dict(max_grad_l2_norm=3, use_scales=True))
-    with pytest.raises(ValueError, match="did you mean 'max_norm'"):
+    with pytest.raises(TypeError, match="did you mean 'max_norm'"):
         OptimizerHook(dict(max_nrm=3))
 
 
