@@ -1,5 +1,4 @@
 import pathlib
-import warnings
 
 import jax
 import numpy as np
@@ -8,6 +7,7 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from jengine.config import load_config
+from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import NnxModel
 from jengine.runner import Runner
@@ -81,7 +81,7 @@ def test_a_run_from_a_module_is_resumed_from_its_own_checkpoint(make_runner, tmp
     jax.tree.map(np.testing.assert_array_equal, state.model_state, expected.model_state)
 
 
-def test_objects_in_memory_are_not_part_of_the_config_file(make_runner, tmp_path):
+def test_weights_in_memory_are_asked_for_by_the_config_file(make_runner, tmp_path):
     cfg = dict(
         model=make_runner().model,
         work_dir=str(tmp_path / "cfg"),
@@ -90,12 +90,11 @@ def test_objects_in_memory_are_not_part_of_the_config_file(make_runner, tmp_path
         val_evaluator=dict(type="MeanLoss", loss=squared_error),
         load_from=dict(path=WEIGHTS),
     )
-    with pytest.warns(UserWarning, match="`load_from` must be a path to be written"):
-        assert Runner.from_cfg(cfg).val()["loss"] == 16.0  # (3 - 1 + 2) ** 2
-    assert "load_from" not in load_config(tmp_path / "cfg" / "config.py")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="`load_from`")
-        Runner.from_cfg({**cfg, "load_from": None}).val()
+    assert Runner.from_cfg(cfg).val()["loss"] == 16.0  # (3 - 1 + 2) ** 2
+    written = load_config(tmp_path / "cfg" / "config.py")
+    with pytest.raises(ConfigError, match="`load_from`.*which the run that wrote it had in memory only"):
+        Runner.from_cfg({**cfg, "load_from": written["load_from"]})
+    Runner.from_cfg({**cfg, "load_from": None}).val()
 
 
 @pytest.mark.parametrize("load_from", [5, [1, 2], {"w": "text"}])

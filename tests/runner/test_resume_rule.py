@@ -369,7 +369,7 @@ def test_numerical_flags_of_jax_are_compared(make_runner, trained, flag, value):
     jax.config.update(flag, value)
     try:
         runner = make_runner(**{**NO_VALIDATION, **objects()}, resume=trained[objects])
-        assert runner.run.described.settings["jax.config"][flag] == value  # as `train` does before all else
+        assert runner.run.described.settings[f"jax.config.{flag}"] == value  # as `train` does before all else
     finally:
         jax.config.update(flag, before)
     runner.train()
