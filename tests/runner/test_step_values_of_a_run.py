@@ -79,7 +79,7 @@ def test_the_batch_size_follows_the_iteration_and_each_example_comes_once_in_a_p
     assert [len(ids) for ids in hook.ids] == [2] * 3 + [4] * 4 + [8] * 5
     seen = list(itertools.chain(*hook.ids))
     assert len(set(seen[:46])) == 46  # 48 examples in a pass, of which the last 2 do not fill a batch of 8
-    assert hook.traces == 3  # each size compiles once, without a warning
+    assert runner.programs.update.traces == 3  # each size compiles once, without a warning
     logged, _ = runner.message_hub.get_scalar("train/batch_size").data
     assert logged.tolist() == [2] * 3 + [4] * 4 + [8] * 5
 
@@ -122,9 +122,9 @@ def crop(sample, ctx):
 def test_transforms_read_the_length_that_follows_the_iteration(tmp_path):
     dataset = TransformedDataset(data(), [crop])
     lengths = dict(loader=dict(example_length=steps([2, 4, 8], [3, 5])))
-    whole, _ = train(tmp_path / "whole", 4, dataset=dataset, **lengths, max_iters=8)
+    whole, runner = train(tmp_path / "whole", 4, dataset=dataset, **lengths, max_iters=8)
     assert whole.shapes == [(4, 2)] * 3 + [(4, 4)] * 2 + [(4, 8)] * 3
-    assert whole.traces == 3
+    assert runner.programs.update.traces == 3
     train(tmp_path / "parts", 4, stop=5, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8)
     rest, _ = train(
         tmp_path / "parts", 4, resume=True, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8
