@@ -1,13 +1,16 @@
 """Test that the padded last batch of an epoch trains like the smaller batch that it stands for."""
 
 import functools
+import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import linen as nn
 
 from jengine.data import ArrayDataset
-from jengine.model import LinenModel
+from jengine.model import FunctionalModel, LinenModel
 from jengine.runner import Runner
 
 X = np.random.RandomState(0).randn(10, 3).astype(np.float32)
@@ -53,3 +56,22 @@ def test_batch_norm_counts_only_the_real_examples_of_the_last_batch(tmp_path):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), (found.params, found.model_state), expected
     )
+
+
+def test_a_log_line_after_several_chunks_weighs_the_losses_by_examples(tmp_path):
+    model = FunctionalModel(init=lambda: {"w": jnp.ones(())}, loss=lambda params, batch: params["w"] * batch["x"])
+    values = np.arange(10, dtype=np.float32) ** 2
+    Runner(
+        model,
+        tmp_path,
+        train_dataloader=dict(
+            batch_size=4, dataset=ArrayDataset({"x": values}), drop_last=False, sampler=dict(type="DefaultSampler", shuffle=False)
+        ),
+        train_cfg=dict(by_epoch=False, max_iters=6, steps_per_call=2),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0)),
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=6)),
+        log_processor=dict(type="LogProcessor", window_size=6, by_epoch=False),
+    ).train()  # fmt: skip
+    (path,) = tmp_path.glob("*/vis_data/scalars.json")
+    (logged,) = [json.loads(line)["loss"] for line in path.read_text().splitlines() if "loss" in json.loads(line)]
+    assert logged == pytest.approx(values.mean(), rel=1e-6)  # of 20 examples in six batches of 4, 4, 2, 4, 4, 2
