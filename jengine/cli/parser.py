@@ -115,8 +115,8 @@ class Commands:
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser for all commands; `run` in the parsed arguments names their function.
 
-    >>> build_parser().parse_args(["groups", "configs/digits.py"]).run
-    'jengine.cli.commands:groups'
+    >>> build_parser().parse_args(["test", "configs/digits_cnn.py", "epoch_1"]).run
+    'jengine.cli.commands:test'
     """
     parser = _Parser(
         prog="jengine",
