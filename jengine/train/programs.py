@@ -247,7 +247,10 @@ class TrainPrograms:
         end of training.
         """
         for model in list_models(self._model):
-            vars(model)["_follower"] = None if end else weakref.ref(self)
+            if end:
+                vars(model).pop("_follower", None)
+            else:
+                vars(model)["_follower"] = weakref.ref(self)
 
     def assign(self, name: str, value: Any) -> None:
         """Make a number that a hook has assigned to an attribute of the model an input of the

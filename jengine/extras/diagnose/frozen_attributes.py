@@ -41,11 +41,14 @@ class FrozenAttributes:
     computes something else now. See `RunWatch`.
     """
 
+    def __init__(self) -> None:
+        self._known: set[str] = set()  # hyperparameters that need no check, or are checked
+
     def start(self, runner: Any) -> None:
         """Record the attributes before the first trace."""
         self._snapshot = _snapshot(runner)
         self._harmless: collections.Counter[str] = collections.Counter()
-        self._known = optimizer_names(runner.optim_wrapper)  # hyperparameters
+        self._known |= optimizer_names(runner.optim_wrapper)
 
     def request(self, runner: Any) -> None:
         """Request nothing."""
