@@ -16,7 +16,8 @@ from jengine.logging.console import in_notebook
 from jengine.logging.tables import shorten_rows
 
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
-_KINDS = ("state", "metrics", "hyperparams")  # of `Hook.acts_on`
+KINDS = ("state", "metrics", "hyperparams")  # of `Hook.acts_on`
+_LIMITING = ("state",)  # those that a chunk does not cross
 # A hook that defines a stage, its method, and whether the hook overrides `next_step`
 _Listener = tuple[Hook, Callable[..., Any], bool]
 
@@ -41,7 +42,8 @@ class HookList:
     def __init__(self) -> None:
         self._named: dict[str, Hook | None] = {}  # None for a hook that was removed
         self._hooks: list[tuple[int, Hook]] = []
-        self._listeners: dict[str, list[_Listener]] = {}  # by stage, in order
+        # by stage and the kinds of `Hook.acts_on`, in order
+        self._listeners: dict[tuple[str, Sequence[str]], list[_Listener]] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -149,7 +151,7 @@ class HookList:
         runner: RunnerProtocol,
         stage: str,
         arguments: Mapping[str, Any],
-        acts_on: str | None = None,
+        kinds: Sequence[str] = KINDS,
     ) -> None:
         """Call the method `stage` of the hooks that define it, in order, with the keyword arguments
         of the stage. Stages of a training iteration are called at the steps of a hook.
@@ -158,15 +160,13 @@ class HookList:
         iteration.
 
         Args:
-          acts_on: only the hooks with this `acts_on`; None for all.
+          kinds: only the hooks with one of these for `acts_on`.
         """
-        listeners = self._listeners.get(stage)
+        listeners = self._listeners.get((stage, kinds))
         if listeners is None:
-            listeners = self._find_listeners(stage)
+            listeners = self._find_listeners(stage, kinds)
         is_iteration = stage in _ITERATION_STAGES
         for hook, method, is_irregular in listeners:
-            if acts_on is not None and hook.acts_on != acts_on:
-                continue
             if is_iteration and hook.every == -1:
                 continue
             try:
@@ -256,20 +256,24 @@ class HookList:
     def __len__(self) -> int:
         return len(self._hooks)
 
-    def _find_listeners(self, stage: str) -> list[_Listener]:
-        """Return the hooks that define a stage, in order, and keep them for the next call."""
+    def _find_listeners(self, stage: str, kinds: Sequence[str]) -> list[_Listener]:
+        """Return the hooks of these kinds that define a stage, in order, and keep them for the next
+        call.
+        """
         is_known = stage in Hook.stages  # a custom loop may call others
-        self._listeners[stage] = [
+        found = self._listeners[stage, kinds] = [
             (hook, getattr(hook, stage), type(hook).next_step is not Hook.next_step)
             for hook in self
-            if (stage in hook.get_triggered_stages() if is_known else hasattr(hook, stage))
+            if hook.acts_on in kinds
+            and (stage in hook.get_triggered_stages() if is_known else hasattr(hook, stage))
         ]
-        return self._listeners[stage]
+        return found
 
     def _list_limiting(self, stage: str) -> Iterator[Hook]:
         """Yield the hooks with a stage of an iteration that a chunk does not cross."""
-        for hook, _, _ in self._listeners.get(stage) or self._find_listeners(stage):
-            if hook.acts_on == "state" and hook.every != -1:
+        key = stage, _LIMITING
+        for hook, _, _ in self._listeners.get(key) or self._find_listeners(*key):
+            if hook.every != -1:
                 yield hook
 
 
@@ -284,8 +288,8 @@ def _check_hook_name(name: str, known: Sequence[str]) -> None:
 
 def _check_stages(hook: Hook) -> None:
     owner = type(hook).__name__
-    if hook.acts_on not in _KINDS:
-        raise ConfigError(f"`{owner}.acts_on` must be one of {_KINDS}, got {hook.acts_on!r}")
+    if hook.acts_on not in KINDS:
+        raise ConfigError(f"`{owner}.acts_on` must be one of {KINDS}, got {hook.acts_on!r}")
     if hook.every is not None and (isinstance(hook.every, bool) or not isinstance(hook.every, int)):
         raise ConfigError(
             f"`{owner}.every` must be a number of training iterations, or None, got {hook.every!r}"

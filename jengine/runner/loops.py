@@ -25,6 +25,7 @@ from jengine.data.batch_check import Batch, BatchCheck
 from jengine.data.batch_stream import BatchStream
 from jengine.data.host_entries import put_arrays
 from jengine.hooks.checks import NonFiniteLossError
+from jengine.hooks.hook_list import KINDS
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
 from jengine.logging.loss_watch import LossWatch
 from jengine.optim.wrapper import OptimWrapper
@@ -36,6 +37,9 @@ from jengine.train.recompilation import check_on_recompile
 from jengine.train.state import MAX_STEP
 
 PyTree = Any
+# the hooks that are called for each step of a chunk: before it runs, and after it
+_AHEAD = ("hyperparams",)
+_BEHIND = ("metrics",)
 Length = Annotated[int, Range(ge=1, le=MAX_STEP)]  # the device counts in 32 bits
 Intervals = Annotated[Sequence[tuple[Index, Count]], Ascending()]  # (milestone, interval)
 
@@ -407,13 +411,13 @@ class TrainLoop:
         for i in range(len(batches)):
             self.iter = first + i
             hub.start_iteration(self.iter, self.epoch_start)
-            hooks.call(runner, "before_train_iter", arguments[i])
+            hooks.call(runner, "before_train_iter", arguments[i], _AHEAD if i else KINDS)
             rates = self._read_rates()
             is_update = runner.optim_wrapper.start_step(self.iter)
             # as a single step would read them now
             inputs.append((rates, runner.step_hyperparams(), is_update))
             if i < last:
-                hooks.call(runner, "after_train_iter", arguments[i], "hyperparams")
+                hooks.call(runner, "after_train_iter", arguments[i], _AHEAD)
         rates, hyperparams, is_update = zip(*inputs, strict=True)
         chunk = runner.train_chunk(batches, hyperparams, is_update)
         # Steps within one call have no times of their own
@@ -424,7 +428,7 @@ class TrainLoop:
             self.steps_left = last - i
             hub.record(chunk.values, rates[i], data_time, seconds, i, chunk.reports)
             outputs = {**arguments[i], "outputs": chunk.at(i)}
-            hooks.call(runner, "after_train_iter", outputs, "metrics" if i < last else None)
+            hooks.call(runner, "after_train_iter", outputs, _BEHIND if i < last else KINDS)
         self.iter += 1
         self.is_consistent = True
         self.batch = None
