@@ -10,8 +10,9 @@ def explain_label_axes(error: BaseException, context: Mapping[str, Any]) -> str 
 
     Explainer, for the errors of `CrossEntropy` and `Accuracy`, which have both shapes.
     """
+    about_axes = r"`(CrossEntropy\.label` must be class indices|Accuracy\.label` must fit)"
     shapes = re.findall(r"[a-z]+\d+\[([\d,]*)\]", str(error))
-    if not re.match(r"`(CrossEntropy|Accuracy)\.label`", str(error)) or len(shapes) != 2:
+    if not re.match(about_axes, str(error)) or len(shapes) != 2:
         return None
     outputs, labels = (shape.split(",") if shape else [] for shape in shapes)
     if len(outputs) == len(labels) and outputs[:1] != labels[:1]:
