@@ -11,8 +11,11 @@ def explain_masks(error: BaseException, context: Mapping[str, Any]) -> str | Non
     Explainer.
     """
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    names = {frame.f_globals.get("__name__", "").rpartition(".")[2] for frame in frames}
-    if not isinstance(error, TypeError | ValueError) or not names & {"_masking", "_combining"}:
+    modules = [frame.f_globals.get("__name__", "") for frame in frames]
+    own = [name for name in modules if name.partition(".")[0] not in ("jax", "jaxlib")]
+    # an error of the transformation that is masked passes there too, with further frames
+    is_about_masks = own and own[-1].endswith(("._masking", "._combining"))
+    if not isinstance(error, TypeError | ValueError) or not is_about_masks:
         return None
     return (
         "A mask or labels of an optax transformation must be a function of parameters, "
