@@ -62,7 +62,11 @@ class Wait:
 
     def report(self, seconds: float) -> None:
         """Log the wait and the stacks of all threads; called in the watchdog's thread."""
-        text = f"The run has waited {seconds:.0f} s for {self.what}"
+        try:
+            what = str(self.what)
+        except Exception as error:  # it may ask the user's dataset where it is
+            what = f"{type(self.what).__name__}, whose place is unknown: {error!r}"
+        text = f"The run has waited {seconds:.0f} s for {what}"
         text += "." if self._error is None else f" ({LIMIT_VARIABLE}) and ends without that."
         with tempfile.TemporaryFile() as file:
             faulthandler.dump_traceback(file, all_threads=True)
@@ -87,12 +91,12 @@ class Wait:
         thread = threading.Thread(target=self.report, args=[seconds], daemon=True)
         thread.start()
         thread.join(_GRACE)
-        code = getattr(
-            self._error, "code", 130 if isinstance(self._error, KeyboardInterrupt) else 1
-        )
-        if not isinstance(self._error, SystemExit):
+        code: Any = 130 if isinstance(self._error, KeyboardInterrupt) else 1
+        if isinstance(self._error, SystemExit):
+            code = self._error.code or 0
+        else:
             sys.excepthook(type(self._error), self._error, self._error.__traceback__)
-        end_process(code)
+        end_process(code if isinstance(code, int) else 1)  # else a message
 
 
 def _watch() -> None:
@@ -105,7 +109,7 @@ def _watch() -> None:
         _changed.wait(None if delay is None else max(delay, 0.01))
 
 
-def end_process(code: Any) -> NoReturn:
+def end_process(code: int) -> NoReturn:
     """End the process at once, from any thread.
 
     A normal exit waits for the device, for executors' threads and, in JAX, for other processes: for

@@ -43,6 +43,18 @@ def test_a_wait_that_takes_long_is_logged_once_with_the_stacks_of_all_threads(li
     assert "test_a_wait_that_takes_long" in stacks
 
 
+def test_a_wait_for_something_without_a_name_is_logged_and_later_ones_are_too(lines):
+    class Dataset:
+        def __str__(self):
+            raise RuntimeError("no position yet")
+
+    for what, words in ((Dataset(), "Dataset, whose place is unknown: RuntimeError('no position yet')"), ("the disk", "the disk")):
+        lines.arrived.clear()
+        with Wait(what, 0.05):
+            assert lines.arrived.wait(10)
+        assert words in lines.records[-2][1]
+
+
 def test_a_short_wait_and_a_time_between_two_waits_are_not_logged(lines):
     wait = Wait("the disk", 0.2)
     for _ in range(3):
@@ -53,7 +65,9 @@ def test_a_short_wait_and_a_time_between_two_waits_are_not_logged(lines):
 
 @pytest.mark.parametrize(
     ("error", "code", "text"),
-    [("ValueError('mine')", 1, "ValueError: mine"), ("SystemExit(143)", 143, ""), ("KeyboardInterrupt()", 130, "")],
+    [("ValueError('mine')", 1, "ValueError: mine"), ("SystemExit(143)", 143, ""), ("SystemExit('a message')", 1, ""),
+     ("SystemExit()", 0, ""), ("KeyboardInterrupt()", 130, ""),
+     ("__import__('urllib.error').error.HTTPError('u', 404, 'm', {}, None)", 1, "HTTP Error 404")],
 )
 def test_a_failed_process_ends_with_its_error_although_it_waits_forever(error, code, text):
     program = (
