@@ -121,9 +121,9 @@ def _is_storable(dtype: np.dtype) -> bool:
 
 
 def find_empty(node: Any) -> jax.ShapeDtypeStruct | None:
-    """Return the array for which `encode` has stored the node of a tree on disk.
+    """Return the empty array that a node of a stored tree stands for; None for other nodes.
 
-    None for other nodes.
+    `encode` stores an empty array as a byte, and its shape and dtype in the name.
     """
     if not isinstance(node, Mapping) or len(node) != 1:
         return None

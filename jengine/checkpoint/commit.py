@@ -67,7 +67,7 @@ def _list_own(path: PurePath) -> list[str] | None:
 
 
 def is_own(path: PurePath) -> bool:
-    """Return whether there is nothing at a `path` but files of a checkpoint."""
+    """Return whether `path` is free, or has only files of a checkpoint."""
     return _list_own(path) is not None
 
 

@@ -296,8 +296,9 @@ def find_checkpoint(
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> tuple[epath.Path, Manifest]:
-    """Return the absolute path as `find_checkpoint` and the manifest, by which alone the
-    checkpoint is judged if it has one.
+    """Return the absolute path and the manifest of the checkpoint that `find_checkpoint` finds.
+
+    A manifest alone decides whether a checkpoint that has one is complete.
     """
     root = storage_path("path", path)
     if (manifest := read_manifest(root)) is not None:

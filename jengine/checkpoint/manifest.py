@@ -58,11 +58,11 @@ class Manifest(NamedTuple):
 
 
 class DamagedFileError(ValueError):
-    """Error of a file of a checkpoint that is missing, or not what the manifest says."""
+    """A file of a checkpoint is missing, or differs from its entry in the manifest."""
 
 
 def at_urls(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let the extra for URLs provide a function with this name, for paths that are URLs."""
+    """Call the function of the same name in the extra for URLs, if the path is a URL."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:

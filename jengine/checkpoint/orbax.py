@@ -180,7 +180,7 @@ def _read_stored_structs(directory: PurePath) -> Any:
 
 
 def read_metadata(directory: PurePath) -> Any:
-    """Return what Orbax knows of each array in `state`, in the structure of the arrays."""
+    """Return Orbax's metadata of each array in `state`, as a tree like that of the arrays."""
     version = b""
     local = _find_local(directory)
     if is_url(local):
@@ -196,14 +196,15 @@ def _read_cached_metadata(directory: str, version: bytes) -> Any:
 
 
 def _read_metadata(directory: str | PurePath) -> Any:
-    """Return what Orbax knows of each array."""
+    """Read the metadata without the cache."""
     with contextlib.closing(_make_handler()) as handler:
         return _retry(directory, lambda: handler.metadata(epath.Path(directory)).tree)
 
 
 def _retry(directory: str | PurePath, read: Callable[[], Any]) -> Any:
-    """Return what `read` returns, which is tried again: TensorStore has no type for an answer
-    that was cut off.
+    """Return what `read` returns, with retries.
+
+    TensorStore's errors do not tell an answer that was cut off from damaged data.
     """
     attempts = _ATTEMPTS
     while True:

@@ -128,7 +128,7 @@ Duration = Annotated[str, IsDuration()]
 
 
 class _Mismatch(NamedTuple):
-    """Value that does not fit."""
+    """Value that does not fit the annotation of its argument."""
 
     keys: tuple[str | int, ...]  # the argument, and those within it
     annotation: Any

@@ -1,4 +1,4 @@
-"""What a config file can have of a value, found in one walk.
+"""Descriptions of values as a config file can have them.
 
 Literals, short arrays and containers describe themselves. A class or function is the path from
 which it can be imported; a `functools.partial`, a dataclass (which all Linen modules are) and an
