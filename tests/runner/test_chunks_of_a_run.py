@@ -247,3 +247,27 @@ def test_convolutions_run_in_chunks_too(train):
     one, four = train(1, model=convolution()), train(4, model=convolution())
     assert_same_run(one, four)
     assert four.programs.chunk.traces == 1
+
+
+def test_a_hook_that_reads_metrics_is_called_once_before_a_chunk_and_after_it_for_each_step(make_runner):
+    class Calls(Hook):
+        acts_on = "metrics"
+
+        def __init__(self):
+            self.calls = []
+
+        def before_train_iter(self, runner, batch_idx, data_batch=None):
+            self.calls.append(("before", runner.iter))
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            self.calls.append(("after", runner.iter, float(outputs["loss"])))
+
+    chunks, single = Calls(), Calls()
+    for hook, steps in ((chunks, 3), (single, 1)):
+        make_runner(custom_hooks=[hook], train_cfg=dict(by_epoch=False, max_iters=6, steps_per_call=steps)).train()
+    losses = [call for call in single.calls if call[0] == "after"]
+    assert [call for call in chunks.calls if call[0] == "before"] == [("before", 0), ("before", 3)]
+    for found, expected in zip([call for call in chunks.calls if call[0] == "after"], losses, strict=True):
+        assert found[:2] == expected[:2]
+        assert found[2] == pytest.approx(expected[2], rel=1e-6)
+    assert [call[0] for call in chunks.calls] == (["before"] + ["after"] * 3) * 2
