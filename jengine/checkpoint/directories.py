@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from jengine.checkpoint import commit
 from jengine.checkpoint.layout import (
+    EARLIER,
     INCOMING,
     POINTER,
     find_manifests,
@@ -177,10 +178,10 @@ def _move_others(directory: pathlib.PurePath, run_id: str) -> pathlib.PurePath |
         return None
     taken = list_directory(directory)
     number = 1
-    while f"earlier_{number}" in taken:
+    while f"{EARLIER}{number}" in taken:
         number += 1
     # A new directory each time: two earlier runs may have checkpoints with equal names.
-    target = directory / f"earlier_{number}"
+    target = directory / f"{EARLIER}{number}"
     if not is_url(target):
         os.mkdir(target)
     for path in others:

@@ -56,6 +56,7 @@ from jengine.config.storage import (
 from jengine.parallel.processes import ProcessGroup, SingleProcess
 
 POINTER = "last_checkpoint"
+EARLIER = "earlier_"  # and a number: a directory with the checkpoints of another run
 CURRENT_RUN = "current_run"
 _UNREADABLE = "lost+found"  # in the root of a file system, for the superuser alone
 _STATES = ("hooks", "data")  # entries that may have arrays and bytes

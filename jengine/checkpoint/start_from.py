@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jengine.checkpoint.layout import find_checkpoint, find_latest, read_meta
+from jengine.checkpoint.layout import EARLIER, find_checkpoint, find_latest, read_meta
 from jengine.checkpoint.manifest import read_manifest
 from jengine.checkpoint.report import LoadReport
 from jengine.checkpoint.restore import list_arrays, load_items
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.plugins import load_each
 from jengine.config.registry import check_arguments
-from jengine.config.storage import storage_path
+from jengine.config.storage import list_directory, storage_path
 from jengine.parallel.processes import ProcessGroup
 
 
@@ -118,15 +118,17 @@ def find_checkpoint_to_resume(
     for find_newer in load_each("newer_checkpoints"):
         if (newer := find_newer(work_dir, newest, processes)) is not None:
             return newer  # the path and a line for the log
-    if newest is None and resume == "must":
+    if newest is not None:
+        return newest, ""
+    names = list_directory(storage_path("work_dir", work_dir))
+    earlier = ", ".join(name for name in names if name.startswith(EARLIER))
+    hint = f"; checkpoints of earlier runs are in {earlier}" if earlier else ""
+    if resume == "must":
         raise ConfigError(
-            f"`resume` must find a checkpoint in {work_dir} with resume='must', got none"
+            f"`resume` must find a checkpoint in {work_dir} with resume='must', got none{hint}"
         )
     origin = "from scratch" if load_from is None else "from the weights of load_from"
-    return (
-        newest,
-        "" if newest else f"There is nothing to resume in {work_dir}: the run starts {origin}.",
-    )
+    return None, f"There is nothing to resume in {work_dir}: the run starts {origin}{hint}."
 
 
 def default_resume_command(load_from: object, path: str | None) -> str:

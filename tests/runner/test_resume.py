@@ -162,6 +162,27 @@ def test_resuming_without_a_checkpoint_starts_from_scratch_with_a_line_about_it(
     assert f"There is nothing to resume in {tmp_path / 'run'}: the run starts from scratch." in read_log(runner)
 
 
+def test_a_resume_after_a_run_that_failed_in_its_first_step_names_the_earlier_checkpoints(make_runner, tmp_path):
+    make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
+
+    def fail(params, batch):
+        return batch["lable"]
+
+    with pytest.raises(KeyError):
+        make_runner(
+            default_hooks=SAVE, model=FunctionalModel(lambda: {"w": np.zeros(2)}, fail),
+            val_dataloader=None, val_cfg=None, val_evaluator=None,
+        ).train()  # fmt: skip
+    with pytest.raises(ConfigError, match="got none; checkpoints of earlier runs are in earlier_1$"):
+        make_runner(default_hooks=SAVE, resume="must")
+    runner = make_runner(default_hooks=SAVE, resume=True)
+    runner.train()
+    assert "the run starts from scratch; checkpoints of earlier runs are in earlier_1." in read_log(runner)
+    resumed = make_runner(default_hooks=SAVE, resume=tmp_path / "run" / "earlier_1" / "epoch_1")
+    assert resumed.train().step == 8
+    assert resumed.iters_this_session == 4
+
+
 def test_a_resume_that_must_find_a_checkpoint_is_refused_without_one(make_runner, tmp_path):
     for load_from in (None, {"w": np.ones(2, np.float32), "b": np.ones((), np.float32)}):
         with pytest.raises(ConfigError, match="`resume` must find a checkpoint in .*/run with resume='must', got none"):
