@@ -305,9 +305,10 @@ class Runner:
             # a resume may be within a window
             self.optim_wrapper.initialize_count_status(self.iter, self.max_iters)
             self.programs = self.build_programs()  # hooks may have been added since an earlier call
-            # an error in the first iteration is probably about the first batch
+            # an error before the step is traced is probably about the first batch
             first = self._loaders.note_example(
-                "train_dataloader", lambda: self.iters_this_session > 0
+                "train_dataloader",
+                ends=lambda: self.iters_this_session > 0 or bool(self.programs.called()),
             )
             with lifecycle.session(self, self._group_table), first:
                 self.train_loop.run()
