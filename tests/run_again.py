@@ -69,6 +69,7 @@ PAGES: dict[str, dict[str, Again]] = {
     "own_step.md": {
         "work_dirs/author": NO_PREDICTIONS,
         "work_dirs/five": NO_PREDICTIONS,
+        "work_dirs/private": EVERYTHING,
         "work_dirs/sam": EVERYTHING,
     },
     "predict.md": {"work_dirs/digits_cnn": EVERYTHING},
