@@ -133,7 +133,7 @@ class UpdateContext:
         Args:
           state, optimizer: as for `gradients`.
           grads: unscaled gradients, like the parameters; those of replicas are averaged. Without
-            replicas also what an optimizer for single examples takes, such as `optax.contrib.dpsgd`.
+            replicas also those of single examples, for an optimizer such as `optax.contrib.dpsgd`.
           metrics: the metrics so far, which hooks see: `NumericsGuardHook` looks at the losses.
           weight: f32[], the weight of these gradients in a mean over replicas, as in
             `LossGradients`.

@@ -86,7 +86,8 @@ def single(tmp_path_factory):
 def test_private_training_equals_a_loop_in_numpy(single):
     noise = single.model_state["noise"]
     assert_params(single, reference(noise))
-    assert np.abs(noise).min() > 0 and np.unique(noise).size == noise.size
+    assert np.abs(noise).min() > 0
+    assert np.unique(noise).size == noise.size
 
 
 @pytest.mark.parametrize(
