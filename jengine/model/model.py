@@ -225,17 +225,36 @@ class Model:
     def base_variables(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
         """Return the variables under the paths that pretrained weights and sharding rules use.
 
-        These are the arguments, unless the model is an adapter around another, such as `LoRA`.
+        These are the arguments, with the frozen parameters in a model state `{'frozen': ...,
+        'state': ...}` among the parameters; or those of another model, for an adapter such as
+        `LoRA`.
         """
-        return params, model_state
+        if not _has_frozen(model_state):
+            return params, model_state
+        merged = {**paths.flatten(model_state[FROZEN]), **paths.flatten(params)}
+        return paths.nest(merged), model_state["state"]
 
     def replace_base(
         self, params: Params, model_state: ModelState, base_params: Params, base_state: PyTree
     ) -> tuple[PyTree, PyTree]:
         """Return the variables with those that `base_variables` returns replaced by
         `base_params` and `base_state`.
+
+        Those that are not in `base_params`, such as adapters, stay.
         """
-        return base_params, base_state
+        if not _has_frozen(model_state):
+            return base_params, base_state
+        # A part of the parameters is in the state, and a base checkpoint has them all in one tree.
+        base = paths.flatten(base_params)
+        params, frozen = (
+            paths.map_with_path(lambda path, leaf: base.get(path, leaf), tree)
+            for tree in (params, model_state[FROZEN])
+        )
+        return params, {FROZEN: frozen, "state": base_state}
+
+
+def _has_frozen(model_state: ModelState) -> bool:
+    return isinstance(model_state, Mapping) and set(model_state) == {FROZEN, "state"}
 
 
 class ModelWrapper(Model):

@@ -28,6 +28,7 @@ from jengine.train.traced_hooks import StepContext, TracedHooks
 
 PyTree = Any
 LossFn = Callable[[PyTree], Any]  # params -> losses, or (losses, model_state)
+Combine = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 # Within a model's own step, the entry of `hook_state` with the decision of hooks on the update,
 # bool[]; it is part of the state because `ctx.apply` may be called in a loop of JAX.
 _APPLY = "apply_update"
@@ -89,6 +90,20 @@ class UpdateContext:
     _hooks: TracedHooks
     _constrain: Constrain
     _gather_tables: Gather
+    _combine: Combine = lambda params, model_state: (params, model_state)
+    _update_state: Callable[[PyTree, PyTree], PyTree] = lambda old, new: new
+
+    def with_modules(
+        self, combine: Combine, update_state: Callable[[PyTree, PyTree], PyTree]
+    ) -> "UpdateContext":
+        """Return a context whose loss functions get modules, or other trees, in the place of
+        parameters.
+
+        Args:
+          combine: `(params, model_state) -> (module, module's state)`.
+          update_state: `(model_state, module's new state) -> model_state`.
+        """
+        return dataclasses.replace(self, _combine=combine, _update_state=update_state)
 
     def fold_in(self, data: int | jax.Array) -> "UpdateContext":
         """Return a context with other keys, for one of several updates.
@@ -208,9 +223,11 @@ class UpdateContext:
         def loss(
             params: Params, model_state: PyTree, batch: Batch, **_: Any
         ) -> tuple[Mapping[str, Any], PyTree]:
-            losses, new_state = (
-                outputs if isinstance(outputs := loss_fn(params), tuple) else (outputs, model_state)
-            )
+            outputs = loss_fn(self._combine(params, model_state)[0])
+            if isinstance(outputs, tuple):
+                losses, new_state = outputs[0], self._update_state(model_state, outputs[1])
+            else:
+                losses, new_state = outputs, model_state
             return losses if isinstance(losses, Mapping) else {"loss": losses}, new_state
 
         return Phase(optimizer, self._wrapper(optimizer), loss)
