@@ -59,7 +59,7 @@ class FunctionalModel(Model):
         return `(params, model_state)`. The loss functions that it passes to `ctx` get what `loss`
         would get, such as a module of Equinox.
       trainable: the parameters to train: a function `(path, array) -> bool`, where a path is
-        dotted, or a list of parts of paths; None for all. The others are in
+        dotted, or a list of regular expressions for paths; None for all. The others are in
         `model_state['frozen']`. The functions get all of them, as `init` returns them, and
         `state.params` are nested dicts.
 

@@ -80,7 +80,7 @@ def test_the_functions_and_the_module_have_the_tree_of_init(run):
     np.testing.assert_allclose(load_model(run.work_dir, model=run.model)(DATA[0]), predict(net, DATA[0]), rtol=1e-6)
 
 
-@pytest.mark.parametrize("how", ["parts", "config", "own step", "chunks", "replicas"])
+@pytest.mark.parametrize("how", ["rules", "config", "own step", "chunks", "replicas"])
 def test_other_ways_train_the_same(how, run, tmp_path):
     model = FunctionalModel(init, loss, trainable=["head"])
     changes = {}
@@ -128,7 +128,8 @@ def test_a_resumed_run_ends_with_the_same_bits(run, tmp_path):
 @pytest.mark.parametrize(
     ("trainable", "message"),
     [
-        (["haed"], "`trainable` must have parts of parameter paths, got 'haed'; closest: head"),
+        (["haed"], "each rule of `trainable` must match a parameter, got 'haed'; closest: head"),
+        (["(head"], r"FunctionalModel: a rule must be a regular expression, got '\(head'"),
         (lambda path, leaf: False, "`trainable` must select a floating-point array, got none of body.order, body.w, head"),
         (["order"], "`trainable` must select a floating-point array"),
     ],

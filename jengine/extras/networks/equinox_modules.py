@@ -17,10 +17,11 @@ import jax.numpy as jnp
 
 from jengine.config import paths
 from jengine.config.errors import ConfigError
+from jengine.extras.networks.path_rules import check_match, compile_rule, is_match
 from jengine.model.model import FROZEN, ModelState, Params, PyTree
 from jengine.model.module_types import ModuleType, describe_modules, has_equinox_modules
 
-# A function of the dotted path and the array, or parts of paths
+# A function of the dotted path and the array, or regular expressions for paths
 Trainable = Callable[[str, Any], bool] | Sequence[str] | None
 
 
@@ -124,7 +125,7 @@ def split_module(
       `frozen`; and the module types by dotted path.
 
     Raises:
-      ConfigError: `trainable` selects nothing, or has a part of no path.
+      ConfigError: `trainable` selects nothing, or has a rule that does.
     """
     if not has_equinox_modules(module):
         module = jax.tree.map(jnp.asarray, module)  # its numbers are arrays too
@@ -172,14 +173,10 @@ def _build_filter(trainable: Trainable, leaves: Mapping[str, Any]) -> Callable[[
         return lambda path, leaf: True
     if callable(trainable):
         return trainable
-    aliases = {path: paths.path_aliases(path) for path in leaves}
-    for part in trainable:
-        if not any(part in alias for names in aliases.values() for alias in names):
-            raise ConfigError(
-                "FunctionalModel: `trainable` must have parts of parameter paths, got "
-                f"{part!r}{paths.closest_paths(part, leaves)}"
-            )
-    return lambda path, leaf: any(part in alias for part in trainable for alias in aliases[path])
+    rules = [compile_rule(pattern, "FunctionalModel") for pattern in trainable]
+    for rule in rules:
+        check_match("FunctionalModel", "trainable", "a parameter", rule, list(leaves))
+    return lambda path, leaf: any(is_match(rule, path) for rule in rules)
 
 
 def _fixed_paths(tree: PyTree) -> tuple[str, ...]:
