@@ -11,7 +11,16 @@ from jengine.config.paths import closest_paths, flatten
 from jengine.config.plugins import load_provided
 from jengine.config.registry import MODELS
 from jengine.model.adapters import to_loss_dict, train_arguments
-from jengine.model.model import FROZEN, Batch, Losses, Model, ModelState, Params, PyTree
+from jengine.model.model import (
+    FROZEN,
+    ONE_GRADIENT,
+    Batch,
+    Losses,
+    Model,
+    ModelState,
+    Params,
+    PyTree,
+)
 from jengine.model.module_types import has_equinox_modules
 
 _INIT_ARGUMENTS = ("rng", "batch")
@@ -151,7 +160,7 @@ class FunctionalModel(Model):
                 if phase
                 else "a function if there is a single optimizer"
             )
-            given = f"a dict with {names}" if names else "a function"
+            given = f"a dict with {names}" if names else f"a function{ONE_GRADIENT}"
             raise KeyError(f"FunctionalModel: `loss` must be {required}, got {given}")
         fn = self._losses[phase]
         module, state = self._combine(params, model_state)

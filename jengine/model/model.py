@@ -24,6 +24,11 @@ Losses = dict[str, Any]  # name -> array of any shape (averaged), (sum, weight),
 # hyperparameters by name; traced, so the host can change them between steps
 Scalars = Mapping[str, Any]
 FROZEN = "frozen"  # item of the model state with parameters that are not trained, see `Model`
+# for a loss without phases
+ONE_GRADIENT = (
+    "; one loss for several networks has one gradient, and takes one optimizer: "
+    "`paramwise_cfg.custom_keys` with a `lr` for each, or optax.partition"
+)
 # apart from the keys of training steps, which fold a small number into the same seed
 _PREDICTION_STREAM = 0x70726564
 
@@ -152,7 +157,7 @@ class Model:
         raise NotImplementedError(
             f"{type(self).__name__} is trained by several optimizers, so it must define "
             "`phase_loss(phase, params, model_state, batch, ...)`; a FunctionalModel takes a dict "
-            "of losses"
+            f"of losses{ONE_GRADIENT}"
         )
 
     @property
