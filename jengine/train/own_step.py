@@ -224,11 +224,11 @@ class UpdateContext:
             params: Params, model_state: PyTree, batch: Batch, **_: Any
         ) -> tuple[Mapping[str, Any], PyTree]:
             outputs = loss_fn(self._combine(params, model_state)[0])
+            losses = outputs
             if isinstance(outputs, tuple):
-                losses, new_state = outputs[0], self._update_state(model_state, outputs[1])
-            else:
-                losses, new_state = outputs, model_state
-            return losses if isinstance(losses, Mapping) else {"loss": losses}, new_state
+                losses, new_state = outputs
+                model_state = self._update_state(model_state, new_state)
+            return losses if isinstance(losses, Mapping) else {"loss": losses}, model_state
 
         return Phase(optimizer, self._wrapper(optimizer), loss)
 
