@@ -160,7 +160,7 @@ class UpdateContext:
         Raises:
           ValueError: gradients of single examples on replicas, whose mean would mix examples.
         """
-        if self.axis_name is not None:
+        if self.replicas > 1:
             shapes = paths.flatten(state.params)
             for path, grad in paths.flatten(grads).items():
                 if path in shapes and jnp.shape(grad) != jnp.shape(shapes[path]):

@@ -134,8 +134,9 @@ def aggregated(state, batch, ctx):
     return ctx.apply(state, grads, {"loss": losses.mean()})
 
 
-def test_an_optimizer_for_single_examples_gets_their_gradients_from_the_step(tmp_path):
-    state = train(tmp_path, aggregated, optax.contrib.dpsgd(RATE, CLIP, 0.0, seed=0))
+@pytest.mark.parametrize("parallel", [None, dict(type="DataParallel", devices=1)])
+def test_an_optimizer_for_single_examples_gets_their_gradients_from_the_step(parallel, tmp_path):
+    state = train(tmp_path, aggregated, optax.contrib.dpsgd(RATE, CLIP, 0.0, seed=0), parallel)
     assert_params(state, reference(np.zeros((STEPS, 4))))
 
 
