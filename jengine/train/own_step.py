@@ -13,6 +13,7 @@ from optax import Params, Updates
 
 from jengine.config import paths
 from jengine.data.batch_check import Batch
+from jengine.model.adapters import to_loss_dict
 from jengine.model.model import Model
 from jengine.optim.gradients import loss_names
 from jengine.optim.transforms.fields import get_field
@@ -225,10 +226,10 @@ class UpdateContext:
         ) -> tuple[Mapping[str, Any], PyTree]:
             outputs = loss_fn(self._combine(params, model_state)[0])
             losses = outputs
-            if isinstance(outputs, tuple):
+            if type(outputs) is tuple:  # a NamedTuple may be the losses
                 losses, new_state = outputs
                 model_state = self._update_state(model_state, new_state)
-            return losses if isinstance(losses, Mapping) else {"loss": losses}, model_state
+            return to_loss_dict(losses), model_state
 
         return Phase(optimizer, self._wrapper(optimizer), loss)
 
