@@ -151,10 +151,12 @@ def _trace(
     for method in ("loss", "predict"):
         fn = lambda *args, method=method: run(method, *args)  # noqa: E731
         try:
-            return trace_roles(fn, {**leaves, **frozen}, (rest, batch, key), stacked)
+            program = jax.make_jaxpr(fn)({**leaves, **frozen}, rest, batch, key)
         except Exception as raised:  # of any type: it is the user's code
             error = error or raised
-    logger.debug("the roles of the parameters cannot be traced: %r", error)
+            continue
+        return trace_roles(program, {**leaves, **frozen}, stacked)
+    logger.warning("the loss cannot be traced for the roles of the parameters: %r", error)
     return {}
 
 

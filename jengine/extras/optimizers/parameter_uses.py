@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
+import jax.extend
 
 from jengine.model.roles import Role
 
@@ -78,17 +78,17 @@ class Uses:
 
 
 def trace_roles(
-    fn: Callable[..., Any], params: Mapping[str, Any], arguments: Sequence[Any], stacked: Any
+    program: jax.extend.core.ClosedJaxpr,
+    params: Mapping[str, Any],
+    stacked: Mapping[str, Sequence[int]],
 ) -> dict[str, Role]:
-    """Return the roles of the parameters that a function uses in a way that tells them.
+    """Return the roles of the parameters that a program uses in a way that tells them.
 
     Args:
-      fn: called as `fn(params, *arguments)`; returns the losses.
+      program: of the losses, from `jax.make_jaxpr`; its first argument is `params`.
       params: arrays or shapes by dotted path.
-      arguments: trees of arrays or shapes.
       stacked: axes along which layers are stacked by path, as far as they are known.
     """
-    program = jax.make_jaxpr(fn)(params, *arguments)
     paths = list(params)
     tracer = _Tracer([tuple(leaf.shape) for leaf in params.values()])
     # a dict is flattened in the order of its keys
@@ -327,7 +327,8 @@ class _Tracer:
         for i, j in zip(*batch, strict=True):
             labels = _at(values[0].labels, i) | _at(values[1].labels, j)
             for label in labels - {_HEADS}:
-                if label[2] != _PART:
+                # an axis for heads, not one for heads and their sizes
+                if label[2] != _PART and self._has_outputs(label[0], 2):
                     self.uses[label[0]].heads.add(label[1])
             heads.append(labels | {_HEADS} if labels else labels)
         rest = [_at(values[side].labels, i) for side in (0, 1) for i in free[side]]
@@ -405,7 +406,7 @@ class _Tracer:
         shape = eqn.invars[0].aval.shape
         starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
         for i, (start, limit) in enumerate(zip(starts, limits, strict=True)):
-            if (start, limit) != (0, shape[i]) and not eqn.params["strides"]:
+            if (start, limit) != (0, shape[i]) and set(eqn.params["strides"] or ()) <= {1}:
                 self._note_cut(_at(values[0].labels, i), shape[i], start, limit)
         return values[0]
 
@@ -460,10 +461,27 @@ class _Tracer:
             found: list[frozenset[Any]] = [frozenset()] * len(new)
             for before, after in groups:
                 for position, j in enumerate(after):
-                    found[j] = _regroup([axes[i] for i in before], position, len(after))
+                    parts = [axes[i] for i in before]
+                    found[j] = _regroup(parts, position, len(after))
+                    if len(after) == 1 and self._are_heads(parts):
+                        found[j] |= {_HEADS}
             return tuple(found)
 
         return _map_axes(values[0], regroup)
+
+    def _are_heads(self, parts: Sequence[frozenset[Any]]) -> bool:
+        """Return whether merged axes are query heads in groups, whose axis was split."""
+        if len(parts) < 2 or _HEADS not in parts[0]:
+            return False
+        owners = {label[:2] for label in parts[0] - {_HEADS} if label[2] == _FIRST}
+        return any(
+            self._has_outputs(bit, 2) and all((bit, axis, _PART) in labels for labels in parts[1:])
+            for bit, axis in owners
+        )
+
+    def _has_outputs(self, bit: int, count: int) -> bool:
+        use = self.uses[bit]
+        return len(use.shape) - len(use.fan_in | use.stacked) >= count
 
     def _concatenate(self, eqn: Any, values: list[Value]) -> Value:
         if any(value.is_activation for value in values):
@@ -666,22 +684,23 @@ class _Tracer:
 def _count_parts(use: Uses, fan_out: Sequence[int]) -> int:
     for (axis, size, _), cuts in use.cuts.items():
         widths = {limit - start for start, limit in cuts}
-        if fan_out and axis == fan_out[0] and len(widths) == 1 and len(cuts) > 1:
-            if widths.pop() * len(cuts) == size:
-                return len(cuts)
+        is_even = len(widths) == 1 and sum(limit - start for start, limit in cuts) == size
+        if fan_out and axis == fan_out[0] and is_even and len(cuts) > 1:
+            return len(cuts)
     return 1
 
 
 def _fold(values: Sequence[Value]) -> Value:
     """Return what is known of a combination of values.
 
-    Of a sum or product of an activation and something computed from it, such as a residual
-    connection or a gate, the former ends where it did.
+    Of a sum or product of channels and something computed from them, such as a residual connection
+    or a gate, the former end where they did.
     """
     result = values[0] if values else Value()
     for value in values[1:]:
         a, b = result.before, value.before
-        if a != b and a and b and a & b in (a, b):
+        have_channels = any(x and y for x, y in zip(result.labels, value.labels, strict=False))
+        if have_channels and a != b and a and b and a & b in (a, b):
             ends = result.ends if a & b == a else value.ends
         else:
             ends = result.ends | value.ends
@@ -757,10 +776,6 @@ def _regroup(before: Sequence[frozenset[Any]], position: int, count: int) -> fro
     if len(before) == count == 1:
         return before[0]
     found: set[Any] = set()
-    if count == 1 and _HEADS in before[0]:  # query heads in groups, merged again
-        owners = {label[:2] for label in before[0] - {_HEADS} if label[2] == _FIRST}
-        parts = [{(*owner, _PART) for owner in owners} & axes for axes in before[1:]]
-        found |= {_HEADS} if all(parts) else set()
     for index, axes in enumerate(before):
         for label in axes:
             if isinstance(label, int):  # an axis of a parameter
