@@ -16,6 +16,8 @@ from jengine.config.plugins import load_provided, provided
 from jengine.model.model import FROZEN, Batch, Model, Params
 from jengine.model.module_types import is_norm, kind_of, stacked_axes
 
+Shape = tuple[int, ...]
+
 logger = logging.getLogger("jengine")
 
 KINDS = (
@@ -28,6 +30,15 @@ _ROUTER = re.compile(r"(^|[._])router([._]|$)", re.IGNORECASE)
 _HEAD = re.compile(r"(^|[._])(head|logits|classifier)(\.\w+)?$", re.IGNORECASE)
 # names that tell a norm: of the module, or of the one-dimensional leaves that it has
 _NORM = re.compile(r"norm|(?<![a-z])(bn|ln|gn)(?![a-z])", re.IGNORECASE)
+_NORM_LEAVES = (
+    {"scale"},
+    {"scale", "bias"},
+    {"scale", "offset"},
+    {"weight", "bias"},
+    {"gamma", "beta"},
+)
+# the least axes of a single layer's parameter, by name
+LEAST_AXES = {"kernel": 2, "embedding": 2, "bias": 1, "scale": 1}
 _ATTENTION = re.compile(r"(^|[._])(query|key|value|q|k|v|[qkv]_proj)\.\w+$")
 
 
@@ -97,26 +108,56 @@ def parameter_roles(
         parameter whose role cannot be told.
     """
     types = module_types or getattr(model, "module_types", {})
-    leaves = paths.flatten(params)
-    stacked = {
-        path: tuple(axis % len(leaf.shape) for axis in axes)
-        for path, leaf in leaves.items()
-        if (axes := stacked_axes(types, path))
-    }
     traced: dict[str, Role] = {}
     if model is not None and batch is not None and "trace_roles" in provided("parameter_roles"):
-        traced = _trace(model, params, batch, stacked)
-    if not traced and leaves:
+        traced = _trace(model, params, batch, _known_stacks(paths.flatten(params), types))
+    if not traced:
         logger.warning("the roles of the parameters are told by their names and shapes alone")
+    return _complete(traced, params, types, overrides)
+
+
+def roles_by_name(
+    params: Params, module_types: Mapping[str, str], overrides: Mapping[str, Any] | None = None
+) -> Roles:
+    """Return the roles that names, shapes and module types tell, without a warning.
+
+    The arguments are those of `parameter_roles`.
+    """
+    return _complete({}, params, module_types, overrides)
+
+
+def _complete(
+    traced: Mapping[str, Role],
+    params: Params,
+    types: Mapping[str, str],
+    overrides: Mapping[str, Any] | None,
+) -> Roles:
+    leaves = paths.flatten(params)
+    shapes = {path: tuple(leaf.shape) for path, leaf in leaves.items()}
+    stacked = _known_stacks(leaves, types)
+    unknown = {path: shape for path, shape in shapes.items() if stacked_axes(types, path) is None}
+    stacked |= _stacks_by_name(unknown)
+    norms = set() if types else _norms_by_name(shapes, stacked)
     roles = Roles()
-    for path, leaf in leaves.items():
-        role = _correct(path, traced.get(path), types) or _guess(
-            path, tuple(leaf.shape), stacked.get(path, ()), types
-        )
+    for path, shape in shapes.items():
+        axes = stacked.get(path, ())
+        role = _correct(path, traced.get(path), types)
+        if role is None and path in norms:
+            role = Role("norm", (), _rest(shape, axes), axes)
+        role = role or _guess(path, shape, axes, types)
         if role is not None:
             roles[path] = role
     _override(roles, leaves, overrides or {})
     return roles
+
+
+def _known_stacks(leaves: Mapping[str, Any], types: Mapping[str, str]) -> dict[str, Shape]:
+    known = {path: stacked_axes(types, path) for path in leaves}
+    return {
+        path: tuple(axis % len(leaves[path].shape) for axis in axes)
+        for path, axes in known.items()
+        if axes
+    }
 
 
 def _trace(
@@ -190,21 +231,77 @@ def _is_norm_type(module: str | None) -> bool:
     return is_norm(module) or (kind.endswith("Norm") and kind not in ("WeightNorm", "SpectralNorm"))
 
 
+def _rest(shape: Shape, stacked: Sequence[int]) -> Shape:
+    return tuple(axis for axis in range(len(shape)) if axis not in stacked)
+
+
+def _stacks_by_name(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    """Return the axes of stacked layers in modules whose parameters all have an axis too many for
+    their names.
+    """
+    found: dict[str, Shape] = {}
+
+    def visit(below: Mapping[str, Shape], depth: int) -> None:
+        names = {path: path.rpartition(".")[2] for path in below}
+        # Vectors tell best: kernels have more axes in convolutions and attention as well
+        has_vector = any(name in ("bias", "scale") for name in names.values())
+        is_long = all(len(below[path]) > LEAST_AXES.get(name, 0) for path, name in names.items())
+        if has_vector and is_long and len({shape[0] for shape in below.values()}) == 1:
+            found.update(dict.fromkeys(below, (0,)))
+            return
+        children: dict[str, dict[str, Shape]] = {}
+        for path, shape in below.items():
+            parts = path.split(".")
+            if len(parts) > depth + 1:
+                children.setdefault(parts[depth], {})[path] = shape
+        for child in children.values():
+            visit(child, depth + 1)
+
+    visit(shapes, 0)
+    return found
+
+
+def _norms_by_name(shapes: Mapping[str, Shape], stacked: Mapping[str, Shape]) -> set[str]:
+    """Return the parameters of norms in a tree without types."""
+    modules: dict[str, list[str]] = {}
+    for path in shapes:
+        modules.setdefault(path.rpartition(".")[0], []).append(path)
+    norms = set()
+    for module, below in modules.items():
+        vectors = {path for path in below if len(_rest(shapes[path], stacked.get(path, ()))) == 1}
+        names = {path.rpartition(".")[2] for path in below}
+        is_called = _NORM.search(last_name(module)) is not None
+        if vectors == set(below) and (is_called or names in _NORM_LEAVES):
+            norms |= vectors
+        norms |= {path for path in vectors if _NORM.search(path.rpartition(".")[2])}
+    return norms
+
+
+def last_name(path: str) -> str:
+    """Return the last path part that is not an index.
+
+    >>> last_name("layers.norms.0")
+    'norms'
+    """
+    # Modules in a list are called after the list.
+    return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
+
+
 def _guess(
-    path: str, shape: tuple[int, ...], stacked: Sequence[int], types: Mapping[str, str]
+    path: str, shape: Shape, stacked: Sequence[int], types: Mapping[str, str]
 ) -> Role | None:
     """Return the role that a parameter's name and shape tell, None if they do not."""
     module, _, name = path.rpartition(".")
     kind = kind_of(types.get(module))
-    rest = tuple(axis for axis in range(len(shape)) if axis not in stacked)
+    rest = _rest(shape, stacked)
     axes = {"stacked": tuple(stacked)}
     if _ADAPTER.search(path) and len(rest) == 2:
         return Role("adapter", rest[:1], rest[1:], **axes)
-    if _POSITION.search(path) or re.search(r"(cls|class|mask)_?token$", name):
+    if _POSITION.search(path) or re.search(r"^(cls|(cls|class|mask)_?token)$", name):
         return Role("position", (), rest, **axes)
     if kind == "Embed" or "embedding" in name:
         return Role("embedding", rest[:1], rest[1:], **axes) if len(rest) == 2 else None
-    if _is_norm_type(types.get(module)) or (not kind and len(rest) == 1 and _NORM.search(path)):
+    if _is_norm_type(types.get(module)):
         return Role("norm", (), rest, **axes)
     if name in ("bias", "b"):
         return Role("bias", (), rest, **axes)

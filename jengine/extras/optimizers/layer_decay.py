@@ -20,8 +20,6 @@ from jengine.optim.param_groups.modules import (
     Module,
     Parameter,
     ParamsSource,
-    get_params,
-    module_tree,
 )
 from jengine.optim.param_groups.paramwise_cfg import check_value
 
@@ -136,14 +134,14 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
         self.warn_of_learning_rate_rules()
-        params, types = get_params(model, module_types)
+        params, types = self.get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr("layer decay")
         if self.base_wd is None:
             raise ArgumentError(
                 "`optimizer.weight_decay` must be set for layer-wise learning rates, got none"
             )
-        root = module_tree(params, types)
+        root = self.module_tree()
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
         trained = [
             p
@@ -309,7 +307,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
 
     def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
-        params, types = get_params(model, module_types)
+        params, types = self.get_params(model, module_types)
         if not self.is_set:
             logger.warning(
                 "paramwise_cfg has no num_layers and decay_rate: all layers have the same "
@@ -324,7 +322,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         # unlike `read_optimizer`, without a check of the custom keys, which are ignored here
         self.read_defaults()
         self.require_base_lr("layer decay")
-        root = module_tree(params, types)
+        root = self.module_tree()
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
         # Fixed rules, as in MMSegmentation, which has no multipliers here.
         decays = [
@@ -536,9 +534,7 @@ def _is_decayed(parameter: LayerParameter) -> bool:
     # MMSegmentation's rule: norms and biases have one axis; stacked ones are meant without the
     # layer axis.
     return not (
-        parameter.parameter.ndim == 1
-        or name.endswith(".bias")
-        or name in ("pos_embed", "cls_token")
+        parameter.parameter.is_flat or name.endswith(".bias") or name in ("pos_embed", "cls_token")
     )
 
 

@@ -3,6 +3,7 @@
 What the compiled step does with them is in `chain`.
 """
 
+import collections
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import optax
 from optax import Params
 
 from jengine.config import paths
+from jengine.model.roles import Role, parameter_roles
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups.chain import GroupedChain, Wrap, hyperparams_dtype
@@ -34,11 +36,13 @@ class GroupedOptimizer:
       base_param_settings: with more than one group, a group with the optimizer's own settings; None
         otherwise.
       unmatched: config keys that match no parameter, for the table.
+      find_roles: function that returns the parameters' roles; None if they are unknown.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.unmatched: list[str] = []
+        self.find_roles: Callable[[], Mapping[str, Role]] | None = None
         # the paths in each group; None for all parameters
         self._members: list[list[str] | None] = [None]
         self.param_groups = [ParamGroup(optimizer.defaults)]
@@ -227,10 +231,10 @@ class GroupedOptimizer:
                 settings[path] = dict(self.param_groups[member])
         return settings
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
+    def table(self, with_roles: bool = False) -> tuple[list[str], list[list[str]]]:
         """Return the parameter groups as a table: column names and rows of strings.
 
-        No rows before `bind`.
+        No rows before `bind`. With a column of the parameters' roles the model may be traced.
 
         There is one row per group, one for frozen parameters if there are any, and one per
         unmatched key. A parameter whose layers are in several groups counts as a tensor in each,
@@ -239,6 +243,8 @@ class GroupedOptimizer:
         if self._layout is None:
             return list(COLUMNS), []
         groups = self.param_groups
+        roles = self._find_all_roles() if with_roles else {}
+        kinds: list[collections.Counter[str]] = [collections.Counter() for _ in (*groups, None)]
         tensors = [0] * (len(groups) + 1)  # the last is frozen
         parameters = [0] * (len(groups) + 1)
         for path, member in zip(self._layout.paths, self._layout.groups, strict=True):
@@ -251,6 +257,8 @@ class GroupedOptimizer:
             )
             for group in set(layers):
                 tensors[group] += 1
+                role = roles.get(path)
+                kinds[group]["unknown" if role is None else role.kind] += 1
                 # Layers of a stack have equal sizes.
                 parameters[group] += size // len(layers) * layers.count(group)
         rows = []
@@ -264,7 +272,22 @@ class GroupedOptimizer:
             rows.append([name, ", ".join(settings.patterns), *counts, *rates])
         if tensors[-1]:
             rows.append(["frozen", "", str(tensors[-1]), f"{parameters[-1]:,}", "", ""])
-        return list(COLUMNS), rows + [["no match", key, "0", "0", "", ""] for key in self.unmatched]
+        rows += [["no match", key, "0", "0", "", ""] for key in self.unmatched]
+        if not with_roles:
+            return list(COLUMNS), rows
+        texts = [", ".join(f"{n} {kind}" for kind, n in sorted(found.items())) for found in kinds]
+        texts += [""] * len(self.unmatched)
+        texts = texts if tensors[-1] else [*texts[: len(groups)], *texts[len(groups) + 1 :]]
+        rows = [[*row[:2], text, *row[2:]] for row, text in zip(rows, texts, strict=True)]
+        return [*COLUMNS[:2], "roles", *COLUMNS[2:]], rows
+
+    def _find_all_roles(self) -> Mapping[str, Role]:
+        if self.find_roles is not None:
+            return self.find_roles()
+        return parameter_roles(
+            None,
+            paths.nest({p: jax.ShapeDtypeStruct(s, np.float32) for p, s in self._shapes.items()}),
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return all group settings as JSON-compatible values."""
