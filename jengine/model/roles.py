@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError, closest
 from jengine.config.plugins import load_provided, provided
-from jengine.model.model import FROZEN, Batch, Model, Params
+from jengine.model.model import FROZEN, Batch, Model, ModelState, Params, predict_with_key
 from jengine.model.module_types import is_norm, kind_of, stacked_axes
 
 Shape = tuple[int, ...]
@@ -84,6 +84,7 @@ def parameter_roles(
     overrides: Mapping[str, Any] | None = None,
     batch: Batch | None = None,
     module_types: Mapping[str, str] | None = None,
+    phases: Sequence[str] = (),
 ) -> Roles:
     """Return the role of each parameter by dotted path.
 
@@ -102,6 +103,7 @@ def parameter_roles(
         fan_out=(1, 2))}`; `*` stands for any characters. Axes that are not given stay.
       batch: a batch, or its shapes.
       module_types: class names by dotted module path; by default the model's.
+      phases: names of the optimizers, for a model that is trained by several.
 
     Raises:
       ConfigError: an override that matches no parameter or is not a role; and from the result, a
@@ -110,7 +112,8 @@ def parameter_roles(
     types = module_types or getattr(model, "module_types", {})
     traced: dict[str, Role] = {}
     if model is not None and batch is not None and "trace_roles" in provided("parameter_roles"):
-        traced = _trace(model, params, batch, _known_stacks(paths.flatten(params), types))
+        stacked = _known_stacks(paths.flatten(params), types)
+        traced = _trace(model, params, batch, stacked, phases)
     if not traced:
         logger.warning("the roles of the parameters are told by their names and shapes alone")
     return _complete(traced, params, types, overrides)
@@ -161,43 +164,55 @@ def _known_stacks(leaves: Mapping[str, Any], types: Mapping[str, str]) -> dict[s
 
 
 def _trace(
-    model: Model, params: Params, batch: Batch, stacked: Mapping[str, Any]
+    model: Model,
+    params: Params,
+    batch: Batch,
+    stacked: Mapping[str, Shape],
+    phases: Sequence[str],
 ) -> dict[str, Role]:
-    """Return the roles that the loss tells, or else the prediction."""
-    trace_roles = load_provided("parameter_roles", "trace_roles")
-    shape = lambda leaf: jax.ShapeDtypeStruct(jax.numpy.shape(leaf), jax.numpy.result_type(leaf))  # noqa: E731
-    batch = jax.tree.map(shape, batch)
+    """Return the roles that the losses tell, or else the prediction."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    leaves = jax.tree.map(shape, paths.flatten(params))
-    structure = jax.tree.structure(params)
+    batch, params = jax.eval_shape(lambda: (batch, paths.unwrap(params)))
     _, model_state = jax.eval_shape(model.init, key, batch)
-    frozen, rest = {}, model_state
+    leaves = paths.flatten(params)
+    frozen: dict[str, Any] = {}  # they are matrices as well
     if isinstance(model_state, Mapping) and FROZEN in model_state:
         frozen = {f"{FROZEN}.{path}": x for path, x in paths.flatten(model_state[FROZEN]).items()}
-        frozen_structure = jax.tree.structure(model_state[FROZEN])
-        rest = {name: x for name, x in model_state.items() if name != FROZEN}
 
-    def run(method: str, leaves: Any, rest: Any, batch: Any, key: Any) -> Any:
-        values = [leaves[path] for path in paths.flatten(params)]
-        state = rest
-        if frozen:
-            state = {**rest, FROZEN: frozen_structure.unflatten([leaves[p] for p in frozen])}
-        tree = structure.unflatten(values)
-        if method == "predict":
-            return model.predict(tree, state, batch)
-        hyperparams: Any = collections.defaultdict(lambda: 1.0)
-        return model.loss(tree, state, batch, rng=key, hyperparams=hyperparams)[0]
+    def losses(params: Params, state: ModelState, batch: Batch, key: jax.Array) -> Any:
+        if model.has_train_step:
+            outline_step = load_provided("parameter_roles", "outline_step")
+            return outline_step(model, params, state, batch, key, phases)
+        arguments: Any = {"rng": key, "hyperparams": collections.defaultdict(lambda: 1.0)}
+        if not phases:
+            return model.loss(params, state, batch, **arguments)[0]
+        return [model.phase_loss(name, params, state, batch, **arguments)[0] for name in phases]
 
-    error: Exception | None = None
-    for method in ("loss", "predict"):
-        fn = lambda *args, method=method: run(method, *args)  # noqa: E731
+    def predictions(params: Params, state: ModelState, batch: Batch, key: jax.Array) -> Any:
+        return predict_with_key(model, params, state, batch, key)
+
+    errors = []
+    for outputs in (losses, predictions):
+
+        def run(
+            leaves: Any, state: Any, batch: Any, key: Any, outputs: Callable[..., Any] = outputs
+        ) -> Any:
+            tree = paths.map_with_path(lambda path, _: leaves[path], params)
+            if frozen:
+                below = model_state[FROZEN]
+                below = paths.map_with_path(lambda path, _: leaves[f"{FROZEN}.{path}"], below)
+                state = {**state, FROZEN: below}
+            return outputs(tree, state, batch, key)
+
         try:
-            program = jax.make_jaxpr(fn)({**leaves, **frozen}, rest, batch, key)
-        except Exception as raised:  # of any type: it is the user's code
-            error = error or raised
+            program = jax.make_jaxpr(run)({**leaves, **frozen}, model_state, batch, key)
+        except Exception as error:  # of any type: it is the user's code
+            errors.append(error)
             continue
-        return trace_roles(program, {**leaves, **frozen}, stacked)
-    logger.warning("the loss cannot be traced for the roles of the parameters: %r", error)
+        return load_provided("parameter_roles", "trace_roles")(
+            program, {**leaves, **frozen}, stacked
+        )
+    logger.warning("the loss cannot be traced for the roles of the parameters: %r", errors[0])
     return {}
 
 

@@ -13,7 +13,8 @@ from jengine.optim.optimizers.optimizer_builder import is_optimizer
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 
-RolesFinder: TypeAlias = Callable[[Mapping[str, Any]], Roles]
+# from `paramwise_cfg['roles']` and optionally `phases`
+RolesFinder: TypeAlias = Callable[..., Roles]
 
 
 def build_optim_wrapper(

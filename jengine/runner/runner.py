@@ -352,7 +352,7 @@ class Runner:
                         params,
                         optim_wrapper,
                         module_types=self.model.module_types,
-                        roles=lambda given: parameter_roles(self.model, params, given, shapes),
+                        roles=functools.partial(parameter_roles, self.model, params, batch=shapes),
                     )
             self.optim_wrapper = optim_wrapper
             for wrapper in wrappers_by_name(optim_wrapper).values():

@@ -5,6 +5,7 @@ The program of a loss tells this for modules of any library, and for plain funct
 it is replaced by what is known of it (`Value`), and each operation by a rule.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -13,8 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.extend
+import optax
 
+from jengine.model.model import Model
 from jengine.model.roles import Role
+from jengine.optim.wrapper import OptimWrapper
+from jengine.train.own_step import UpdateContext
+from jengine.train.phases import Phase
+from jengine.train.state import TrainState
+from jengine.train.traced_hooks import StepContext
 
 Axes = tuple[frozenset[Any], ...]  # for each axis of an array a set
 Shape = tuple[int, ...]
@@ -71,9 +79,9 @@ class Uses:
     heads: set[int] = dataclasses.field(default_factory=set)
     # what the products are cut into along an axis: (axis, size, whole or first part) -> slices
     cuts: dict[tuple[int, int, str], set[tuple[int, int]]] = dataclasses.field(default_factory=dict)
-    before: int = 0
+    # by operation, whether its other operand is data that no matrix has seen
+    sees_data: dict[tuple[int, ...], bool] = dataclasses.field(default_factory=dict)
     added_to: int = 0  # products, bits
-    is_fed: bool = False
     is_chosen: bool = False  # whether the largest of the products are chosen
 
 
@@ -110,11 +118,57 @@ def trace_roles(
     return {path: role for path, role in roles.items() if role is not None}
 
 
+def outline_step(
+    model: Model, params: Any, model_state: Any, batch: Any, rng: jax.Array, names: Sequence[str]
+) -> Any:
+    """Return the metrics of a model's own training step, in which nothing is updated.
+
+    The arguments are those of a loss, and the names of the optimizers.
+    """
+    state = TrainState(
+        jax.numpy.int32(0), params, model_state, {}, {}, jax.random.key_data(rng)
+    )  # fmt: skip
+    ctx = _Outline(
+        batch=batch,
+        rng=rng,
+        hyperparams=collections.defaultdict(lambda: 1.0),
+        optimizers={name: OptimWrapper(optax.identity()) for name in names or ("",)},
+        axis_name=None,
+        _hooks=None,  # type: ignore[arg-type]  # of the methods that are replaced
+        _constrain=lambda tree, _: tree,
+        _gather_tables=None,  # type: ignore[arg-type]
+    )
+    return model.train_step(state, batch, ctx)[1]
+
+
+class _Outline(UpdateContext):
+    """Context of a training step that computes losses and keeps the parameters."""
+
+    def _differentiate(self, state: TrainState, phase: Phase) -> StepContext:
+        losses, new_state = phase.loss(
+            state.params, state.model_state, self.batch, rng=self.rng, hyperparams=self.hyperparams
+        )
+        total = sum(jax.numpy.mean(x) for x in jax.tree.leaves(losses))
+        return self._context(state).replace(
+            grads=jax.tree.map(jax.numpy.zeros_like, state.params),
+            metrics=collections.OrderedDict({**losses, "loss": total}),
+            model_state=new_state,
+        )
+
+    def _finish(
+        self, state: TrainState, phase: Phase, ctx: StepContext, has_loss: bool = True
+    ) -> tuple[TrainState, Any]:
+        return state.replace(model_state=ctx.model_state), collections.OrderedDict(ctx.metrics)
+
+
 class _Tracer:
     """Interpreter of a program on `Value`s, which records the uses of the parameters."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self.uses = [Uses(shape) for shape in shapes]
+        # the operation, in the operations around it: a loop runs until nothing changes, and the last
+        # round is right
+        self.where: list[int] = []
         self.followed = 0  # matrices of which another one takes the product
 
     # -------------------- programs
@@ -129,7 +183,9 @@ class _Tracer:
             return Value() if hasattr(var, "val") else env[var]
 
         for eqn in jaxpr.eqns:
+            self.where.append(id(eqn))
             outputs = self._apply(eqn, [read(var) for var in eqn.invars])
+            self.where.pop()
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(var) for var in jaxpr.outvars]
 
@@ -231,10 +287,12 @@ class _Tracer:
                 use.kinds.add("lookup")
                 made |= 1 << bit
                 continue
-            use.fan_in |= summed
             each = frozenset().union(*(axes[i] for i in batch[kernel]))
             if not summed or len(summed | each) == len(use.shape):
+                use.fan_in |= summed
                 use.kinds.add("mul")
+                continue
+            if not self._sums(use, summed):
                 continue
             made |= 1 << bit
             use.stacked |= each
@@ -255,15 +313,16 @@ class _Tracer:
         return self._make_product(x, w, made, (*first, *labels[0], *labels[1]), "matrix")
 
     def _ragged_dot_general(self, eqn: Any, values: list[Value]) -> Value:
-        """One matrix for each group of rows."""
+        """Record one matrix for each group of rows."""
         numbers = eqn.params["ragged_dot_dimension_numbers"]
         x, w = values[:2]
         (_, contracted), _ = numbers.dot_dimension_numbers
         made = 0
         for bit, axes in w.views:
-            made |= 1 << bit
             use = self.uses[bit]
-            use.fan_in |= frozenset().union(*(axes[i] for i in contracted))
+            if not self._sums(use, frozenset().union(*(axes[i] for i in contracted))):
+                continue
+            made |= 1 << bit
             use.stacked |= frozenset().union(*(axes[i] for i in numbers.rhs_group_dimensions))
         groups = numbers.rhs_group_dimensions
         free = [i for i in range(eqn.invars[1].aval.ndim) if i not in (*contracted, *groups)]
@@ -285,13 +344,20 @@ class _Tracer:
         is_depthwise = groups > 1 and kernel[inputs] == 1
         made = 0
         for bit, axes in w.views:
-            made |= 1 << bit
-            self.uses[bit].fan_in |= axes[inputs].union(*(axes[i] for i in spatial))
-            # `vmap` merges stacked kernels along the outputs
+            if self._sums(self.uses[bit], axes[inputs].union(*(axes[i] for i in spatial))):
+                made |= 1 << bit
         labels = [frozenset[Any]()] * rank
         labels[numbers.out_spec[1]] = self._labels_of(w, output)
         kind = "depthwise" if is_depthwise else "convolution"
         return self._make_product(x, w, made, tuple(labels), kind)
+
+    def _sums(self, use: Uses, axes: frozenset[int]) -> bool:
+        """Note the axes over which a matrix sums, and return whether these were the first ones.
+
+        The backward pass of a loss with gradients in it sums over the others.
+        """
+        use.fan_in = use.fan_in or set(axes)
+        return use.fan_in == axes
 
     def _make_product(self, x: Value, w: Value, made: int, labels: Axes, kind: str) -> Value:
         is_constant = not (x.is_activation or x.views)
@@ -304,8 +370,7 @@ class _Tracer:
             if made >> bit & 1:
                 use = self.uses[bit]
                 use.kinds.add(kind)
-                use.before |= x.before
-                use.is_fed |= x.is_fed or is_constant
+                use.sees_data[tuple(self.where)] = not x.before and (x.is_fed or is_constant)
         return Value(
             labels,
             is_activation=True,
@@ -652,7 +717,7 @@ class _Tracer:
                 return "head"
             if use.is_chosen:
                 return "router"
-            if use.is_fed and not use.before:
+            if any(use.sees_data.values()):
                 return "input"
             return "convolution" if "convolution" in kinds else "hidden"
         if not rest:

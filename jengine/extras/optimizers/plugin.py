@@ -48,6 +48,7 @@ provides = {
         "skip_frozen": "jengine.extras.optimizers.freeze",
     },
     "parameter_roles": {
+        "outline_step": "jengine.extras.optimizers.parameter_uses",
         "trace_roles": "jengine.extras.optimizers.parameter_uses",
     },
     "OPTIM_WRAPPER_CONSTRUCTORS": {

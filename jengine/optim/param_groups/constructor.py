@@ -103,7 +103,7 @@ class DefaultOptimWrapperConstructor:
     )
     custom_fields: tuple[str, ...] = ()
     # returns the roles of the model's parameters, given those in `paramwise_cfg`
-    find_roles: Callable[[Mapping[str, Any]], Roles] | None = None
+    find_roles: Callable[..., Roles] | None = None
 
     def __init__(
         self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None
