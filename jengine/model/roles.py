@@ -83,6 +83,8 @@ def parameter_roles(
     params: Params,
     overrides: Mapping[str, Any] | None = None,
     batch: Batch | None = None,
+    *,
+    model_state: ModelState | None = None,
     module_types: Mapping[str, str] | None = None,
     phases: Sequence[str] = (),
 ) -> Roles:
@@ -102,6 +104,7 @@ def parameter_roles(
       overrides: roles by path, `{'blocks.*.qkv.kernel': dict(role='hidden', fan_in=(0,),
         fan_out=(1, 2))}`; `*` stands for any characters. Axes that are not given stay.
       batch: a batch, or its shapes.
+      model_state: the model state, or its shapes; without it `init` is traced.
       module_types: class names by dotted module path; by default the model's.
       phases: names of the optimizers, for a model that is trained by several.
 
@@ -113,7 +116,7 @@ def parameter_roles(
     traced: dict[str, Role] = {}
     if model is not None and batch is not None and "trace_roles" in provided("parameter_roles"):
         stacked = _known_stacks(paths.flatten(params), types)
-        traced = _trace(model, params, batch, stacked, phases)
+        traced = _trace(model, params, model_state, batch, stacked, phases)
     if not traced:
         logger.warning("the roles of the parameters are told by their names and shapes alone")
     return _complete(traced, params, types, overrides)
@@ -166,6 +169,7 @@ def _known_stacks(leaves: Mapping[str, Any], types: Mapping[str, str]) -> dict[s
 def _trace(
     model: Model,
     params: Params,
+    model_state: ModelState | None,
     batch: Batch,
     stacked: Mapping[str, Shape],
     phases: Sequence[str],
@@ -173,7 +177,8 @@ def _trace(
     """Return the roles that the losses tell, or else the prediction."""
     key = jax.eval_shape(lambda: jax.random.key(0))
     batch, params = jax.eval_shape(lambda: (batch, paths.unwrap(params)))
-    _, model_state = jax.eval_shape(model.init, key, batch)
+    if model_state is None:
+        _, model_state = jax.eval_shape(model.init, key, batch)
     leaves = paths.flatten(params)
     frozen: dict[str, Any] = {}  # they are matrices as well
     if isinstance(model_state, Mapping) and FROZEN in model_state:
@@ -345,28 +350,28 @@ def _override(roles: Roles, leaves: Mapping[str, Any], overrides: Mapping[str, A
     """Replace the roles that a user has given."""
     for pattern, given in overrides.items():
         matched = [path for path in leaves if _matches(pattern, path)]
-        where = f"`paramwise_cfg.roles[{pattern!r}]`"
+        where = f"paramwise_cfg.roles[{pattern!r}]"
         if not matched:
             raise ConfigError(
-                f"{where} must be the path of a parameter, got none like it"
+                f"`{where}` must be the path of a parameter, got none like it"
                 f"{paths.closest_paths(pattern, leaves)}"
             )
         if not is_mapping(given) or given.get("role") not in KINDS:
             raise ConfigError(
-                f"{where} must be dict(role=...) with one of {', '.join(KINDS)}, got {given!r}"
+                f"`{where}` must be dict(role=...) with one of {', '.join(KINDS)}, got {given!r}"
             )
         fields = {name: value for name, value in given.items() if name != "role"}
         names = [field.name for field in dataclasses.fields(Role)]
         for name, value in fields.items():
             if name not in names[1:]:
-                raise ConfigError(f"{where} has no {name!r}{closest(str(name), names[1:])}")
+                raise ConfigError(f"`{where}` has no {name!r}{closest(str(name), names[1:])}")
             fields[name] = _check_axes(f"{where}.{name}", name, value)
         for path in matched:
             rank = len(leaves[path].shape)
             used = [axis for name in names[1:4] for axis in fields.get(name, ())]
             if any(not 0 <= axis < rank for axis in used):
                 raise ConfigError(
-                    f"{where} must have axes from 0 to {rank - 1}, those of {path!r}, got {used}"
+                    f"`{where}` must have axes from 0 to {rank - 1}, those of {path!r}, got {used}"
                 )
             roles[path] = dataclasses.replace(
                 roles.get(path, Role(given["role"])), kind=given["role"], **fields
@@ -377,11 +382,11 @@ def _check_axes(where: str, name: str, value: Any) -> Any:
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if name in ("heads", "parts"):
         if not is_int and (name == "parts" or value is not None):
-            raise ConfigError(f"{where} must be an int, got {value!r}")
+            raise ConfigError(f"`{where}` must be an int, got {value!r}")
         return value
     axes = [value] if is_int else value
     if not isinstance(axes, list | tuple) or not all(type(axis) is int for axis in axes):
-        raise ConfigError(f"{where} must be axes, such as (0,), got {value!r}")
+        raise ConfigError(f"`{where}` must be axes, such as (0,), got {value!r}")
     return tuple(axes)
 
 

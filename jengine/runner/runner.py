@@ -346,13 +346,19 @@ class Runner:
             optim_wrapper = self._sections["optim_wrapper"]
             if not isinstance(optim_wrapper, OptimWrapper):
                 with self._loaders.example("train_dataloader") as batch:
-                    params = self._initializer.param_shapes(batch)
-                    shapes = jax.eval_shape(lambda: batch)
+                    params, model_state = self._initializer.shapes(batch)
+                    find_roles = functools.partial(
+                        parameter_roles,
+                        self.model,
+                        params,
+                        batch=jax.eval_shape(lambda: batch),
+                        model_state=model_state,
+                    )
                     optim_wrapper = build_optim_wrapper(
                         params,
                         optim_wrapper,
                         module_types=self.model.module_types,
-                        roles=functools.partial(parameter_roles, self.model, params, batch=shapes),
+                        roles=find_roles,
                     )
             self.optim_wrapper = optim_wrapper
             for wrapper in wrappers_by_name(optim_wrapper).values():

@@ -166,8 +166,8 @@ class _Tracer:
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self.uses = [Uses(shape) for shape in shapes]
-        # the operation, in the operations around it: a loop runs until nothing changes, and the last
-        # round is right
+        # the operation, in the operations around it: a loop runs until nothing changes, and its
+        # last round is right
         self.where: list[int] = []
         self.followed = 0  # matrices of which another one takes the product
 
@@ -737,8 +737,8 @@ class _Tracer:
     def _match_product(self, use: Uses) -> tuple[Uses, list[int]] | None:
         """Return the matrix to whose product a bias is added, and its axes in the bias."""
         for bit, product in enumerate(self.uses):
-            axes = [axis for axis in range(len(product.shape)) if axis not in product.fan_in]
             if use.added_to >> bit & 1:
+                axes = [axis for axis in range(len(product.shape)) if axis not in product.fan_in]
                 for dropped in (product.indexed, set()):
                     kept = [axis for axis in axes if axis not in dropped]
                     if tuple(product.shape[axis] for axis in kept) == use.shape:
