@@ -67,7 +67,7 @@ class DefaultOptimWrapperConstructor:
         flat_decay_mult: one-dimensional parameters, and by role biases and norms of any shape.
         roles: roles of parameters that are told wrongly or not at all, by path with wildcards:
           `{'blocks.*.qkv.kernel': dict(role='hidden', fan_in=(0,), fan_out=(1,), parts=3)}`; see
-          `jengine.model.roles.parameter_roles`.
+          `jengine.model.parameter_roles`.
         dcn_offset_lr_mult, dcn_modules: convolutions under a `conv_offset` in a deformable
           convolution, which is recognised by the class name or by a match in the list
           `dcn_modules`.
