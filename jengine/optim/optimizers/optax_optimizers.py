@@ -64,7 +64,6 @@ OPTAX_CONTRIB_NAMES = (
     "madgrad",
     "momo",
     "momo_adam",
-    "muon",
     "prodigy",
     "schedule_free_adamw",
     "schedule_free_sgd",

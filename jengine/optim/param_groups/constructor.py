@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from optax import Params
@@ -12,6 +13,7 @@ from jengine.config.annotations import is_mapping
 from jengine.config.errors import ArgumentError, ConfigError, closest
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 from jengine.model.model import Model
+from jengine.model.roles import Role, parameter_roles
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups.modules import (
@@ -114,6 +116,7 @@ class DefaultOptimWrapperConstructor:
             settings = settings.defaults if isinstance(settings, Optimizer) else {}
         self.base_lr: Any = settings.get("lr", settings.get("learning_rate"))
         self.base_wd: Any = settings.get("weight_decay")
+        self.roles: dict[str, Role] | None = None  # for an optimizer with `kinds`
         self.unmatched: list[str] = []
         self.matched: set[str] = set()
         self._validate_cfg()
@@ -129,8 +132,8 @@ class DefaultOptimWrapperConstructor:
         # none.
         if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
             return self.wrap(None, None)
-        params, types = get_params(model, module_types)
-        if not self.paramwise_cfg:
+        params, types = self.get_params(model, module_types)
+        if not self.paramwise_cfg and self.optimizer.kinds is None:
             return self.wrap(params, None)
         self.read_optimizer()
         groups: list[dict[str, Any]] = []
@@ -150,6 +153,17 @@ class DefaultOptimWrapperConstructor:
     def optimizer(self) -> Optimizer:
         """The optimizer with default settings."""
         return build_optimizer(self.optimizer_cfg)
+
+    def get_params(
+        self, model: ParamsSource, module_types: Mapping[str, str] | None
+    ) -> tuple[Params, Mapping[str, str]]:
+        """Return the parameters and module types, see `get_params`, and find the roles if the
+        optimizer asks for them.
+        """
+        params, types = get_params(model, module_types)
+        if self.optimizer.kinds is not None:
+            self.roles = parameter_roles(SimpleNamespace(module_types=types), params)
+        return params, types
 
     def build_without_params(self) -> dict[str, OptimWrapper]:
         """Return the wrapper by the name '', after the checks of the rules that need no
@@ -212,6 +226,7 @@ class DefaultOptimWrapperConstructor:
             {"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer
         )
         wrapper.grouped.unmatched = self.unmatched  # for the group table
+        wrapper.grouped.known_roles = self.roles
         if params is not None:
             wrapper.grouped.bind(params)
         return wrapper
@@ -245,9 +260,7 @@ class DefaultOptimWrapperConstructor:
                     line = f"paramwise_options -- {full_name}:{key}={value}"
                     logger.info(line, extra={"on_terminal": ""})
             # add the optimizer's values for missing settings, so that equal groups can be merged
-            lr = {} if self.base_lr is None else {"lr": self.base_lr}
-            weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
-            params.append({"params": [parameter], **lr, **weight_decay, **settings})
+            params.append({"params": [parameter], **self.base_settings(parameter.path), **settings})
         is_dcn = module.is_deformable_conv() or _matches(
             self.paramwise_cfg.get("dcn_modules", ()), prefix
         )
@@ -255,6 +268,15 @@ class DefaultOptimWrapperConstructor:
             self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
 
     # -------------------- rules
+
+    def base_settings(self, path: str) -> dict[str, Any]:
+        """Return the parameter's `lr` and `weight_decay` without rules, as far as the optimizer has
+        them.
+        """
+        role = None if self.roles is None else self.roles[path]
+        base = {"lr": self.base_lr, "weight_decay": self.base_wd}
+        known = {name: value for name, value in base.items() if value is not None}
+        return {**known, **self.optimizer.settings_of(role)}
 
     def custom_settings(self, path: str) -> dict[str, Any]:
         """Return the settings from the longest custom key that matches a parameter.
@@ -267,11 +289,11 @@ class DefaultOptimWrapperConstructor:
             if any(key in alias for alias in paths.path_aliases(path)):
                 self.matched.add(key)
                 rule = dict(custom_keys[key])
-                settings: dict[str, Any] = {}
-                if self.base_lr is not None:
-                    settings["lr"] = self.base_lr * rule.get("lr_mult", 1.0)
-                if self.base_wd is not None:
-                    settings["weight_decay"] = self.base_wd * rule.get("decay_mult", 1.0)
+                settings = self.base_settings(path)
+                if "lr" in settings:
+                    settings["lr"] *= rule.get("lr_mult", 1.0)
+                if "weight_decay" in settings:
+                    settings["weight_decay"] *= rule.get("decay_mult", 1.0)
                 return {**settings, **rule, "patterns": (key,)}
         return {}
 
@@ -309,21 +331,22 @@ class DefaultOptimWrapperConstructor:
         ]
         # in the order of the rules above
         decay = next((key for key in applying if key.endswith("decay_mult")), None)
-        return self.apply_rules(applying, decay)
+        return self.apply_rules(parameter.path, applying, decay)
 
-    def apply_rules(self, applying: Sequence[str], decay: str | None) -> dict[str, Any]:
+    def apply_rules(self, path: str, applying: Sequence[str], decay: str | None) -> dict[str, Any]:
         """Return the settings from the rules that apply to a parameter, of whose decay
         multipliers `decay` is used.
         """
         self.matched.update(applying)
+        base = self.base_settings(path)
         settings: dict[str, Any] = {}
         patterns: list[str] = []
         for key in _LR_RULES:
             if key in applying:
-                settings["lr"] = self.base_lr * self.paramwise_cfg[key]
+                settings["lr"] = base["lr"] * self.paramwise_cfg[key]
                 patterns = [key]
-        if decay is not None and self.base_wd is not None:
-            settings["weight_decay"] = self.base_wd * self.paramwise_cfg[decay]
+        if decay is not None and "weight_decay" in base:
+            settings["weight_decay"] = base["weight_decay"] * self.paramwise_cfg[decay]
             patterns.append(decay)
         return {**settings, "patterns": tuple(patterns)} if settings else {}
 

@@ -15,6 +15,7 @@ import optax
 from optax import Params
 
 from jengine.config import paths
+from jengine.model.roles import Role, parameter_roles
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups.chain import GroupedChain, Wrap, hyperparams_dtype
@@ -34,11 +35,13 @@ class GroupedOptimizer:
       base_param_settings: with more than one group, a group with the optimizer's own settings; None
         otherwise.
       unmatched: config keys that match no parameter, for the table.
+      known_roles: the role of each parameter by dotted path; None if names and shapes have to tell.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.unmatched: list[str] = []
+        self.known_roles: Mapping[str, Role] | None = None
         # the paths in each group; None for all parameters
         self._members: list[list[str] | None] = [None]
         self.param_groups = [ParamGroup(optimizer.defaults)]
@@ -47,6 +50,8 @@ class GroupedOptimizer:
                 _build_group(optimizer.defaults, settings) for settings in optimizer.groups
             ]
             self._members = [group.paths for group in self.param_groups]
+        elif optimizer.kinds is not None:
+            self.param_groups.append(ParamGroup({**optimizer.defaults, **optimizer.others}))
         # Schedules change this group, too: it keeps the rate without multipliers, for logs and
         # optax's schedules. then the group itself has the optimizer's own settings
         is_single = len(self.param_groups) == 1
@@ -70,7 +75,7 @@ class GroupedOptimizer:
 
     def transformation(self, before: Parts, wrap: Wrap) -> optax.GradientTransformationExtraArgs:
         """Return the chain for the groups; see `GroupedChain.transformation`."""
-        return self._chain.transformation(before, wrap, self.layout, self.hyperparams)
+        return self._chain.transformation(before, wrap, self.layout, self.roles, self.hyperparams)
 
     # -------------------- the group of each parameter
 
@@ -84,8 +89,22 @@ class GroupedOptimizer:
         treedef = jax.tree.structure(params)
         # optax.masked and optax.partition pass partial trees, each with a structure of its own.
         if treedef not in self._layouts:  # matches all paths: once per structure
-            self._layouts[treedef] = assign_groups(params, self._members)
+            is_by_role = self.optimizer.kinds is not None and self.optimizer.groups is None
+            members = self._split_by_role(params) if is_by_role else self._members
+            self._layouts[treedef] = assign_groups(params, members)
         return self._layouts[treedef]
+
+    def roles(self, params: Params) -> Mapping[str, Role]:
+        """Return the role of each parameter by dotted path."""
+        return parameter_roles(None, params) if self.known_roles is None else self.known_roles
+
+    def _split_by_role(self, params: Params) -> list[list[str]]:
+        """Return the paths of the optimizer's `kinds` and of the others."""
+        roles = self.roles(params)
+        trained = self._members[0]  # None for all
+        chosen = [path for path in roles if trained is None or path in trained]
+        own = [path for path in chosen if not self.optimizer.settings_of(roles[path])]
+        return [own, [path for path in chosen if path not in own]]
 
     @property
     def chains(self) -> Sequence[Sequence[int]]:
@@ -121,7 +140,9 @@ class GroupedOptimizer:
         # Shapes alone: arrays kept here would keep the initial parameters in memory.
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.optimizer.groups is None:
-            self.param_groups[0].paths = list(layout.paths)
+            for index, group in enumerate(self.param_groups):
+                members = zip(layout.paths, layout.groups, strict=True)
+                group.paths = [path for path, member in members if member == index]
         self._layout = layout
 
     def restrict(self, params: Params) -> None:
