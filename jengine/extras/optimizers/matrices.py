@@ -6,14 +6,15 @@ mesh without gathering more than one.
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as _Spec
 from optax import Params, Updates
 
 from jengine.config import paths
@@ -141,28 +142,52 @@ def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices
     return Matrices(values, sizes[0], join)
 
 
-def map_matrices(function: Callable[..., Any], matrices: jax.Array, *others: Any) -> Any:
+def map_matrices(
+    function: Callable[..., Any], matrices: jax.Array, *others: jax.Array, whole: bool = False
+) -> Any:
     """Apply a function of one matrix to all.
 
-    On a mesh each device computes some of them, where the number can be divided. Otherwise the
-    matrices follow one another, each sharded along the longer side if that can be divided.
+    On a mesh each device computes some of them, where the number can be divided. Otherwise one
+    follows the other, each sharded along the longer side.
 
     Args:
-      function: `(matrix, *others)`, returns a tree of arrays.
+      function: `(matrix, *others)`, returns an array or a tuple of arrays.
       matrices: float[N, inputs, outputs].
-      *others: trees of arrays with the first axis N.
+      *others: arrays with the first axis N.
+      whole: whether a device needs a whole matrix, such as for a decomposition.
     """
     mesh = jax.sharding.get_abstract_mesh()
     batch, side = _choose_axes(mesh, matrices.shape)
     if batch is None:
         return jax.vmap(function)(matrices, *others)
-    longer = 1 + (matrices.shape[2] >= matrices.shape[1])
-    spec: list[tuple[str, ...] | None] = [batch, None, None]
-    spec[longer] = side
-    matrices = set_sharding(matrices, mesh, PartitionSpec(*spec))
+    longer = int(matrices.shape[2] >= matrices.shape[1])
+    split: list[Any] = [None, None]
+    split[longer] = None if whole else side or None
+
+    def apply(matrix: jax.Array, *others: jax.Array) -> Any:
+        mesh = jax.sharding.get_abstract_mesh()  # without the axes that are mapped
+        matrix = set_sharding(matrix, mesh, _Spec(*split))
+        return function(matrix, *(set_sharding(x, mesh, _Spec()) for x in others))
+
     if not batch:
-        return jax.lax.map(lambda args: function(*args), (matrices, *others))
-    return jax.vmap(function)(matrices, *others)
+        return jax.lax.map(lambda arrays: apply(*arrays), (matrices, *others))
+    # One mesh axis after the other: XLA gathers the whole for a change of several at once.
+    steps = [_Spec(batch[:count], *[_Spec.UNCONSTRAINED] * 2) for count in range(1, len(batch) + 1)]
+
+    def move(steps: Sequence[_Spec], arrays: Any) -> Any:
+        for step in steps:
+            arrays = jax.tree.map(lambda x, step=step: set_sharding(x, mesh, step), arrays)
+        return arrays
+
+    # Mapped by hand, as XLA gathers the operands of decompositions.
+    mapped = jax.shard_map(
+        jax.vmap(apply),
+        in_specs=_Spec(batch),
+        out_specs=_Spec(batch),
+        axis_names=set(batch),
+        check_vma=False,
+    )
+    return move(steps[::-1], mapped(*move(steps, (matrices, *others))))
 
 
 def _choose_axes(

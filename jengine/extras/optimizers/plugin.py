@@ -27,6 +27,7 @@ provides = {
         "RAdam": "jengine.extras.optimizers.adam_variants",
         "RMSprop": "jengine.extras.optimizers.rmsprop",
         "Rprop": "jengine.extras.optimizers.rmsprop",
+        "SOAP": "jengine.extras.optimizers.soap",
         "SparseAdam": "jengine.extras.optimizers.adam_variants",
         "TorchAdafactor": "jengine.extras.optimizers.adafactor",
         "TorchMuon": "jengine.extras.optimizers.muon",
