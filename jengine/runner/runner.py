@@ -25,6 +25,7 @@ from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import Progress
 from jengine.model.model import get_model
 from jengine.model.precision import build_model
+from jengine.model.roles import parameter_roles
 from jengine.optim.batch_size import warn_of_accumulation
 from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper import OptimWrapper
@@ -346,8 +347,12 @@ class Runner:
             if not isinstance(optim_wrapper, OptimWrapper):
                 with self._loaders.example("train_dataloader") as batch:
                     params = self._initializer.param_shapes(batch)
+                    shapes = jax.eval_shape(lambda: batch)
                     optim_wrapper = build_optim_wrapper(
-                        params, optim_wrapper, module_types=self.model.module_types
+                        params,
+                        optim_wrapper,
+                        module_types=self.model.module_types,
+                        roles=lambda given: parameter_roles(self.model, params, given, shapes),
                     )
             self.optim_wrapper = optim_wrapper
             for wrapper in wrappers_by_name(optim_wrapper).values():

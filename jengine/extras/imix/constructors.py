@@ -30,7 +30,6 @@ from jengine.optim.param_groups.modules import (
     Module,
     Parameter,
     ParamsSource,
-    module_tree,
 )
 from jengine.optim.param_groups.paramwise_cfg import check_value
 
@@ -131,15 +130,13 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
         """Check and read the settings."""
 
     def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> Any:
-        params, types = self.get_params(model, module_types)
+        params, _ = self.get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr(type(self).__name__)
         # With the module beside each parameter: what is exempt from decay depends on its class as
         # well.
         members = [
-            (p, module)
-            for module in module_tree(params, types).walk()
-            for p in module.parameters.values()
+            (p, module) for module in self.module_tree().walk() for p in module.parameters.values()
         ]
         self._check_names([parameter.path for parameter, _ in members])
         groups = [

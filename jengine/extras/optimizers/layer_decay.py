@@ -20,7 +20,6 @@ from jengine.optim.param_groups.modules import (
     Module,
     Parameter,
     ParamsSource,
-    module_tree,
 )
 from jengine.optim.param_groups.paramwise_cfg import check_value
 
@@ -142,7 +141,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             raise ArgumentError(
                 "`optimizer.weight_decay` must be set for layer-wise learning rates, got none"
             )
-        root = module_tree(params, types)
+        root = self.module_tree()
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
         trained = [
             p
@@ -325,7 +324,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         # unlike `read_optimizer`, without a check of the custom keys, which are ignored here
         self.read_defaults()
         self.require_base_lr("layer decay")
-        root = module_tree(params, types)
+        root = self.module_tree()
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
         # Fixed rules, as in MMSegmentation, which has no multipliers here.
         decays = [
@@ -547,9 +546,7 @@ def _is_decayed(parameter: LayerParameter) -> bool:
     # MMSegmentation's rule: norms and biases have one axis; stacked ones are meant without the
     # layer axis.
     return not (
-        parameter.parameter.ndim == 1
-        or name.endswith(".bias")
-        or name in ("pos_embed", "cls_token")
+        parameter.parameter.is_flat or name.endswith(".bias") or name in ("pos_embed", "cls_token")
     )
 
 

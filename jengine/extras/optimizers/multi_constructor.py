@@ -41,6 +41,8 @@ class MultiOptimWrapperConstructor:
       TypeError: a value that is neither a wrapper nor a config.
     """
 
+    find_roles: Any = None  # see DefaultOptimWrapperConstructor
+
     def __init__(
         self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None
     ) -> None:
@@ -111,7 +113,9 @@ class MultiOptimWrapperConstructor:
                             f"{owners[path]!r} and {name!r}"
                         )
                     owners[path] = name
-                wrappers[name] = construct(selected, wrapper_cfg, types)  # returns a built one
+                wrappers[name] = construct(
+                    selected, wrapper_cfg, types, self.find_roles
+                )  # returns a built one
                 # it receives all parameters, and must not train the others
                 wrappers[name].grouped.restrict(selected)
         return OptimWrapperDict(**wrappers)

@@ -50,6 +50,9 @@ provides = {
         "select_state": "jengine.extras.optimizers.freeze",
         "skip_frozen": "jengine.extras.optimizers.freeze",
     },
+    "parameter_roles": {
+        "trace_roles": "jengine.extras.optimizers.parameter_uses",
+    },
     "OPTIM_WRAPPER_CONSTRUCTORS": {
         "LayerDecayOptimizerConstructor": "jengine.extras.optimizers.layer_decay",
         "LearningRateDecayOptimWrapperConstructor": "jengine.extras.optimizers.layer_decay",

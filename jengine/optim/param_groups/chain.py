@@ -166,7 +166,10 @@ class GroupedChain:
         )
         if self.optimizer.kinds is not None:
             known = roles_of(like)
-            roles = layout.trainable(layout.treedef.unflatten([known[p] for p in layout.paths]))
+            members = zip(layout.paths, layout.groups, strict=True)
+            roles = layout.treedef.unflatten(
+                [None if group is None else known[path] for path, group in members]
+            )
         chains = []
         for index, groups in enumerate(self.members):
             first = self.settings[groups[0]]  # the others differ only in what is per parameter

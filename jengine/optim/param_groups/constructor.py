@@ -2,8 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from optax import Params
@@ -13,7 +12,7 @@ from jengine.config.annotations import is_mapping
 from jengine.config.errors import ArgumentError, ConfigError, closest
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 from jengine.model.model import Model
-from jengine.model.roles import Role, parameter_roles
+from jengine.model.roles import Roles, parameter_roles, roles_by_name
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups.modules import (
@@ -21,8 +20,8 @@ from jengine.optim.param_groups.modules import (
     Parameter,
     ParamsSource,
     get_params,
+    is_norm_by_role,
     module_tree,
-    names_norm,
 )
 from jengine.optim.param_groups.paramwise_cfg import (
     FIELDS,
@@ -65,7 +64,10 @@ class DefaultOptimWrapperConstructor:
         bias_lr_mult, bias_decay_mult: biases outside norm layers (decay: also inside).
         norm_decay_mult: all parameters in batch, instance, group and layer norms.
         dwconv_decay_mult: depthwise convolutions.
-        flat_decay_mult: one-dimensional parameters.
+        flat_decay_mult: one-dimensional parameters, and by role biases and norms of any shape.
+        roles: roles of parameters that are told wrongly or not at all, by path with wildcards:
+          `{'blocks.*.qkv.kernel': dict(role='hidden', fan_in=(0,), fan_out=(1,), parts=3)}`; see
+          `jengine.model.roles.parameter_roles`.
         dcn_offset_lr_mult, dcn_modules: convolutions under a `conv_offset` in a deformable
           convolution, which is recognised by the class name or by a match in the list
           `dcn_modules`.
@@ -97,8 +99,11 @@ class DefaultOptimWrapperConstructor:
         "force_default_settings",
         "bypass_duplicate",
         "strict",
+        "roles",
     )
     custom_fields: tuple[str, ...] = ()
+    # returns the roles of the model's parameters, given those in `paramwise_cfg`
+    find_roles: Callable[[Mapping[str, Any]], Roles] | None = None
 
     def __init__(
         self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None
@@ -116,9 +121,10 @@ class DefaultOptimWrapperConstructor:
             settings = settings.defaults if isinstance(settings, Optimizer) else {}
         self.base_lr: Any = settings.get("lr", settings.get("learning_rate"))
         self.base_wd: Any = settings.get("weight_decay")
-        self.roles: dict[str, Role] | None = None  # for an optimizer with `kinds`
         self.unmatched: list[str] = []
         self.matched: set[str] = set()
+        self._given: tuple[Params, Mapping[str, str]] = {}, {}
+        self._roles: Roles | None = None
         self._validate_cfg()
 
     def __call__(
@@ -133,11 +139,11 @@ class DefaultOptimWrapperConstructor:
         if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
             return self.wrap(None, None)
         params, types = self.get_params(model, module_types)
-        if not self.paramwise_cfg and self.optimizer.kinds is None:
+        if not self.paramwise_cfg.keys() - {"roles"} and self.optimizer.kinds is None:
             return self.wrap(params, None)
         self.read_optimizer()
         groups: list[dict[str, Any]] = []
-        self.add_params(groups, module_tree(params, types))
+        self.add_params(groups, self.module_tree())
         if not groups:
             raise ConfigError(
                 "`paramwise_cfg` must leave a parameter to train, got requires_grad=False for all "
@@ -149,21 +155,38 @@ class DefaultOptimWrapperConstructor:
         # With a group per parameter, the step's inputs and compile time would grow with the model.
         return self.wrap(params, merge_equal(groups))
 
+    def get_params(
+        self, model: ParamsSource, module_types: Mapping[str, str] | None
+    ) -> tuple[Params, Mapping[str, str]]:
+        """Return the parameters and module types, see `get_params`, and note them for the roles."""
+        params, types = get_params(model, module_types)
+        self._given = params, types
+        if "roles" in self.paramwise_cfg:
+            self.get_roles()  # a key that matches nothing is an error
+        return params, types
+
+    def get_roles(self) -> Roles:
+        """Return the parameters' roles, found when they are asked for: the loss is traced."""
+        if self._roles is None:
+            overrides = self.paramwise_cfg.get("roles") or {}
+            params, types = self._given
+            self._roles = (
+                parameter_roles(None, params, overrides, module_types=types)
+                if self.find_roles is None
+                else self.find_roles(overrides)
+            )
+        return self._roles
+
+    def module_tree(self) -> Module:
+        """Return the tree of the modules, for rules; see `module_tree`."""
+        params, types = self._given
+        by_name = functools.partial(roles_by_name, params, types, self.paramwise_cfg.get("roles"))
+        return module_tree(params, types, by_name if self.find_roles is None else self.get_roles)
+
     @functools.cached_property
     def optimizer(self) -> Optimizer:
         """The optimizer with default settings."""
         return build_optimizer(self.optimizer_cfg)
-
-    def get_params(
-        self, model: ParamsSource, module_types: Mapping[str, str] | None
-    ) -> tuple[Params, Mapping[str, str]]:
-        """Return the parameters and module types, see `get_params`, and find the roles if the
-        optimizer asks for them.
-        """
-        params, types = get_params(model, module_types)
-        if self.optimizer.kinds is not None:
-            self.roles = parameter_roles(SimpleNamespace(module_types=types), params)
-        return params, types
 
     def build_without_params(self) -> dict[str, OptimWrapper]:
         """Return the wrapper by the name '', after the checks of the rules that need no
@@ -226,7 +249,7 @@ class DefaultOptimWrapperConstructor:
             {"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer
         )
         wrapper.grouped.unmatched = self.unmatched  # for the group table
-        wrapper.grouped.known_roles = self.roles
+        wrapper.grouped.find_roles = self.get_roles if params is not None else None
         if params is not None:
             wrapper.grouped.bind(params)
         return wrapper
@@ -273,7 +296,7 @@ class DefaultOptimWrapperConstructor:
         """Return the parameter's `lr` and `weight_decay` without rules, as far as the optimizer has
         them.
         """
-        role = None if self.roles is None else self.roles[path]
+        role = None if self.optimizer.kinds is None else self.get_roles()[path]
         base = {"lr": self.base_lr, "weight_decay": self.base_wd}
         known = {name: value for name, value in base.items() if value is not None}
         return {**known, **self.optimizer.settings_of(role)}
@@ -289,6 +312,8 @@ class DefaultOptimWrapperConstructor:
             if any(key in alias for alias in paths.path_aliases(path)):
                 self.matched.add(key)
                 rule = dict(custom_keys[key])
+                if not rule.get("requires_grad", True):
+                    return {**rule, "patterns": (key,)}
                 settings = self.base_settings(path)
                 if "lr" in settings:
                     settings["lr"] *= rule.get("lr_mult", 1.0)
@@ -310,24 +335,25 @@ class DefaultOptimWrapperConstructor:
         """
         # Names of Flax, which torch shares here; Haiku's `b` is no bias for these rules.
         is_bias = name == "bias"
-        is_norm = module.is_norm() or (
-            module.type is None and parameter.ndim == 1 and names_norm(name)
-        )
+
+        def is_norm() -> bool:
+            return module.is_norm() or (module.type is None and is_norm_by_role(parameter))
+
         # The order matters: MMEngine asks in this order, and the first decay that applies is used.
         rules = {
-            "bias_lr_mult": is_bias and not is_norm and not is_dcn_module,
-            "dcn_offset_lr_mult": is_dcn_module
-            and "conv_offset" in module.path
-            and module.is_conv(),
+            "bias_lr_mult": lambda: is_bias and not is_dcn_module and not is_norm(),
+            "dcn_offset_lr_mult": lambda: (
+                is_dcn_module and "conv_offset" in module.path and module.is_conv()
+            ),
             "norm_decay_mult": is_norm,
-            "bias_decay_mult": is_bias and not is_dcn_module,
-            "dwconv_decay_mult": module.is_depthwise_conv(),
-            "flat_decay_mult": parameter.ndim == 1 and not is_dcn_module,
+            "bias_decay_mult": lambda: is_bias and not is_dcn_module,
+            "dwconv_decay_mult": module.is_depthwise_conv,
+            "flat_decay_mult": lambda: parameter.is_flat and not is_dcn_module,
         }
         applying = [
             key
             for key, applies in rules.items()
-            if applies and self.paramwise_cfg.get(key) is not None
+            if self.paramwise_cfg.get(key) is not None and applies()
         ]
         # in the order of the rules above
         decay = next((key for key in applying if key.endswith("decay_mult")), None)
@@ -394,7 +420,7 @@ class DefaultOptimWrapperConstructor:
         """
         if self.paramwise_cfg.get("norm_decay_mult") is not None and "norm_decay_mult" in rules:
             keys = self.paramwise_cfg.get("custom_keys", {})
-            for module in module_tree(params, types).walk():
+            for module in self.module_tree().walk():
                 is_other = "norm" in (module.type or "").lower() and not module.is_norm()
                 if is_other and any(not _matches(keys, p.path) for p in module.parameters.values()):
                     logger.warning(

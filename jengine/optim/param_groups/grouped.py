@@ -3,6 +3,7 @@
 What the compiled step does with them is in `chain`.
 """
 
+import collections
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -35,13 +36,13 @@ class GroupedOptimizer:
       base_param_settings: with more than one group, a group with the optimizer's own settings; None
         otherwise.
       unmatched: config keys that match no parameter, for the table.
-      known_roles: the role of each parameter by dotted path; None if names and shapes have to tell.
+      find_roles: function that returns the parameters' roles; None if they are unknown.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.unmatched: list[str] = []
-        self.known_roles: Mapping[str, Role] | None = None
+        self.find_roles: Callable[[], Mapping[str, Role]] | None = None
         # the paths in each group; None for all parameters
         self._members: list[list[str] | None] = [None]
         self.param_groups = [ParamGroup(optimizer.defaults)]
@@ -70,6 +71,7 @@ class GroupedOptimizer:
         self._last_values: dict[str, list[Any]] = {}
         self._arrays: dict[str, np.ndarray] = {}  # the hyperparameters, made from `_last_values`
         self._layouts: dict[Any, GroupLayout] = {}  # by tree structure
+        self._roles: dict[Any, Mapping[str, Role]] = {}  # by tree structure, of names and shapes
         self._layout: GroupLayout | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
 
@@ -96,13 +98,17 @@ class GroupedOptimizer:
 
     def roles(self, params: Params) -> Mapping[str, Role]:
         """Return the role of each parameter by dotted path."""
-        return parameter_roles(None, params) if self.known_roles is None else self.known_roles
+        if self.find_roles is not None:
+            return self.find_roles()
+        if (treedef := jax.tree.structure(params)) not in self._roles:
+            self._roles[treedef] = parameter_roles(None, params)
+        return self._roles[treedef]
 
     def _split_by_role(self, params: Params) -> list[list[str]]:
         """Return the paths of the optimizer's `kinds` and of the others."""
         roles = self.roles(params)
         trained = self._members[0]  # None for all
-        chosen = [path for path in roles if trained is None or path in trained]
+        chosen = [path for path in paths.flatten(params) if trained is None or path in trained]
         own = [path for path in chosen if not self.optimizer.settings_of(roles[path])]
         return [own, [path for path in chosen if path not in own]]
 
@@ -248,10 +254,10 @@ class GroupedOptimizer:
                 settings[path] = dict(self.param_groups[member])
         return settings
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
+    def table(self, with_roles: bool = False) -> tuple[list[str], list[list[str]]]:
         """Return the parameter groups as a table: column names and rows of strings.
 
-        No rows before `bind`.
+        No rows before `bind`. With a column of the parameters' roles the model may be traced.
 
         There is one row per group, one for frozen parameters if there are any, and one per
         unmatched key. A parameter whose layers are in several groups counts as a tensor in each,
@@ -260,6 +266,9 @@ class GroupedOptimizer:
         if self._layout is None:
             return list(COLUMNS), []
         groups = self.param_groups
+        shapes = {p: jax.ShapeDtypeStruct(s, np.float32) for p, s in self._shapes.items()}
+        roles = self.roles(paths.nest(shapes)) if with_roles else {}
+        kinds: list[collections.Counter[str]] = [collections.Counter() for _ in (*groups, None)]
         tensors = [0] * (len(groups) + 1)  # the last is frozen
         parameters = [0] * (len(groups) + 1)
         for path, member in zip(self._layout.paths, self._layout.groups, strict=True):
@@ -272,6 +281,8 @@ class GroupedOptimizer:
             )
             for group in set(layers):
                 tensors[group] += 1
+                role = roles.get(path)
+                kinds[group]["unknown" if role is None else role.kind] += 1
                 # Layers of a stack have equal sizes.
                 parameters[group] += size // len(layers) * layers.count(group)
         rows = []
@@ -285,7 +296,14 @@ class GroupedOptimizer:
             rows.append([name, ", ".join(settings.patterns), *counts, *rates])
         if tensors[-1]:
             rows.append(["frozen", "", str(tensors[-1]), f"{parameters[-1]:,}", "", ""])
-        return list(COLUMNS), rows + [["no match", key, "0", "0", "", ""] for key in self.unmatched]
+        rows += [["no match", key, "0", "0", "", ""] for key in self.unmatched]
+        if not with_roles:
+            return list(COLUMNS), rows
+        texts = [", ".join(f"{n} {kind}" for kind, n in sorted(found.items())) for found in kinds]
+        texts += [""] * len(self.unmatched)
+        texts = texts if tensors[-1] else [*texts[: len(groups)], *texts[len(groups) + 1 :]]
+        rows = [[*row[:2], text, *row[2:]] for row, text in zip(rows, texts, strict=True)]
+        return [*COLUMNS[:2], "roles", *COLUMNS[2:]], rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return all group settings as JSON-compatible values."""
