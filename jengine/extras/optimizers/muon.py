@@ -5,7 +5,8 @@ replace the momentum by a normalized one.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
@@ -24,7 +25,10 @@ from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import Optimizer, define_optimizer
 
+logger = logging.getLogger("jengine")
+
 Triple = tuple[Finite, Finite, Finite]
+HIDDEN: tuple[MatrixKind, ...] = ("hidden", "convolution")
 
 
 @define_optimizer("lr", "weight_decay", "beta", by_role=matrices.split_settings)
@@ -43,7 +47,7 @@ def Muon(
     mu_dtype: str | None = None,
     per_head: bool = False,
     cautious: bool = False,
-    kinds: Sequence[MatrixKind] = ("hidden", "convolution"),
+    kinds: Sequence[MatrixKind] = HIDDEN,
     adam: bool = False,
     adam_learning_rate: NonNegative | None = None,
     adam_weight_decay: NonNegative = 0.0,
@@ -225,6 +229,27 @@ def Lion(
       weight_decay: weight decay coefficient.
     """
     return [("scale_by_lion", optax.scale_by_lion(*betas))]
+
+
+def warn_of_muon(params: Params, roles: Mapping[str, Role]) -> None:
+    """Warn if `optax.contrib.muon`, which trains what has two axes, trains other parameters than
+    `Muon`.
+    """
+    leaves = paths.flatten(params)
+    hidden = {path for path in leaves if path in roles and roles[path].kind in HIDDEN}
+    chosen = {path for path, leaf in leaves.items() if leaf.ndim == 2}
+    if chosen != hidden:
+        wrong, missing = (
+            f"{len(names)} ({', '.join(sorted(names)[:3])}{', ...' * (len(names) > 3)})"
+            if names
+            else "0"
+            for names in (chosen - hidden, hidden - chosen)
+        )
+        logger.warning(
+            "optax.contrib.muon without muon_weight_dimension_numbers trains each parameter with two "
+            f"axes: {wrong} that are no hidden matrices, and not {missing} that are; type='Muon' "
+            "goes by role"
+        )
 
 
 class MuonState(NamedTuple):

@@ -49,6 +49,7 @@ provides = {
         "restrict_to_trainable": "jengine.extras.optimizers.freeze",
         "select_state": "jengine.extras.optimizers.freeze",
         "skip_frozen": "jengine.extras.optimizers.freeze",
+        "warn_of_muon": "jengine.extras.optimizers.muon",
     },
     "parameter_roles": {
         "trace_roles": "jengine.extras.optimizers.parameter_uses",

@@ -10,6 +10,7 @@ from optax import Params
 from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ArgumentError, ConfigError, closest
+from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 from jengine.model.model import Model
 from jengine.model.roles import Roles, parameter_roles, roles_by_name
@@ -252,6 +253,9 @@ class DefaultOptimWrapperConstructor:
         wrapper.grouped.find_roles = self.get_roles if params is not None else None
         if params is not None:
             wrapper.grouped.bind(params)
+            is_optax = optimizer.defaults.get("muon_weight_dimension_numbers", ...) is None
+            if is_optax and "warn_of_muon" in provided("optimizer_parts"):
+                load_provided("optimizer_parts", "warn_of_muon")(params, self.get_roles())
         return wrapper
 
     def add_params(
