@@ -102,7 +102,7 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
             if applies and self.paramwise_cfg.get(rule) is not None
         ]
         decay = next((rule for rule, applies in decays.items() if applies), None)
-        return self.apply_rules(applying, decay if decay in applying else None)
+        return self.apply_rules(parameter.path, applying, decay if decay in applying else None)
 
 
 class _NamePatternConstructor(DefaultOptimizerConstructor):
@@ -140,7 +140,11 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
         ]
         self._check_names([parameter.path for parameter, _ in members])
         groups = [
-            {"params": [p], **self._group_settings(p.path, self._is_exempt(p, module))}
+            {
+                "params": [p],
+                **self.base_settings(p.path),
+                **self._group_settings(p.path, self._is_exempt(p, module)),
+            }
             for p, module in members
         ]
         return self.wrap(params, self._sort_groups(merge_equal(groups)))

@@ -10,6 +10,7 @@ from optax import Params
 from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ArgumentError, ConfigError, closest
+from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 from jengine.model.model import Model
 from jengine.model.roles import Roles, parameter_roles, roles_by_name
@@ -139,7 +140,7 @@ class DefaultOptimWrapperConstructor:
         if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
             return self.wrap(None, None)
         params, types = self.get_params(model, module_types)
-        if not self.paramwise_cfg.keys() - {"roles"}:
+        if not self.paramwise_cfg.keys() - {"roles"} and self.optimizer.kinds is None:
             return self.wrap(params, None)
         self.read_optimizer()
         groups: list[dict[str, Any]] = []
@@ -252,6 +253,9 @@ class DefaultOptimWrapperConstructor:
         wrapper.grouped.find_roles = self.get_roles if params is not None else None
         if params is not None:
             wrapper.grouped.bind(params)
+            is_optax = optimizer.defaults.get("muon_weight_dimension_numbers", ...) is None
+            if is_optax and "warn_of_muon" in provided("optimizer_parts"):
+                load_provided("optimizer_parts", "warn_of_muon")(params, self.get_roles())
         return wrapper
 
     def add_params(
@@ -283,9 +287,7 @@ class DefaultOptimWrapperConstructor:
                     line = f"paramwise_options -- {full_name}:{key}={value}"
                     logger.info(line, extra={"on_terminal": ""})
             # add the optimizer's values for missing settings, so that equal groups can be merged
-            lr = {} if self.base_lr is None else {"lr": self.base_lr}
-            weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
-            params.append({"params": [parameter], **lr, **weight_decay, **settings})
+            params.append({"params": [parameter], **self.base_settings(parameter.path), **settings})
         is_dcn = module.is_deformable_conv() or _matches(
             self.paramwise_cfg.get("dcn_modules", ()), prefix
         )
@@ -293,6 +295,15 @@ class DefaultOptimWrapperConstructor:
             self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
 
     # -------------------- rules
+
+    def base_settings(self, path: str) -> dict[str, Any]:
+        """Return the parameter's `lr` and `weight_decay` without rules, as far as the optimizer has
+        them.
+        """
+        role = None if self.optimizer.kinds is None else self.get_roles()[path]
+        base = {"lr": self.base_lr, "weight_decay": self.base_wd}
+        known = {name: value for name, value in base.items() if value is not None}
+        return {**known, **self.optimizer.settings_of(role)}
 
     def custom_settings(self, path: str) -> dict[str, Any]:
         """Return the settings from the longest custom key that matches a parameter.
@@ -305,11 +316,13 @@ class DefaultOptimWrapperConstructor:
             if any(key in alias for alias in paths.path_aliases(path)):
                 self.matched.add(key)
                 rule = dict(custom_keys[key])
-                settings: dict[str, Any] = {}
-                if self.base_lr is not None:
-                    settings["lr"] = self.base_lr * rule.get("lr_mult", 1.0)
-                if self.base_wd is not None:
-                    settings["weight_decay"] = self.base_wd * rule.get("decay_mult", 1.0)
+                if not rule.get("requires_grad", True):
+                    return {**rule, "patterns": (key,)}
+                settings = self.base_settings(path)
+                if "lr" in settings:
+                    settings["lr"] *= rule.get("lr_mult", 1.0)
+                if "weight_decay" in settings:
+                    settings["weight_decay"] *= rule.get("decay_mult", 1.0)
                 return {**settings, **rule, "patterns": (key,)}
         return {}
 
@@ -348,21 +361,22 @@ class DefaultOptimWrapperConstructor:
         ]
         # in the order of the rules above
         decay = next((key for key in applying if key.endswith("decay_mult")), None)
-        return self.apply_rules(applying, decay)
+        return self.apply_rules(parameter.path, applying, decay)
 
-    def apply_rules(self, applying: Sequence[str], decay: str | None) -> dict[str, Any]:
+    def apply_rules(self, path: str, applying: Sequence[str], decay: str | None) -> dict[str, Any]:
         """Return the settings from the rules that apply to a parameter, of whose decay
         multipliers `decay` is used.
         """
         self.matched.update(applying)
+        base = self.base_settings(path)
         settings: dict[str, Any] = {}
         patterns: list[str] = []
         for key in _LR_RULES:
             if key in applying:
-                settings["lr"] = self.base_lr * self.paramwise_cfg[key]
+                settings["lr"] = base["lr"] * self.paramwise_cfg[key]
                 patterns = [key]
-        if decay is not None and self.base_wd is not None:
-            settings["weight_decay"] = self.base_wd * self.paramwise_cfg[decay]
+        if decay is not None and "weight_decay" in base:
+            settings["weight_decay"] = base["weight_decay"] * self.paramwise_cfg[decay]
             patterns.append(decay)
         return {**settings, "patterns": tuple(patterns)} if settings else {}
 

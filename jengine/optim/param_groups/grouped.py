@@ -51,6 +51,8 @@ class GroupedOptimizer:
                 _build_group(optimizer.defaults, settings) for settings in optimizer.groups
             ]
             self._members = [group.paths for group in self.param_groups]
+        elif optimizer.kinds is not None:
+            self.param_groups.append(ParamGroup({**optimizer.defaults, **optimizer.others}))
         # Schedules change this group, too: it keeps the rate without multipliers, for logs and
         # optax's schedules. then the group itself has the optimizer's own settings
         is_single = len(self.param_groups) == 1
@@ -69,12 +71,13 @@ class GroupedOptimizer:
         self._last_values: dict[str, list[Any]] = {}
         self._arrays: dict[str, np.ndarray] = {}  # the hyperparameters, made from `_last_values`
         self._layouts: dict[Any, GroupLayout] = {}  # by tree structure
+        self._roles: dict[Any, Mapping[str, Role]] = {}  # by tree structure, of names and shapes
         self._layout: GroupLayout | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def transformation(self, before: Parts, wrap: Wrap) -> optax.GradientTransformationExtraArgs:
         """Return the chain for the groups; see `GroupedChain.transformation`."""
-        return self._chain.transformation(before, wrap, self.layout, self.hyperparams)
+        return self._chain.transformation(before, wrap, self.layout, self.roles, self.hyperparams)
 
     # -------------------- the group of each parameter
 
@@ -88,8 +91,26 @@ class GroupedOptimizer:
         treedef = jax.tree.structure(params)
         # optax.masked and optax.partition pass partial trees, each with a structure of its own.
         if treedef not in self._layouts:  # matches all paths: once per structure
-            self._layouts[treedef] = assign_groups(params, self._members)
+            is_by_role = self.optimizer.kinds is not None and self.optimizer.groups is None
+            members = self._split_by_role(params) if is_by_role else self._members
+            self._layouts[treedef] = assign_groups(params, members)
         return self._layouts[treedef]
+
+    def roles(self, params: Params) -> Mapping[str, Role]:
+        """Return the role of each parameter by dotted path."""
+        if self.find_roles is not None:
+            return self.find_roles()
+        if (treedef := jax.tree.structure(params)) not in self._roles:
+            self._roles[treedef] = parameter_roles(None, params)
+        return self._roles[treedef]
+
+    def _split_by_role(self, params: Params) -> list[list[str]]:
+        """Return the paths of the optimizer's `kinds` and of the others."""
+        roles = self.roles(params)
+        trained = self._members[0]  # None for all
+        chosen = [path for path in paths.flatten(params) if trained is None or path in trained]
+        own = [path for path in chosen if not self.optimizer.settings_of(roles[path])]
+        return [own, [path for path in chosen if path not in own]]
 
     @property
     def chains(self) -> Sequence[Sequence[int]]:
@@ -125,7 +146,9 @@ class GroupedOptimizer:
         # Shapes alone: arrays kept here would keep the initial parameters in memory.
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.optimizer.groups is None:
-            self.param_groups[0].paths = list(layout.paths)
+            for index, group in enumerate(self.param_groups):
+                members = zip(layout.paths, layout.groups, strict=True)
+                group.paths = [path for path, member in members if member == index]
         self._layout = layout
 
     def restrict(self, params: Params) -> None:
@@ -243,7 +266,8 @@ class GroupedOptimizer:
         if self._layout is None:
             return list(COLUMNS), []
         groups = self.param_groups
-        roles = self._find_all_roles() if with_roles else {}
+        shapes = {p: jax.ShapeDtypeStruct(s, np.float32) for p, s in self._shapes.items()}
+        roles = self.roles(paths.nest(shapes)) if with_roles else {}
         kinds: list[collections.Counter[str]] = [collections.Counter() for _ in (*groups, None)]
         tensors = [0] * (len(groups) + 1)  # the last is frozen
         parameters = [0] * (len(groups) + 1)
@@ -280,14 +304,6 @@ class GroupedOptimizer:
         texts = texts if tensors[-1] else [*texts[: len(groups)], *texts[len(groups) + 1 :]]
         rows = [[*row[:2], text, *row[2:]] for row, text in zip(rows, texts, strict=True)]
         return [*COLUMNS[:2], "roles", *COLUMNS[2:]], rows
-
-    def _find_all_roles(self) -> Mapping[str, Role]:
-        if self.find_roles is not None:
-            return self.find_roles()
-        return parameter_roles(
-            None,
-            paths.nest({p: jax.ShapeDtypeStruct(s, np.float32) for p, s in self._shapes.items()}),
-        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return all group settings as JSON-compatible values."""
