@@ -252,6 +252,9 @@ class DefaultOptimWrapperConstructor:
         wrapper.grouped.unmatched = self.unmatched  # for the group table
         wrapper.grouped.find_roles = self.get_roles if params is not None else None
         if params is not None:
+            if optimizer.by_layer:
+                leaves = self.module_tree().named_parameters()
+                wrapper.grouped.stacked = {leaf.path: leaf.stacked for _, leaf in leaves}
             wrapper.grouped.bind(params)
             is_optax = optimizer.defaults.get("muon_weight_dimension_numbers", ...) is None
             if is_optax and "warn_of_muon" in provided("optimizer_parts"):
