@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -314,19 +315,19 @@ def _guess(
     module, _, name = path.rpartition(".")
     kind = kind_of(types.get(module))
     rest = _rest(shape, stacked)
-    axes = {"stacked": tuple(stacked)}
+    role = functools.partial(Role, stacked=tuple(stacked))
     if _ADAPTER.search(path) and len(rest) == 2:
-        return Role("adapter", rest[:1], rest[1:], **axes)
+        return role("adapter", rest[:1], rest[1:])
     if _POSITION.search(path) or re.search(r"^(cls|(cls|class|mask)_?token)$", name):
-        return Role("position", (), rest, **axes)
+        return role("position", (), rest)
     if kind == "Embed" or "embedding" in name:
-        return Role("embedding", rest[:1], rest[1:], **axes) if len(rest) == 2 else None
+        return role("embedding", rest[:1], rest[1:]) if len(rest) == 2 else None
     if _is_norm_type(types.get(module)):
-        return Role("norm", (), rest, **axes)
+        return role("norm", (), rest)
     if name in ("bias", "b"):
-        return Role("bias", (), rest, **axes)
+        return role("bias", (), rest)
     if len(rest) < 2:
-        return Role("scale", (), rest, **axes)
+        return role("scale", (), rest)
     fan_in, fan_out, heads = rest[:-1], rest[-1:], None
     if name == "weight":  # of PyTorch and Equinox
         fan_in, fan_out = rest[1:], rest[:1]
@@ -337,13 +338,13 @@ def _guess(
     elif len(rest) == 3 and "Conv" not in kind:
         return None
     if _ROUTER.search(path):
-        return Role("router", fan_in, fan_out, **axes)
+        return role("router", fan_in, fan_out)
     if _HEAD.search(path):
-        return Role("head", fan_in, fan_out, **axes)
+        return role("head", fan_in, fan_out)
     if len(rest) > 3 or "Conv" in kind:
         is_depthwise = shape[rest[-2]] == 1 and len(rest) == 4 and name != "weight"
-        return Role("depthwise" if is_depthwise else "convolution", fan_in, fan_out, **axes)
-    return Role("hidden", fan_in, fan_out, heads=heads, **axes)
+        return role("depthwise" if is_depthwise else "convolution", fan_in, fan_out)
+    return role("hidden", fan_in, fan_out, heads=heads)
 
 
 def _override(roles: Roles, leaves: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:

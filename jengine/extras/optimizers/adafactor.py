@@ -80,7 +80,8 @@ def scale_by_factored_rms(
         def leaf(z: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
             if (pair := _last_axes(z, axes)) is None:
                 return z, jnp.zeros((), z.dtype)
-            return tuple(jax.lax.slice_in_dim(z, 0, 1, axis=axis) for axis in reversed(pair))
+            row = jax.lax.slice_in_dim(z, 0, 1, axis=pair[1])
+            return row, jax.lax.slice_in_dim(z, 0, 1, axis=pair[0])
 
         rows, columns = common.map_unzipped(leaf, zeros, common.broadcast_stacked(stacked, zeros))
         return FactoredRmsState(common.zero_count(), rows, columns)

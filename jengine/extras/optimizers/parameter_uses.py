@@ -254,11 +254,18 @@ class _Tracer:
         if is_activation:
             self._note("data", [a, b])  # an initial state
         return Value(
-            _union(a.labels, b.labels),
-            () if is_activation or a.views != b.views else a.views,
-            *(x or y for x, y in zip(a[2:5], b[2:5], strict=True)),
-            *(x | y for x, y in zip(a[5:7], b[5:7], strict=True)),
-            *(x & y for x, y in zip(a[7:], b[7:], strict=True)),
+            labels=_union(a.labels, b.labels),
+            views=() if is_activation or a.views != b.views else a.views,
+            is_activation=is_activation,
+            is_fed=a.is_fed or b.is_fed,
+            is_live=a.is_live or b.is_live,
+            before=a.before | b.before,
+            ends=a.ends | b.ends,
+            product=a.product & b.product,
+            is_root=a.is_root and b.is_root,
+            is_normal=a.is_normal and b.is_normal,
+            is_count=a.is_count and b.is_count,
+            is_one_hot=a.is_one_hot and b.is_one_hot,
         )
 
     # -------------------- products
@@ -770,13 +777,18 @@ def _fold(values: Sequence[Value]) -> Value:
         else:
             ends = result.ends | value.ends
         result = Value(
-            _union(result.labels, value.labels),
-            (*result.views, *(view for view in value.views if view not in result.views)),
-            *(x or y for x, y in zip(result[2:5], value[2:5], strict=True)),
-            a | b,
-            ends,
-            result.product | value.product,
-            *(x or y for x, y in zip(result[8:], value[8:], strict=True)),
+            labels=_union(result.labels, value.labels),
+            views=(*result.views, *(view for view in value.views if view not in result.views)),
+            is_activation=result.is_activation or value.is_activation,
+            is_fed=result.is_fed or value.is_fed,
+            is_live=result.is_live or value.is_live,
+            before=a | b,
+            ends=ends,
+            product=result.product | value.product,
+            is_root=result.is_root or value.is_root,
+            is_normal=result.is_normal or value.is_normal,
+            is_count=result.is_count or value.is_count,
+            is_one_hot=result.is_one_hot or value.is_one_hot,
         )
     return result
 
