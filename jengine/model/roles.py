@@ -201,7 +201,7 @@ def _trace(
     for outputs in (losses, predictions):
 
         def run(
-            leaves: Any, state: Any, batch: Any, key: Any, outputs: Callable[..., Any] = outputs
+            leaves: Any, batch: Any, key: Any, state: Any, outputs: Callable[..., Any] = outputs
         ) -> Any:
             tree = paths.map_with_path(lambda path, _: leaves[path], params)
             if frozen:
@@ -211,12 +211,12 @@ def _trace(
             return outputs(tree, state, batch, key)
 
         try:
-            program = jax.make_jaxpr(run)({**leaves, **frozen}, model_state, batch, key)
+            program = jax.make_jaxpr(run)({**leaves, **frozen}, batch, key, model_state)
         except Exception as error:  # of any type: it is the user's code
             errors.append(error)
             continue
         return load_provided("parameter_roles", "trace_roles")(
-            program, {**leaves, **frozen}, stacked
+            program, {**leaves, **frozen}, stacked, len(jax.tree.leaves((batch, key)))
         )
     logger.warning("the loss cannot be traced for the roles of the parameters: %r", errors[0])
     return {}

@@ -49,7 +49,8 @@ class Value(NamedTuple):
       ends: those of which the result reaches the array without another matrix.
       product: the matrix of which this is the product, perhaps with a bias.
       is_root: a root, to divide by. is_normal: what has been divided by one.
-      is_count: 0, 1, 2, ... is_one_hot: compared with these.
+      is_count: made of 0, 1, 2, ... or of another constant that is not one number.
+      is_one_hot: compared with such a constant.
     """
 
     labels: Axes = ()
@@ -66,6 +67,9 @@ class Value(NamedTuple):
     is_one_hot: bool = False
 
 
+_CONSTANT = Value(is_count=True)  # an array; as good as data for the matrix that it is given to
+
+
 @dataclasses.dataclass
 class Uses:
     """What has been seen of a parameter."""
@@ -73,6 +77,7 @@ class Uses:
     shape: Shape
     kinds: set[str] = dataclasses.field(default_factory=set)
     fan_in: set[int] = dataclasses.field(default_factory=set)
+    is_fed: bool = False  # whether what is summed depends on the batch
     entries: set[int] = dataclasses.field(default_factory=set)  # axes of a look-up table
     stacked: set[int] = dataclasses.field(default_factory=set)
     indexed: set[int] = dataclasses.field(default_factory=set)  # axes of which one index is taken
@@ -89,6 +94,7 @@ def trace_roles(
     program: jax.extend.core.ClosedJaxpr,
     params: Mapping[str, Any],
     stacked: Mapping[str, Sequence[int]],
+    fed: int,
 ) -> dict[str, Role]:
     """Return the roles of the parameters that a program uses in a way that tells them.
 
@@ -96,6 +102,7 @@ def trace_roles(
       program: of the losses, from `jax.make_jaxpr`; its first argument is `params`.
       params: arrays or shapes by dotted path.
       stacked: axes along which layers are stacked by path, as far as they are known.
+      fed: how many arrays follow the parameters in which the data are; the others are the model's.
     """
     paths = list(params)
     tracer = _Tracer([tuple(leaf.shape) for leaf in params.values()])
@@ -109,10 +116,10 @@ def trace_roles(
         for bit in bits
     ]
     given = [
-        Value(_no_labels(var), is_activation=True, is_fed=True, is_live=True)
-        for var in program.jaxpr.invars[len(views) :]
+        Value(_no_labels(var), is_activation=True, is_fed=index < fed, is_live=True)
+        for index, var in enumerate(program.jaxpr.invars[len(views) :])
     ]
-    outputs = tracer.run(program.jaxpr, [Value()] * len(program.consts), [*views, *given])
+    outputs = tracer.run(program.jaxpr, [_CONSTANT] * len(program.consts), [*views, *given])
     ends = functools.reduce(operator.or_, (value.ends for value in outputs), 0)
     roles = {path: tracer.role(bit, ends, stacked.get(path, ())) for bit, path in enumerate(paths)}
     return {path: role for path, role in roles.items() if role is not None}
@@ -206,7 +213,7 @@ class _Tracer:
         return [self._mix(eqn, values, len(shape)) for shape in out]
 
     def _call(self, program: Any, values: Sequence[Value]) -> list[Value]:
-        consts = [Value()] * len(getattr(program, "consts", ()))
+        consts = [_CONSTANT] * len(getattr(program, "consts", ()))
         return self.run(getattr(program, "jaxpr", program), consts, values)
 
     def _loop(self, body: Callable[..., list[Value]], carry: list[Value]) -> list[Value]:
@@ -283,7 +290,7 @@ class _Tracer:
             return self._multiply_activations(values, contracted, batch, free)
         other = 1 - kernel
         x, w = values[other], values[kernel]
-        if x.views:
+        if not x.is_activation:
             self._note("data", [x])
         made = 0
         for bit, axes in w.views:
@@ -299,7 +306,7 @@ class _Tracer:
                 use.fan_in |= summed
                 use.kinds.add("mul")
                 continue
-            if not self._sums(use, summed):
+            if not self._sums(use, summed, x):
                 continue
             made |= 1 << bit
             use.stacked |= each
@@ -327,7 +334,7 @@ class _Tracer:
         made = 0
         for bit, axes in w.views:
             use = self.uses[bit]
-            if not self._sums(use, frozenset().union(*(axes[i] for i in contracted))):
+            if not self._sums(use, frozenset().union(*(axes[i] for i in contracted)), x):
                 continue
             made |= 1 << bit
             use.stacked |= frozenset().union(*(axes[i] for i in numbers.rhs_group_dimensions))
@@ -342,37 +349,40 @@ class _Tracer:
         numbers = eqn.params["dimension_numbers"]
         output, inputs, *spatial = numbers.rhs_spec
         rank = eqn.outvars[0].aval.ndim
-        if not w.views or w.is_activation:
+        if not w.views:
             return self._mix(eqn, values, rank)
-        if x.views:
+        if not x.is_activation:
             self._note("data", [x])
         kernel = eqn.invars[1].aval.shape
         groups = eqn.params["feature_group_count"]
         is_depthwise = groups > 1 and kernel[inputs] == 1
         made = 0
         for bit, axes in w.views:
-            if self._sums(self.uses[bit], axes[inputs].union(*(axes[i] for i in spatial))):
+            if self._sums(self.uses[bit], axes[inputs].union(*(axes[i] for i in spatial)), x):
                 made |= 1 << bit
         labels = [frozenset[Any]()] * rank
         labels[numbers.out_spec[1]] = self._labels_of(w, output)
         kind = "depthwise" if is_depthwise else "convolution"
         return self._make_product(x, w, made, tuple(labels), kind)
 
-    def _sums(self, use: Uses, axes: frozenset[int]) -> bool:
+    def _sums(self, use: Uses, axes: frozenset[int], x: Value) -> bool:
         """Note the axes over which a matrix sums, and return whether these were the first ones.
 
-        The backward pass of a loss with gradients in it sums over the others.
+        The backward pass of a loss with gradients in it sums over the others, and so does an
+        estimate of the matrix's norm, which does not depend on the batch.
         """
-        use.fan_in = use.fan_in or set(axes)
+        if not use.fan_in or (x.is_fed and not use.is_fed):
+            use.fan_in = set(axes)
+            use.is_fed = x.is_fed
         return use.fan_in == axes
 
     def _make_product(self, x: Value, w: Value, made: int, labels: Axes, kind: str) -> Value:
-        is_constant = not (x.is_activation or x.views)
+        is_constant = x.is_count and not (x.is_activation or x.views)
         if not made:  # no axis is summed over, or no output is left: a vector that scales
             made_before, ends, product = x.before, x.ends, 0
         else:
-            made_before, ends, product = x.before | made, made, made
-            self.followed |= x.before
+            made_before, ends, product = x.before | w.before | made, made, made
+            self.followed |= x.before | w.before
         for bit, _ in w.views:
             if made >> bit & 1:
                 use = self.uses[bit]
@@ -411,7 +421,8 @@ class _Tracer:
     def _choose_kernel(self, values: Sequence[Value]) -> int | None:
         """Return which operand is the kernel: the parameter, or of two the right one."""
         candidates = [i for i in (0, 1) if values[i].views]
-        return candidates[-1] if candidates else None
+        plain = [i for i in candidates if not values[i].is_activation]
+        return (plain or candidates or [None])[-1]
 
     def _stack_labels(self, labels: Iterable[Any]) -> None:
         for label in labels:
@@ -571,7 +582,7 @@ class _Tracer:
         return Value(is_count=True)
 
     def _eq(self, eqn: Any, values: list[Value]) -> Value:
-        is_compared = any(value.is_count for value in values)
+        is_compared = any(v.is_count and not (v.is_activation or v.views) for v in values)
         return self._elementwise(eqn, values)._replace(is_one_hot=is_compared, is_normal=False)
 
     # -------------------- everything else
@@ -596,7 +607,7 @@ class _Tracer:
                 self._note(use, [value])
                 for bit, _ in value.views:
                     self.uses[bit].added_to |= result.product
-            result = result._replace(views=())
+            result = result._replace(views=self._modulated(eqn, values))
         elif views:
             largest = max(self._size(value) for value in views)
             small = [value for value in views if self._size(value) < largest]
@@ -620,6 +631,23 @@ class _Tracer:
             product=result.product if len(activations) == 1 else 0,
             is_one_hot=name in ("convert_element_type", "copy") and result.is_one_hot,
         )
+
+    def _modulated(self, eqn: Any, values: Sequence[Value]) -> tuple[tuple[int, Axes], ...]:
+        """Return the views of a matrix that is multiplied by factors for its inputs or outputs.
+
+        Such factors are computed from the data, and what follows is a matrix for each example.
+        """
+        if eqn.primitive.name not in ("mul", "div", "convert_element_type", "copy"):
+            return ()
+        shapes = [tuple(var.aval.shape) for var in eqn.invars]
+        for value, shape in zip(values, shapes, strict=True):
+            others = [other for other in shapes if other is not shape]
+            for _, axes in value.views:
+                own = [i for i, size in enumerate(shape) if axes[i] and size > 1]
+                is_wider = any(not other or other[i] == 1 for other in others for i in own)
+                if len(own) > 1 and (is_wider or not others):
+                    return value.views
+        return ()
 
     def _mix(self, eqn: Any, values: Sequence[Value], rank: int) -> Value:
         """Return the result of an operation along axes."""
@@ -697,7 +725,9 @@ class _Tracer:
         kind = self._kind(bit, ends, rest)
         if kind is None:
             return None
-        heads = min(use.heads & set(rest), default=None)
+        # an axis for heads beside that of their sizes, not one for both
+        groups = [group for group in (fan_in, fan_out) if len(group) > 1]
+        heads = min((axis for group in groups for axis in group if axis in use.heads), default=None)
         matched = self._match_product(use)
         if kind == "bias" and matched is not None:
             product, axes = matched
