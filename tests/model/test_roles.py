@@ -994,7 +994,8 @@ class Ensemble(nn.Module):
     @nn.compact
     def __call__(self, x, train=False):
         collections = {'params': 0, 'batch_stats': 0}
-        members = nn.vmap(Member, (None, None), variable_axes=collections, split_rngs={'params': True}, axis_size=3)
+        members = nn.vmap(
+            Member, in_axes=(None, None), variable_axes=collections, split_rngs={'params': True}, axis_size=3)
         return members(name='members')(x, train)
 
 
