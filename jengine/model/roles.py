@@ -2,9 +2,10 @@
 
 import collections
 import dataclasses
+import functools
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError, closest
 from jengine.config.plugins import load_provided, provided
-from jengine.model.model import FROZEN, Batch, Model, Params
+from jengine.model.model import FROZEN, Batch, Model, ModelState, Params, predict_with_key
 from jengine.model.module_types import is_norm, kind_of, stacked_axes
 
 Shape = tuple[int, ...]
@@ -83,7 +84,10 @@ def parameter_roles(
     params: Params,
     overrides: Mapping[str, Any] | None = None,
     batch: Batch | None = None,
+    *,
+    model_state: ModelState | None = None,
     module_types: Mapping[str, str] | None = None,
+    phases: Sequence[str] = (),
 ) -> Roles:
     """Return the role of each parameter by dotted path.
 
@@ -101,7 +105,9 @@ def parameter_roles(
       overrides: roles by path, `{'blocks.*.qkv.kernel': dict(role='hidden', fan_in=(0,),
         fan_out=(1, 2))}`; `*` stands for any characters. Axes that are not given stay.
       batch: a batch, or its shapes.
+      model_state: the model state, or its shapes; without it `init` is traced.
       module_types: class names by dotted module path; by default the model's.
+      phases: names of the optimizers, for a model that is trained by several.
 
     Raises:
       ConfigError: an override that matches no parameter or is not a role; and from the result, a
@@ -110,7 +116,8 @@ def parameter_roles(
     types = module_types or getattr(model, "module_types", {})
     traced: dict[str, Role] = {}
     if model is not None and batch is not None and "trace_roles" in provided("parameter_roles"):
-        traced = _trace(model, params, batch, _known_stacks(paths.flatten(params), types))
+        stacked = _known_stacks(paths.flatten(params), types)
+        traced = _trace(model, params, model_state, batch, stacked, phases)
     if not traced:
         logger.warning("the roles of the parameters are told by their names and shapes alone")
     return _complete(traced, params, types, overrides)
@@ -161,43 +168,57 @@ def _known_stacks(leaves: Mapping[str, Any], types: Mapping[str, str]) -> dict[s
 
 
 def _trace(
-    model: Model, params: Params, batch: Batch, stacked: Mapping[str, Any]
+    model: Model,
+    params: Params,
+    model_state: ModelState | None,
+    batch: Batch,
+    stacked: Mapping[str, Shape],
+    phases: Sequence[str],
 ) -> dict[str, Role]:
-    """Return the roles that the loss tells, or else the prediction."""
-    trace_roles = load_provided("parameter_roles", "trace_roles")
-    shape = lambda leaf: jax.ShapeDtypeStruct(jax.numpy.shape(leaf), jax.numpy.result_type(leaf))  # noqa: E731
-    batch = jax.tree.map(shape, batch)
+    """Return the roles that the losses tell, or else the prediction."""
     key = jax.eval_shape(lambda: jax.random.key(0))
-    leaves = jax.tree.map(shape, paths.flatten(params))
-    structure = jax.tree.structure(params)
-    _, model_state = jax.eval_shape(model.init, key, batch)
-    frozen, rest = {}, model_state
+    batch, params = jax.eval_shape(lambda: (batch, paths.unwrap(params)))
+    if model_state is None:
+        _, model_state = jax.eval_shape(model.init, key, batch)
+    leaves = paths.flatten(params)
+    frozen: dict[str, Any] = {}  # they are matrices as well
     if isinstance(model_state, Mapping) and FROZEN in model_state:
         frozen = {f"{FROZEN}.{path}": x for path, x in paths.flatten(model_state[FROZEN]).items()}
-        frozen_structure = jax.tree.structure(model_state[FROZEN])
-        rest = {name: x for name, x in model_state.items() if name != FROZEN}
 
-    def run(method: str, leaves: Any, rest: Any, batch: Any, key: Any) -> Any:
-        values = [leaves[path] for path in paths.flatten(params)]
-        state = rest
-        if frozen:
-            state = {**rest, FROZEN: frozen_structure.unflatten([leaves[p] for p in frozen])}
-        tree = structure.unflatten(values)
-        if method == "predict":
-            return model.predict(tree, state, batch)
-        hyperparams: Any = collections.defaultdict(lambda: 1.0)
-        return model.loss(tree, state, batch, rng=key, hyperparams=hyperparams)[0]
+    def losses(params: Params, state: ModelState, batch: Batch, key: jax.Array) -> Any:
+        if model.has_train_step:
+            outline_step = load_provided("parameter_roles", "outline_step")
+            return outline_step(model, params, state, batch, key, phases)
+        arguments: Any = {"rng": key, "hyperparams": collections.defaultdict(lambda: 1.0)}
+        if not phases:
+            return model.loss(params, state, batch, **arguments)[0]
+        return [model.phase_loss(name, params, state, batch, **arguments)[0] for name in phases]
 
-    error: Exception | None = None
-    for method in ("loss", "predict"):
-        fn = lambda *args, method=method: run(method, *args)  # noqa: E731
+    def predictions(params: Params, state: ModelState, batch: Batch, key: jax.Array) -> Any:
+        return predict_with_key(model, params, state, batch, key)
+
+    errors = []
+    for outputs in (losses, predictions):
+
+        def run(
+            leaves: Any, batch: Any, key: Any, state: Any, outputs: Callable[..., Any] = outputs
+        ) -> Any:
+            tree = paths.map_with_path(lambda path, _: leaves[path], params)
+            if frozen:
+                below = model_state[FROZEN]
+                below = paths.map_with_path(lambda path, _: leaves[f"{FROZEN}.{path}"], below)
+                state = {**state, FROZEN: below}
+            return outputs(tree, state, batch, key)
+
         try:
-            program = jax.make_jaxpr(fn)({**leaves, **frozen}, rest, batch, key)
-        except Exception as raised:  # of any type: it is the user's code
-            error = error or raised
+            program = jax.make_jaxpr(run)({**leaves, **frozen}, batch, key, model_state)
+        except Exception as error:  # of any type: it is the user's code
+            errors.append(error)
             continue
-        return trace_roles(program, {**leaves, **frozen}, stacked)
-    logger.warning("the loss cannot be traced for the roles of the parameters: %r", error)
+        return load_provided("parameter_roles", "trace_roles")(
+            program, {**leaves, **frozen}, stacked, len(jax.tree.leaves((batch, key)))
+        )
+    logger.warning("the loss cannot be traced for the roles of the parameters: %r", errors[0])
     return {}
 
 
@@ -294,19 +315,19 @@ def _guess(
     module, _, name = path.rpartition(".")
     kind = kind_of(types.get(module))
     rest = _rest(shape, stacked)
-    axes = {"stacked": tuple(stacked)}
+    role = functools.partial(Role, stacked=tuple(stacked))
     if _ADAPTER.search(path) and len(rest) == 2:
-        return Role("adapter", rest[:1], rest[1:], **axes)
+        return role("adapter", rest[:1], rest[1:])
     if _POSITION.search(path) or re.search(r"^(cls|(cls|class|mask)_?token)$", name):
-        return Role("position", (), rest, **axes)
+        return role("position", (), rest)
     if kind == "Embed" or "embedding" in name:
-        return Role("embedding", rest[:1], rest[1:], **axes) if len(rest) == 2 else None
+        return role("embedding", rest[:1], rest[1:]) if len(rest) == 2 else None
     if _is_norm_type(types.get(module)):
-        return Role("norm", (), rest, **axes)
+        return role("norm", (), rest)
     if name in ("bias", "b"):
-        return Role("bias", (), rest, **axes)
+        return role("bias", (), rest)
     if len(rest) < 2:
-        return Role("scale", (), rest, **axes)
+        return role("scale", (), rest)
     fan_in, fan_out, heads = rest[:-1], rest[-1:], None
     if name == "weight":  # of PyTorch and Equinox
         fan_in, fan_out = rest[1:], rest[:1]
@@ -317,41 +338,41 @@ def _guess(
     elif len(rest) == 3 and "Conv" not in kind:
         return None
     if _ROUTER.search(path):
-        return Role("router", fan_in, fan_out, **axes)
+        return role("router", fan_in, fan_out)
     if _HEAD.search(path):
-        return Role("head", fan_in, fan_out, **axes)
+        return role("head", fan_in, fan_out)
     if len(rest) > 3 or "Conv" in kind:
         is_depthwise = shape[rest[-2]] == 1 and len(rest) == 4 and name != "weight"
-        return Role("depthwise" if is_depthwise else "convolution", fan_in, fan_out, **axes)
-    return Role("hidden", fan_in, fan_out, heads=heads, **axes)
+        return role("depthwise" if is_depthwise else "convolution", fan_in, fan_out)
+    return role("hidden", fan_in, fan_out, heads=heads)
 
 
 def _override(roles: Roles, leaves: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
     """Replace the roles that a user has given."""
     for pattern, given in overrides.items():
         matched = [path for path in leaves if _matches(pattern, path)]
-        where = f"`paramwise_cfg.roles[{pattern!r}]`"
+        where = f"paramwise_cfg.roles[{pattern!r}]"
         if not matched:
             raise ConfigError(
-                f"{where} must be the path of a parameter, got none like it"
+                f"`{where}` must be the path of a parameter, got none like it"
                 f"{paths.closest_paths(pattern, leaves)}"
             )
         if not is_mapping(given) or given.get("role") not in KINDS:
             raise ConfigError(
-                f"{where} must be dict(role=...) with one of {', '.join(KINDS)}, got {given!r}"
+                f"`{where}` must be dict(role=...) with one of {', '.join(KINDS)}, got {given!r}"
             )
         fields = {name: value for name, value in given.items() if name != "role"}
         names = [field.name for field in dataclasses.fields(Role)]
         for name, value in fields.items():
             if name not in names[1:]:
-                raise ConfigError(f"{where} has no {name!r}{closest(str(name), names[1:])}")
+                raise ConfigError(f"`{where}` has no {name!r}{closest(str(name), names[1:])}")
             fields[name] = _check_axes(f"{where}.{name}", name, value)
         for path in matched:
             rank = len(leaves[path].shape)
             used = [axis for name in names[1:4] for axis in fields.get(name, ())]
             if any(not 0 <= axis < rank for axis in used):
                 raise ConfigError(
-                    f"{where} must have axes from 0 to {rank - 1}, those of {path!r}, got {used}"
+                    f"`{where}` must have axes from 0 to {rank - 1}, those of {path!r}, got {used}"
                 )
             roles[path] = dataclasses.replace(
                 roles.get(path, Role(given["role"])), kind=given["role"], **fields
@@ -362,11 +383,11 @@ def _check_axes(where: str, name: str, value: Any) -> Any:
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if name in ("heads", "parts"):
         if not is_int and (name == "parts" or value is not None):
-            raise ConfigError(f"{where} must be an int, got {value!r}")
+            raise ConfigError(f"`{where}` must be an int, got {value!r}")
         return value
     axes = [value] if is_int else value
     if not isinstance(axes, list | tuple) or not all(type(axis) is int for axis in axes):
-        raise ConfigError(f"{where} must be axes, such as (0,), got {value!r}")
+        raise ConfigError(f"`{where}` must be axes, such as (0,), got {value!r}")
     return tuple(axes)
 
 

@@ -13,7 +13,8 @@ from jengine.optim.optimizers.optimizer_builder import is_optimizer
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 
-RolesFinder: TypeAlias = Callable[[Mapping[str, Any]], Roles]
+# from `paramwise_cfg['roles']` and optionally `phases`
+RolesFinder: TypeAlias = Callable[..., Roles]
 
 
 def build_optim_wrapper(
@@ -47,7 +48,7 @@ def build_optim_wrapper(
       module_types: dotted module path -> class name, by which rules recognise norms and
         convolutions; without it they use roles.
       roles: function from `paramwise_cfg['roles']` to the roles of the parameters, see
-        `jengine.model.roles.parameter_roles`; without it names and shapes tell roles.
+        `jengine.model.parameter_roles`; without it names and shapes tell roles.
 
     Returns:
       The result of the constructor: an OptimWrapper, or an OptimWrapperDict.

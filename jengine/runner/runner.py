@@ -15,6 +15,7 @@ from jengine.config.annotations import checked
 from jengine.config.containers import resolve
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explained
+from jengine.config.frames import boundary
 from jengine.config.plugins import load_provided
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook
@@ -67,6 +68,7 @@ class _NotStarted:
     max_epochs = 0
 
 
+@boundary
 @functools.partial(checked, owner="")
 class Runner:
     """Runner that trains, validates and tests a model, with hooks around one compiled step.
@@ -265,6 +267,7 @@ class Runner:
         self._initializer = StateInitializer(self.model, strategy, identity.seed, lambda: self.cfg)
 
     @classmethod
+    @boundary
     def from_cfg(cls, cfg: Any) -> "Runner":
         """Return a Runner from a config whose keys are the constructor's arguments.
 
@@ -286,6 +289,7 @@ class Runner:
 
     # --- Training ---
 
+    @boundary
     def train(self) -> TrainState:
         """Train to the end and return the final state.
 
@@ -346,13 +350,19 @@ class Runner:
             optim_wrapper = self._sections["optim_wrapper"]
             if not isinstance(optim_wrapper, OptimWrapper):
                 with self._loaders.example("train_dataloader") as batch:
-                    params = self._initializer.param_shapes(batch)
-                    shapes = jax.eval_shape(lambda: batch)
+                    params, model_state = self._initializer.shapes(batch)
+                    find_roles = functools.partial(
+                        parameter_roles,
+                        self.model,
+                        params,
+                        batch=jax.eval_shape(lambda: batch),
+                        model_state=model_state,
+                    )
                     optim_wrapper = build_optim_wrapper(
                         params,
                         optim_wrapper,
                         module_types=self.model.module_types,
-                        roles=lambda given: parameter_roles(self.model, params, given, shapes),
+                        roles=find_roles,
                     )
             self.optim_wrapper = optim_wrapper
             for wrapper in wrappers_by_name(optim_wrapper).values():
@@ -410,6 +420,7 @@ class Runner:
 
     # --- Evaluation and prediction ---
 
+    @boundary
     def val(self) -> dict[str, float]:
         """Validate once and return the metrics.
 
@@ -417,6 +428,7 @@ class Runner:
         """
         return self._evaluate("val")
 
+    @boundary
     def test(self) -> dict[str, float]:
         """Test the trained state, or `load_from`, once and return the metrics.
 
@@ -476,6 +488,7 @@ class Runner:
         copies = jax.tree.map(jnp.copy, (params, merged["model_state"]))
         return get_model(self.model).merge(*copies, train=train)
 
+    @boundary
     def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> PyTree:
         """Return the predictions for all examples of `data`, in order, as NumPy arrays.
 

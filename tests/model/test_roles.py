@@ -8,7 +8,6 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from jengine.config import paths
 from jengine.model.functional import FunctionalModel
 from jengine.model.linen import LinenModel
 from jengine.model.nnx import NnxModel
@@ -31,7 +30,9 @@ def roles_of(module, *inputs, loss=total):
 
 
 def describe(role):
-    axes = lambda values: ','.join(map(str, values))
+    def axes(values):
+        return ','.join(map(str, values))
+
     text = f'{role.kind} {axes(role.fan_in)}>{axes(role.fan_out)}'
     text += f' stacked={axes(role.stacked)}' if role.stacked else ''
     text += f' heads={role.heads}' if role.heads is not None else ''
@@ -433,7 +434,7 @@ class LlamaBlock(nnx.Module):
 class Llama(nnx.Module):
     def __init__(self, is_stacked, rngs):
         self.embed_tokens = nnx.Embed(11, 8, rngs=rngs)
-        make = lambda rngs: LlamaBlock(8, rngs)
+        make = functools.partial(LlamaBlock, 8)
         if is_stacked:
             self.layers = nnx.vmap(make, axis_size=2)(rngs.fork(split=2))
         else:
@@ -537,7 +538,9 @@ class T5Attention(nn.Module):
 
     @nn.compact
     def __call__(self, x, memory, bias=None):
-        heads = lambda z: z.reshape(*z.shape[:2], 2, -1)
+        def heads(z):
+            return z.reshape(*z.shape[:2], 2, -1)
+
         dense = functools.partial(nn.Dense, x.shape[-1], use_bias=False)
         q, k, v = heads(dense(name='q')(x)), heads(dense(name='k')(memory)), heads(dense(name='v')(memory))
         if self.has_bias:
@@ -905,7 +908,9 @@ def test_a_variational_autoencoder():
 class NeRF(nn.Module):
     @nn.compact
     def __call__(self, points, directions):
-        encode = lambda x: jnp.concatenate([jnp.sin(x), jnp.cos(x)], -1)
+        def encode(x):
+            return jnp.concatenate([jnp.sin(x), jnp.cos(x)], -1)
+
         x = points = encode(points)
         for i in range(3):
             x = nn.relu(nn.Dense(8, name=f'trunk{i}')(x))
@@ -923,3 +928,100 @@ def test_a_radiance_field():
                  view='hidden', rgb='head')
     check(roles_of(NeRF(), points, points), '\n'.join(
         f'{name}.kernel {kind} 0>1\n{name}.bias bias' for name, kind in kinds.items()))
+
+
+# -------------------- other ways to a loss
+
+def plain_init(rng):
+    layers = dict(w=jnp.zeros((3, 8, 8)), b=jnp.zeros((3, 8)), g=jnp.ones((3, 8)))
+    return dict(table=jnp.zeros((11, 8)), layers=layers, out=jnp.zeros((8, 11)))
+
+
+def plain_block(x, layer):
+    y = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6) * layer['g']
+    return x + jnp.tanh(y @ layer['w'] + layer['b']), None
+
+
+def run_scan(params, batch):
+    return jax.lax.scan(plain_block, params['table'][batch], params['layers'])[0]
+
+
+def run_loop(params, batch):
+    def layer(i):
+        return jax.tree.map(lambda leaf: leaf[i], params['layers'])
+
+    return jax.lax.fori_loop(0, 3, lambda i, x: plain_block(x, layer(i))[0], params['table'][batch])
+
+
+def run_unrolled(params, batch):
+    x = jax.nn.one_hot(batch, 11) @ params['table']
+    for i in range(3):
+        x, _ = jax.checkpoint(plain_block)(x, {name: leaf[i] for name, leaf in params['layers'].items()})
+    return x
+
+
+PLAIN = '''
+    table embedding 0>1
+    layers.w hidden 1>2 stacked=0
+    layers.b bias >1 stacked=0
+    layers.g norm >1 stacked=0
+    out head 0>1
+'''
+
+
+@pytest.mark.parametrize('run', [run_scan, run_loop, run_unrolled])
+def test_plain_functions_over_stacked_layers(run):
+    model = FunctionalModel(plain_init, lambda params, batch: run(params, batch) @ params['out'])
+    check(parameter_roles(model, plain_init(None), batch=TOKENS), PLAIN)
+
+
+def test_a_loss_with_gradients_in_it():
+    def energy(params, x):
+        return (jnp.tanh(x @ params['in'] + params['b']) @ params['hidden'] @ params['last']).sum()
+
+    def loss(params, batch):
+        force = jax.grad(energy, argnums=1)(params, batch)
+        return energy(params, batch) + (force ** 2).sum()
+
+    params = dict(b=jnp.zeros(8), hidden=jnp.zeros((8, 8)), last=jnp.zeros((8, 1)))
+    params['in'] = jnp.zeros((3, 8))
+    model = FunctionalModel(lambda rng: params, loss)
+    check(parameter_roles(model, params, batch=jnp.zeros((2, 3))), '''
+        in input 0>1
+        b bias
+        hidden hidden 0>1
+        last head 0>1
+    ''')
+
+
+def test_a_training_step_of_ones_own():
+    def train_step(state, batch, ctx):
+        def update(state, i):
+            step = ctx.fold_in(i)
+            noise = jax.random.normal(step.rng, (8,))
+            return step.update(state, lambda params: (run_scan(params, batch) + noise) @ params['out'])
+
+        state, metrics = jax.lax.scan(update, state, jnp.arange(2))
+        return state, {'loss': metrics['loss'].mean()}
+
+    model = FunctionalModel(plain_init, train_step=train_step)
+    check(parameter_roles(model, plain_init(None), batch=TOKENS), PLAIN)
+
+
+def test_several_optimizers():
+    def critic(params, x):
+        return jnp.tanh(x @ params['critic']['first']) @ params['critic']['last']
+
+    def generate(params, batch):
+        return jnp.tanh(batch['noise'] @ params['generator']['first']) @ params['generator']['last']
+
+    losses = dict(
+        critic=lambda params, batch: critic(params, batch['x']) - critic(params, generate(params, batch)),
+        generator=lambda params, batch: -critic(params, generate(params, batch)))
+    params = dict(critic=dict(first=jnp.zeros((5, 8)), last=jnp.zeros((8, 1))),
+                  generator=dict(first=jnp.zeros((2, 8)), last=jnp.zeros((8, 5))))
+    model = FunctionalModel(lambda rng: params, losses)
+    batch = dict(x=jnp.zeros((2, 5)), noise=jnp.zeros((2, 2)))
+    roles = parameter_roles(model, params, batch=batch, phases=tuple(losses))
+    assert {path: role.kind for path, role in roles.items()} == {
+        'critic.first': 'input', 'critic.last': 'head', 'generator.first': 'input', 'generator.last': 'hidden'}

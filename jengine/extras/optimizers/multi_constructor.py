@@ -1,5 +1,6 @@
 """Constructor of several optimizer wrappers, each for one part of the model."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -92,6 +93,9 @@ class MultiOptimWrapperConstructor:
         from jengine.optim.wrapper_builder import construct  # its module imports the wrappers first
 
         params, types = get_params(model, module_types)
+        roles = self.find_roles
+        if roles is not None:
+            roles = functools.partial(roles, phases=tuple(self.optim_wrapper_cfg))
         wrappers: dict[str, Any] = {}
         owners: dict[str, str] = {}
         for name, wrapper_cfg in self.configs().items():

@@ -5,6 +5,7 @@ The program of a loss tells this for modules of any library, and for plain funct
 it is replaced by what is known of it (`Value`), and each operation by a rule.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -13,8 +14,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.extend
+import optax
 
+from jengine.model.model import Model
 from jengine.model.roles import Role
+from jengine.optim.wrapper import OptimWrapper
+from jengine.train.own_step import UpdateContext
+from jengine.train.phases import Phase
+from jengine.train.state import TrainState
+from jengine.train.traced_hooks import StepContext
 
 Axes = tuple[frozenset[Any], ...]  # for each axis of an array a set
 Shape = tuple[int, ...]
@@ -41,7 +49,8 @@ class Value(NamedTuple):
       ends: those of which the result reaches the array without another matrix.
       product: the matrix of which this is the product, perhaps with a bias.
       is_root: a root, to divide by. is_normal: what has been divided by one.
-      is_count: 0, 1, 2, ... is_one_hot: compared with these.
+      is_count: made of 0, 1, 2, ... or of another constant that is not one number.
+      is_one_hot: compared with such a constant.
     """
 
     labels: Axes = ()
@@ -58,6 +67,9 @@ class Value(NamedTuple):
     is_one_hot: bool = False
 
 
+_CONSTANT = Value(is_count=True)  # an array; as good as data for the matrix that it is given to
+
+
 @dataclasses.dataclass
 class Uses:
     """What has been seen of a parameter."""
@@ -65,15 +77,16 @@ class Uses:
     shape: Shape
     kinds: set[str] = dataclasses.field(default_factory=set)
     fan_in: set[int] = dataclasses.field(default_factory=set)
+    is_fed: bool = False  # whether what is summed depends on the batch
     entries: set[int] = dataclasses.field(default_factory=set)  # axes of a look-up table
     stacked: set[int] = dataclasses.field(default_factory=set)
     indexed: set[int] = dataclasses.field(default_factory=set)  # axes of which one index is taken
     heads: set[int] = dataclasses.field(default_factory=set)
     # what the products are cut into along an axis: (axis, size, whole or first part) -> slices
     cuts: dict[tuple[int, int, str], set[tuple[int, int]]] = dataclasses.field(default_factory=dict)
-    before: int = 0
+    # by operation, whether its other operand is data that no matrix has seen
+    sees_data: dict[tuple[int, ...], bool] = dataclasses.field(default_factory=dict)
     added_to: int = 0  # products, bits
-    is_fed: bool = False
     is_chosen: bool = False  # whether the largest of the products are chosen
 
 
@@ -81,6 +94,7 @@ def trace_roles(
     program: jax.extend.core.ClosedJaxpr,
     params: Mapping[str, Any],
     stacked: Mapping[str, Sequence[int]],
+    fed: int,
 ) -> dict[str, Role]:
     """Return the roles of the parameters that a program uses in a way that tells them.
 
@@ -88,6 +102,7 @@ def trace_roles(
       program: of the losses, from `jax.make_jaxpr`; its first argument is `params`.
       params: arrays or shapes by dotted path.
       stacked: axes along which layers are stacked by path, as far as they are known.
+      fed: how many arrays follow the parameters in which the data are; the others are the model's.
     """
     paths = list(params)
     tracer = _Tracer([tuple(leaf.shape) for leaf in params.values()])
@@ -101,13 +116,56 @@ def trace_roles(
         for bit in bits
     ]
     given = [
-        Value(_no_labels(var), is_activation=True, is_fed=True, is_live=True)
-        for var in program.jaxpr.invars[len(views) :]
+        Value(_no_labels(var), is_activation=True, is_fed=index < fed, is_live=True)
+        for index, var in enumerate(program.jaxpr.invars[len(views) :])
     ]
-    outputs = tracer.run(program.jaxpr, [Value()] * len(program.consts), [*views, *given])
+    outputs = tracer.run(program.jaxpr, [_CONSTANT] * len(program.consts), [*views, *given])
     ends = functools.reduce(operator.or_, (value.ends for value in outputs), 0)
     roles = {path: tracer.role(bit, ends, stacked.get(path, ())) for bit, path in enumerate(paths)}
     return {path: role for path, role in roles.items() if role is not None}
+
+
+def outline_step(
+    model: Model, params: Any, model_state: Any, batch: Any, rng: jax.Array, names: Sequence[str]
+) -> Any:
+    """Return the metrics of a model's own training step, in which nothing is updated.
+
+    The arguments are those of a loss, and the names of the optimizers.
+    """
+    state = TrainState(
+        jax.numpy.int32(0), params, model_state, {}, {}, jax.random.key_data(rng)
+    )  # fmt: skip
+    ctx = _Outline(
+        batch=batch,
+        rng=rng,
+        hyperparams=collections.defaultdict(lambda: 1.0),
+        optimizers={name: OptimWrapper(optax.identity()) for name in names or ("",)},
+        axis_name=None,
+        _hooks=None,  # type: ignore[arg-type]  # of the methods that are replaced
+        _constrain=lambda tree, _: tree,
+        _gather_tables=None,  # type: ignore[arg-type]
+    )
+    return model.train_step(state, batch, ctx)[1]
+
+
+class _Outline(UpdateContext):
+    """Context of a training step that computes losses and keeps the parameters."""
+
+    def _differentiate(self, state: TrainState, phase: Phase) -> StepContext:
+        losses, new_state = phase.loss(
+            state.params, state.model_state, self.batch, rng=self.rng, hyperparams=self.hyperparams
+        )
+        total = sum(jax.numpy.mean(x) for x in jax.tree.leaves(losses))
+        return self._context(state).replace(
+            grads=jax.tree.map(jax.numpy.zeros_like, state.params),
+            metrics=collections.OrderedDict({**losses, "loss": total}),
+            model_state=new_state,
+        )
+
+    def _finish(
+        self, state: TrainState, phase: Phase, ctx: StepContext, has_loss: bool = True
+    ) -> tuple[TrainState, Any]:
+        return state.replace(model_state=ctx.model_state), collections.OrderedDict(ctx.metrics)
 
 
 class _Tracer:
@@ -115,6 +173,9 @@ class _Tracer:
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         self.uses = [Uses(shape) for shape in shapes]
+        # the operation, in the operations around it: a loop runs until nothing changes, and its
+        # last round is right
+        self.where: list[int] = []
         self.followed = 0  # matrices of which another one takes the product
 
     # -------------------- programs
@@ -129,7 +190,9 @@ class _Tracer:
             return Value() if hasattr(var, "val") else env[var]
 
         for eqn in jaxpr.eqns:
+            self.where.append(id(eqn))
             outputs = self._apply(eqn, [read(var) for var in eqn.invars])
+            self.where.pop()
             env.update(zip(eqn.outvars, outputs, strict=True))
         return [read(var) for var in jaxpr.outvars]
 
@@ -150,7 +213,7 @@ class _Tracer:
         return [self._mix(eqn, values, len(shape)) for shape in out]
 
     def _call(self, program: Any, values: Sequence[Value]) -> list[Value]:
-        consts = [Value()] * len(getattr(program, "consts", ()))
+        consts = [_CONSTANT] * len(getattr(program, "consts", ()))
         return self.run(getattr(program, "jaxpr", program), consts, values)
 
     def _loop(self, body: Callable[..., list[Value]], carry: list[Value]) -> list[Value]:
@@ -198,11 +261,18 @@ class _Tracer:
         if is_activation:
             self._note("data", [a, b])  # an initial state
         return Value(
-            _union(a.labels, b.labels),
-            () if is_activation or a.views != b.views else a.views,
-            *(x or y for x, y in zip(a[2:5], b[2:5], strict=True)),
-            *(x | y for x, y in zip(a[5:7], b[5:7], strict=True)),
-            *(x & y for x, y in zip(a[7:], b[7:], strict=True)),
+            labels=_union(a.labels, b.labels),
+            views=() if is_activation or a.views != b.views else a.views,
+            is_activation=is_activation,
+            is_fed=a.is_fed or b.is_fed,
+            is_live=a.is_live or b.is_live,
+            before=a.before | b.before,
+            ends=a.ends | b.ends,
+            product=a.product & b.product,
+            is_root=a.is_root and b.is_root,
+            is_normal=a.is_normal and b.is_normal,
+            is_count=a.is_count and b.is_count,
+            is_one_hot=a.is_one_hot and b.is_one_hot,
         )
 
     # -------------------- products
@@ -220,7 +290,7 @@ class _Tracer:
             return self._multiply_activations(values, contracted, batch, free)
         other = 1 - kernel
         x, w = values[other], values[kernel]
-        if x.views:
+        if not x.is_activation:
             self._note("data", [x])
         made = 0
         for bit, axes in w.views:
@@ -231,10 +301,12 @@ class _Tracer:
                 use.kinds.add("lookup")
                 made |= 1 << bit
                 continue
-            use.fan_in |= summed
             each = frozenset().union(*(axes[i] for i in batch[kernel]))
             if not summed or len(summed | each) == len(use.shape):
+                use.fan_in |= summed
                 use.kinds.add("mul")
+                continue
+            if not self._sums(use, summed, x):
                 continue
             made |= 1 << bit
             use.stacked |= each
@@ -255,15 +327,16 @@ class _Tracer:
         return self._make_product(x, w, made, (*first, *labels[0], *labels[1]), "matrix")
 
     def _ragged_dot_general(self, eqn: Any, values: list[Value]) -> Value:
-        """One matrix for each group of rows."""
+        """Record one matrix for each group of rows."""
         numbers = eqn.params["ragged_dot_dimension_numbers"]
         x, w = values[:2]
         (_, contracted), _ = numbers.dot_dimension_numbers
         made = 0
         for bit, axes in w.views:
-            made |= 1 << bit
             use = self.uses[bit]
-            use.fan_in |= frozenset().union(*(axes[i] for i in contracted))
+            if not self._sums(use, frozenset().union(*(axes[i] for i in contracted)), x):
+                continue
+            made |= 1 << bit
             use.stacked |= frozenset().union(*(axes[i] for i in numbers.rhs_group_dimensions))
         groups = numbers.rhs_group_dimensions
         free = [i for i in range(eqn.invars[1].aval.ndim) if i not in (*contracted, *groups)]
@@ -276,36 +349,45 @@ class _Tracer:
         numbers = eqn.params["dimension_numbers"]
         output, inputs, *spatial = numbers.rhs_spec
         rank = eqn.outvars[0].aval.ndim
-        if not w.views or w.is_activation:
+        if not w.views:
             return self._mix(eqn, values, rank)
-        if x.views:
+        if not x.is_activation:
             self._note("data", [x])
         kernel = eqn.invars[1].aval.shape
         groups = eqn.params["feature_group_count"]
         is_depthwise = groups > 1 and kernel[inputs] == 1
         made = 0
         for bit, axes in w.views:
-            made |= 1 << bit
-            self.uses[bit].fan_in |= axes[inputs].union(*(axes[i] for i in spatial))
-            # `vmap` merges stacked kernels along the outputs
+            if self._sums(self.uses[bit], axes[inputs].union(*(axes[i] for i in spatial)), x):
+                made |= 1 << bit
         labels = [frozenset[Any]()] * rank
         labels[numbers.out_spec[1]] = self._labels_of(w, output)
         kind = "depthwise" if is_depthwise else "convolution"
         return self._make_product(x, w, made, tuple(labels), kind)
 
+    def _sums(self, use: Uses, axes: frozenset[int], x: Value) -> bool:
+        """Note the axes over which a matrix sums, and return whether these were the first ones.
+
+        The backward pass of a loss with gradients in it sums over the others, and so does an
+        estimate of the matrix's norm, which does not depend on the batch.
+        """
+        if not use.fan_in or (x.is_fed and not use.is_fed):
+            use.fan_in = set(axes)
+            use.is_fed = x.is_fed
+        return use.fan_in == axes
+
     def _make_product(self, x: Value, w: Value, made: int, labels: Axes, kind: str) -> Value:
-        is_constant = not (x.is_activation or x.views)
+        is_constant = x.is_count and not (x.is_activation or x.views)
         if not made:  # no axis is summed over, or no output is left: a vector that scales
             made_before, ends, product = x.before, x.ends, 0
         else:
-            made_before, ends, product = x.before | made, made, made
-            self.followed |= x.before
+            made_before, ends, product = x.before | w.before | made, made, made
+            self.followed |= x.before | w.before
         for bit, _ in w.views:
             if made >> bit & 1:
                 use = self.uses[bit]
                 use.kinds.add(kind)
-                use.before |= x.before
-                use.is_fed |= x.is_fed or is_constant
+                use.sees_data[tuple(self.where)] = not x.before and (x.is_fed or is_constant)
         return Value(
             labels,
             is_activation=True,
@@ -339,7 +421,8 @@ class _Tracer:
     def _choose_kernel(self, values: Sequence[Value]) -> int | None:
         """Return which operand is the kernel: the parameter, or of two the right one."""
         candidates = [i for i in (0, 1) if values[i].views]
-        return candidates[-1] if candidates else None
+        plain = [i for i in candidates if not values[i].is_activation]
+        return (plain or candidates or [None])[-1]
 
     def _stack_labels(self, labels: Iterable[Any]) -> None:
         for label in labels:
@@ -499,7 +582,7 @@ class _Tracer:
         return Value(is_count=True)
 
     def _eq(self, eqn: Any, values: list[Value]) -> Value:
-        is_compared = any(value.is_count for value in values)
+        is_compared = any(v.is_count and not (v.is_activation or v.views) for v in values)
         return self._elementwise(eqn, values)._replace(is_one_hot=is_compared, is_normal=False)
 
     # -------------------- everything else
@@ -524,7 +607,7 @@ class _Tracer:
                 self._note(use, [value])
                 for bit, _ in value.views:
                     self.uses[bit].added_to |= result.product
-            result = result._replace(views=())
+            result = result._replace(views=self._modulated(eqn, values))
         elif views:
             largest = max(self._size(value) for value in views)
             small = [value for value in views if self._size(value) < largest]
@@ -548,6 +631,23 @@ class _Tracer:
             product=result.product if len(activations) == 1 else 0,
             is_one_hot=name in ("convert_element_type", "copy") and result.is_one_hot,
         )
+
+    def _modulated(self, eqn: Any, values: Sequence[Value]) -> tuple[tuple[int, Axes], ...]:
+        """Return the views of a matrix that is multiplied by factors for its inputs or outputs.
+
+        Such factors are computed from the data, and what follows is a matrix for each example.
+        """
+        if eqn.primitive.name not in ("mul", "div", "convert_element_type", "copy"):
+            return ()
+        shapes = [tuple(var.aval.shape) for var in eqn.invars]
+        for value, shape in zip(values, shapes, strict=True):
+            others = [other for other in shapes if other is not shape]
+            for _, axes in value.views:
+                own = [i for i, size in enumerate(shape) if axes[i] and size > 1]
+                is_wider = any(not other or other[i] == 1 for other in others for i in own)
+                if len(own) > 1 and (is_wider or not others):
+                    return value.views
+        return ()
 
     def _mix(self, eqn: Any, values: Sequence[Value], rank: int) -> Value:
         """Return the result of an operation along axes."""
@@ -625,7 +725,9 @@ class _Tracer:
         kind = self._kind(bit, ends, rest)
         if kind is None:
             return None
-        heads = min(use.heads & set(rest), default=None)
+        # an axis for heads beside that of their sizes, not one for both
+        groups = [group for group in (fan_in, fan_out) if len(group) > 1]
+        heads = min((axis for group in groups for axis in group if axis in use.heads), default=None)
         matched = self._match_product(use)
         if kind == "bias" and matched is not None:
             product, axes = matched
@@ -652,7 +754,7 @@ class _Tracer:
                 return "head"
             if use.is_chosen:
                 return "router"
-            if use.is_fed and not use.before:
+            if any(use.sees_data.values()):
                 return "input"
             return "convolution" if "convolution" in kinds else "hidden"
         if not rest:
@@ -672,8 +774,8 @@ class _Tracer:
     def _match_product(self, use: Uses) -> tuple[Uses, list[int]] | None:
         """Return the matrix to whose product a bias is added, and its axes in the bias."""
         for bit, product in enumerate(self.uses):
-            axes = [axis for axis in range(len(product.shape)) if axis not in product.fan_in]
             if use.added_to >> bit & 1:
+                axes = [axis for axis in range(len(product.shape)) if axis not in product.fan_in]
                 for dropped in (product.indexed, set()):
                     kept = [axis for axis in axes if axis not in dropped]
                     if tuple(product.shape[axis] for axis in kept) == use.shape:
@@ -705,13 +807,18 @@ def _fold(values: Sequence[Value]) -> Value:
         else:
             ends = result.ends | value.ends
         result = Value(
-            _union(result.labels, value.labels),
-            (*result.views, *(view for view in value.views if view not in result.views)),
-            *(x or y for x, y in zip(result[2:5], value[2:5], strict=True)),
-            a | b,
-            ends,
-            result.product | value.product,
-            *(x or y for x, y in zip(result[8:], value[8:], strict=True)),
+            labels=_union(result.labels, value.labels),
+            views=(*result.views, *(view for view in value.views if view not in result.views)),
+            is_activation=result.is_activation or value.is_activation,
+            is_fed=result.is_fed or value.is_fed,
+            is_live=result.is_live or value.is_live,
+            before=a | b,
+            ends=ends,
+            product=result.product | value.product,
+            is_root=result.is_root or value.is_root,
+            is_normal=result.is_normal or value.is_normal,
+            is_count=result.is_count or value.is_count,
+            is_one_hot=result.is_one_hot or value.is_one_hot,
         )
     return result
 

@@ -52,6 +52,7 @@ provides = {
         "warn_of_muon": "jengine.extras.optimizers.muon",
     },
     "parameter_roles": {
+        "outline_step": "jengine.extras.optimizers.parameter_uses",
         "trace_roles": "jengine.extras.optimizers.parameter_uses",
     },
     "OPTIM_WRAPPER_CONSTRUCTORS": {

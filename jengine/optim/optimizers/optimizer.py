@@ -51,6 +51,8 @@ class Optimizer:
         chain, which then has no part or no state for them (weight decay, momentum).
       whole_tensor: whether an update depends on the whole tensor (norms, matrix factors), so that
         the layers of a stacked parameter cannot be in several groups.
+      by_layer: whether an update depends on whole layers, so that `parts` takes `stacked`, a tree
+        like the parameters with the axes along which layers are stacked.
       kinds: kinds of parameters, see `Role`, for which the defaults hold; `parts` then takes
         `roles`, a tree of `Role`s like the parameters. None: the same for all kinds.
       others: settings that differ from `defaults` for parameters of other kinds.
@@ -65,6 +67,7 @@ class Optimizer:
     per_parameter: tuple[str, ...] = ("lr", "weight_decay")
     absent_at_zero: tuple[str, ...] = ("weight_decay",)
     whole_tensor: bool = False
+    by_layer: bool = False
     kinds: tuple[str, ...] | None = None
     others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     groups: tuple[Mapping[str, Any], ...] | None = None
@@ -142,8 +145,8 @@ def define_optimizer(
     """Turn a function from settings to chain parts into a registered optimizer with these settings.
 
     The function's annotations and defaults hold for the config. When a step is traced, the function
-    is called as `Optimizer.parts`, with traced `hyperparams`; its argument `roles`, if it has one,
-    is no setting.
+    is called as `Optimizer.parts`, with traced `hyperparams`; its arguments `roles` and
+    `stacked`, if it has these, are no settings.
 
     Args:
       *hyperparams: see `Optimizer`.
@@ -158,7 +161,7 @@ def define_optimizer(
 
     def define(row: Callable[P, Parts]) -> Callable[P, Optimizer]:
         signature = inspect.signature(row)
-        settings = [p for p in signature.parameters.values() if p.name != "roles"]
+        settings = [p for p in signature.parameters.values() if p.name not in ("roles", "stacked")]
         signature = signature.replace(parameters=settings, return_annotation=Optimizer)
         name = row.__name__
 

@@ -189,6 +189,9 @@ class GroupedChain:
                     settings[name] = tuple(values) if isinstance(first[name], tuple) else values[0]
             if self.optimizer.kinds is not None:
                 settings["roles"] = layout.select(roles, groups)
+            if self.optimizer.by_layer:
+                stacked = layout.treedef.unflatten(layout.stacked)
+                settings["stacked"] = layout.select(stacked, groups)
             chains.append(self.optimizer.parts(**settings))
         if len(chains) == 1:
             return _named_chain(*before, *chains[0])

@@ -68,7 +68,7 @@ class DefaultOptimWrapperConstructor:
         flat_decay_mult: one-dimensional parameters, and by role biases and norms of any shape.
         roles: roles of parameters that are told wrongly or not at all, by path with wildcards:
           `{'blocks.*.qkv.kernel': dict(role='hidden', fan_in=(0,), fan_out=(1,), parts=3)}`; see
-          `jengine.model.roles.parameter_roles`.
+          `jengine.model.parameter_roles`.
         dcn_offset_lr_mult, dcn_modules: convolutions under a `conv_offset` in a deformable
           convolution, which is recognised by the class name or by a match in the list
           `dcn_modules`.
@@ -104,7 +104,7 @@ class DefaultOptimWrapperConstructor:
     )
     custom_fields: tuple[str, ...] = ()
     # returns the roles of the model's parameters, given those in `paramwise_cfg`
-    find_roles: Callable[[Mapping[str, Any]], Roles] | None = None
+    find_roles: Callable[..., Roles] | None = None
 
     def __init__(
         self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None
@@ -252,6 +252,9 @@ class DefaultOptimWrapperConstructor:
         wrapper.grouped.unmatched = self.unmatched  # for the group table
         wrapper.grouped.find_roles = self.get_roles if params is not None else None
         if params is not None:
+            if optimizer.by_layer:
+                leaves = self.module_tree().named_parameters()
+                wrapper.grouped.stacked = {leaf.path: leaf.stacked for _, leaf in leaves}
             wrapper.grouped.bind(params)
             is_optax = optimizer.defaults.get("muon_weight_dimension_numbers", ...) is None
             if is_optax and "warn_of_muon" in provided("optimizer_parts"):

@@ -37,12 +37,14 @@ class GroupedOptimizer:
         otherwise.
       unmatched: config keys that match no parameter, for the table.
       find_roles: function that returns the parameters' roles; None if they are unknown.
+      stacked: the axes along which layers are stacked by path, as far as they are known.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.unmatched: list[str] = []
         self.find_roles: Callable[[], Mapping[str, Role]] | None = None
+        self.stacked: Mapping[str, tuple[int, ...]] = {}
         # the paths in each group; None for all parameters
         self._members: list[list[str] | None] = [None]
         self.param_groups = [ParamGroup(optimizer.defaults)]
@@ -93,7 +95,7 @@ class GroupedOptimizer:
         if treedef not in self._layouts:  # matches all paths: once per structure
             is_by_role = self.optimizer.kinds is not None and self.optimizer.groups is None
             members = self._split_by_role(params) if is_by_role else self._members
-            self._layouts[treedef] = assign_groups(params, members)
+            self._layouts[treedef] = assign_groups(params, members, self.stacked)
         return self._layouts[treedef]
 
     def roles(self, params: Params) -> Mapping[str, Role]:

@@ -58,7 +58,7 @@ class Parameter:
     def stacked(self) -> tuple[int, ...]:
         """The axes along which layers are stacked."""
         if self.known_axes is not None:
-            return self.known_axes
+            return tuple(axis % len(self.shape) for axis in self.known_axes)
         return self.role.stacked if self.role is not None else ()
 
     @property
