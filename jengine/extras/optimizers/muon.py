@@ -115,7 +115,7 @@ def Muon(
             if beta2 is None:
                 updates = matrices.map_matrices(orthogonalize, split.values)
                 return (factor * split.join(updates),)
-            rows = matrices.split_matrices(*nu, role, per_head)
+            rows = matrices.split_matrices(nu[0], role, per_head)
             normalize = functools.partial(_normalize_rows, orthogonalize, beta2, eps)
             updates, new = matrices.map_matrices(normalize, split.values, rows.values)
             return factor * split.join(updates), rows.join(new)
