@@ -138,6 +138,7 @@ def outline_step(
     ctx = _Outline(
         batch=batch,
         rng=rng,
+        shared_rng=rng,
         hyperparams=collections.defaultdict(lambda: 1.0),
         optimizers={name: OptimWrapper(optax.identity()) for name in names or ("",)},
         axis_name=None,
