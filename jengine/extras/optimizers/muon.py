@@ -74,7 +74,7 @@ def Muon(
       preconditioning: scale before the iterations, see `optax.contrib.muon`.
       adaptive: multiply by the dual norm of the momentum (arXiv:2409.20325).
       eps: added to denominators, also in Adam.
-      beta2: see `NorMuon`; None for Muon.
+      beta2: decay rate of the average size of rows in `NorMuon`; None for no average.
       consistent_rms: multiply by `consistent_rms * sqrt(max(inputs, outputs))`, 0.2 for updates as
         large as AdamW's (Liu et al., arXiv:2502.16982); None for `sqrt(max(1, outputs / inputs))`.
       mu_dtype: dtype of the momentum, such as 'bfloat16'; None for float32.
@@ -115,7 +115,7 @@ def Muon(
             if beta2 is None:
                 updates = matrices.map_matrices(orthogonalize, split.values)
                 return (factor * split.join(updates),)
-            rows = matrices.split_matrices(*nu, role, per_head)
+            rows = matrices.split_matrices(nu[0], role, per_head)
             normalize = functools.partial(_normalize_rows, orthogonalize, beta2, eps)
             updates, new = matrices.map_matrices(normalize, split.values, rows.values)
             return factor * split.join(updates), rows.join(new)
@@ -134,14 +134,16 @@ def Muon(
 def _variant(
     name: str, **changes: Any
 ) -> Callable[[Callable[..., Optimizer]], Callable[..., Optimizer]]:
-    """Register a function of keywords with the signature of `Muon`.
+    """Register a function of keywords with the arguments of `Muon`, and their docstring.
 
     `changes` are new names (strings) or defaults of arguments.
     """
     parameters = []
+    meanings = (Muon.__doc__ or "").partition("    Args:\n")[2]
     for parameter in inspect.signature(Muon).parameters.values():
         change = changes.get(parameter.name)
         if isinstance(change, str):
+            meanings = meanings.replace(f"      {parameter.name}:", f"      {change}:")
             parameter = parameter.replace(name=change)
         elif change is not None:
             parameter = parameter.replace(default=change)
@@ -156,6 +158,7 @@ def _variant(
             return dataclasses.replace(build(**bound.arguments), name=name)
 
         vars(call)["__signature__"] = signature
+        call.__doc__ = f"{build.__doc__}\n\n    Args:\n{meanings}"
         return OPTIMIZERS.register_module()(call)
 
     return define
@@ -170,11 +173,7 @@ def muon(learning_rate: float, **arguments: Any) -> Optimizer:
 @_variant("NorMuon", beta2=0.95)
 def NorMuon(**arguments: Any) -> Optimizer:
     """Build NorMuon, Muon with rows of equal size: each output's row is divided by a moving average
-    of its size, and the matrix keeps its own (Li et al., arXiv:2510.05491).
-
-    Args:
-      **arguments: those of `Muon`; `beta2` is the decay rate of the average.
-    """
+    of its size, and the matrix keeps its own (Li et al., arXiv:2510.05491)."""
     return Muon(**arguments)
 
 
@@ -246,9 +245,9 @@ def warn_of_muon(params: Params, roles: Mapping[str, Role]) -> None:
             for names in (chosen - hidden, hidden - chosen)
         )
         logger.warning(
-            "optax.contrib.muon without muon_weight_dimension_numbers trains each parameter with two "
-            f"axes: {wrong} that are no hidden matrices, and not {missing} that are; type='Muon' "
-            "goes by role"
+            "optax.contrib.muon without muon_weight_dimension_numbers trains each parameter with "
+            f"two axes: {wrong} that are no hidden matrices, and not {missing} that are; "
+            "type='Muon' goes by role"
         )
 
 
