@@ -30,7 +30,6 @@ from jengine.config.errors import (
 T = TypeVar("T", bound=Callable[..., Any])
 _UNIONS = (typing.Union, types.UnionType)
 _ANYTHING = (Any, inspect.Parameter.empty)
-_UNCHECKED = (None, Any, frozenset[type]())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,11 +135,14 @@ class _Mismatch(NamedTuple):
     is_type: bool  # whether the type is wrong
 
 
-def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def check_values(
+    owner: str | None, entry: Callable[..., Any], arguments: Mapping[str, Any]
+) -> None:
     """Check arguments against the annotations of `entry`. A default always fits.
 
     Args:
-      owner: replaces the path in messages outside a config: `CheckpointHook.interval`.
+      owner: replaces the path in messages outside a config: `CheckpointHook.interval`. None for the
+        name of `entry`.
       entry: a class or function. An annotation that cannot be resolved is not checked; the others
         are.
       arguments: by name.
@@ -151,11 +153,20 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
     """
     checks = _checks_of(entry)
     for name, value in arguments.items():
-        default, annotation, fitting = checks.get(name, _UNCHECKED)
-        if type(value) in fitting or value is default or annotation is Any:
+        if name not in checks:
+            continue
+        default, annotation, fitting = checks[name]
+        limit = fitting.get(type(value), ())
+        if value is default or limit is None or value in limit:
             continue
         if (mismatch := _find_mismatch(annotation, value, (name,))) is not None:
-            raise _error(owner, mismatch)
+            raise _error(name_of(entry) if owner is None else owner, mismatch)
+
+
+def name_of(entry: Callable[..., Any]) -> str:
+    """Return the name of a class or function, that of the function for a `functools.partial`."""
+    function = entry.func if isinstance(entry, functools.partial) else entry
+    return getattr(function, "__name__", repr(function))
 
 
 def checked(entry: T, owner: str | None = None) -> T:
@@ -185,6 +196,7 @@ def checked(entry: T, owner: str | None = None) -> T:
     return entry
 
 
+@functools.lru_cache(maxsize=1024)
 def checks_itself(entry: Callable[..., Any]) -> bool:
     """Return whether calls of `entry` check the arguments, see `checked`."""
     called = getattr(entry, "__init__", None) if isinstance(entry, type) else entry
@@ -217,18 +229,45 @@ def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _checks_of(entry: Callable[..., Any]) -> Mapping[str, tuple[Any, Any, frozenset[type]]]:
-    """Return for each annotated parameter the default, the annotation, and types whose values all
-    fit.
+def _checks_of(entry: Callable[..., Any]) -> Mapping[str, tuple[Any, Any, Mapping[type, Any]]]:
+    """Return for each annotated parameter the default, the annotation, and its `_plain_types`."""
+    return {
+        name: (p.default, p.annotation, _plain_types(p.annotation))
+        for name, p in parameters_of(entry).items()
+        if p.kind is not p.VAR_KEYWORD and p.annotation not in _ANYTHING
+    }
+
+
+def _plain_types(annotation: Any) -> Mapping[type, Any]:
+    """Return types whose values fit, each with the limit of the values, or None.
+
+    A value with another type, or outside of the limit, may fit nevertheless.
     """
-    checks = {}
-    for name, p in parameters_of(entry).items():
-        is_union = typing.get_origin(p.annotation) in _UNIONS
-        kinds = typing.get_args(p.annotation) if is_union else [p.annotation]
-        if p.kind is not p.VAR_KEYWORD and p.annotation not in _ANYTHING:
-            fitting = frozenset(kind for kind in kinds if isinstance(kind, type))
-            checks[name] = p.default, p.annotation, fitting
-    return checks
+    fitting: dict[type, Any] = {}
+    is_union = typing.get_origin(annotation) in _UNIONS
+    for kind in typing.get_args(annotation) if is_union else [annotation]:
+        limit = None
+        if typing.get_origin(kind) is Annotated:
+            kind, limit, *others = typing.get_args(kind)
+            if others or not isinstance(limit, _BOUNDS):
+                continue
+        origin = typing.get_origin(kind)
+        if isinstance(kind, type):
+            fitting[kind] = limit
+            if kind is float:
+                fitting[int] = limit
+        elif origin is collections.abc.Sequence and typing.get_args(kind) == (Any,):
+            fitting[list] = fitting[tuple] = None
+        elif origin is collections.abc.Mapping and typing.get_args(kind) == (str, Any):
+            fitting[dict] = _StringKeys()
+    return fitting
+
+
+class _StringKeys:
+    """Limit for a dict: all keys are strings."""
+
+    def __contains__(self, value: Mapping[Any, Any]) -> bool:
+        return set(map(type, value)) <= {str}
 
 
 def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:

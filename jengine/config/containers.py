@@ -51,7 +51,7 @@ def is_level(value: Any) -> TypeGuard[ConfigLike]:
 def iter_items(mapping: ConfigLike) -> Iterable[tuple[Key, Any]]:
     """Iterate over keys and values, without resolving references."""
     if isinstance(mapping, ConfigDict):
-        return mapping.iteritems(preserve_field_references=True)
+        return mapping.items(preserve_field_references=True)
     return mapping.items()
 
 
@@ -104,9 +104,11 @@ def _resolve_value(value: Any, *path: Key) -> Any:
         with config_path(*path):
             value = value.get()
         return _resolve_value(value, *path)
-    if isinstance(value, dict | ConfigDict):
+    if isinstance(value, ConfigDict):
+        value = dict(value.items(preserve_field_references=True))
+    if isinstance(value, dict):
         result = {}
-        for key, item in value.items() if isinstance(value, dict) else iter_items(value):
+        for key, item in value.items():
             result[key] = item if type(item) in _LEAVES else _resolve_value(item, *path, key)
         return result
     if type(value) in (list, tuple):

@@ -56,6 +56,7 @@ _WITH_REPR = (
     fractions.Fraction,
 )
 _STAMP = "_constructed_with"  # the attribute of an object that has its described arguments
+_FIELDS = "__dataclass_fields__"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,26 +82,28 @@ class Unwritable:
 def stamp(built: object, init: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Record with which arguments, `self` included, the constructor `init` has made an object.
 
-    They are described now, so that arrays are not kept in memory.
+    They are described now, so that arrays are not kept in memory; objects that describe themselves
+    are described when a description is asked for.
     """
     kind = type(built)
     # NNX takes attributes for state. Other modules of Flax are dataclasses.
     of_flax = kind.__mro__[-2].__module__.startswith("flax.")
     if of_flax or dataclasses.is_dataclass(built) or not hasattr(built, "__dict__"):
         return
-    given: dict[str, Any] = {}
     parameters = parameters_of(init)
-    config: Any = None
+    config: Any = {}
     for name, value in list(arguments.items())[1:]:
         if name not in parameters:  # the signature that a class declares has others
             continue
         how = parameters[name].kind
         if how in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
             config = Unwritable(f"{kind.__name__} with positional arguments")
-        else:
-            given |= value if how is inspect.Parameter.VAR_KEYWORD else {name: value}
+            break
+        describes_itself = _STAMP in getattr(value, "__dict__", ()) or hasattr(value, _FIELDS)
+        described = value if type(value) in _LITERALS or describes_itself else describe(value)
+        config |= described if how is inspect.Parameter.VAR_KEYWORD else {name: described}
     # the last attribute: later ones are not the constructor's
-    vars(built)[_STAMP] = describe(given) if config is None else config
+    vars(built)[_STAMP] = config
 
 
 def describe(value: Any, outer: tuple[int, ...] = ()) -> Any:
@@ -309,7 +312,7 @@ def _describe_object(value: Any, outer: tuple[int, ...]) -> Any:
                 f"write a subclass with the attribute {late[0]!r}",
             )
         config = attributes[_STAMP]
-        return {"type": describe(kind), **config} if isinstance(config, dict) else config
+        return describe({"type": kind, **config}, outer) if isinstance(config, dict) else config
     if dataclasses.is_dataclass(value) and kind.__dataclass_params__.init:
         return describe({"type": kind, **_changed_fields(value)}, outer)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a transformation of optax

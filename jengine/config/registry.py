@@ -21,6 +21,7 @@ from jengine.config.annotations import (
     checked,
     checks_itself,
     is_mapping,
+    name_of,
     parameters_of,
     takes_functions,
 )
@@ -40,6 +41,7 @@ Config: TypeAlias = Mapping[str, Any] | str | Callable[..., Any]
 _LOGGER = logging.getLogger("jengine")
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
+_NUMBERS = frozenset({bool, int, float, type(None)})
 _OF_USERS: dict[str, list[Callable[..., Any]]] = {}  # entries outside of jengine, by name
 
 
@@ -133,7 +135,7 @@ class Registry:
             if self._checks_calls and not isinstance(entry, functools.partial):
                 entry = checked(entry)
             is_own = is_built_in(entry)
-            for key in [name] if isinstance(name, str) else name or [_name(entry)]:
+            for key in [name] if isinstance(name, str) else name or [name_of(entry)]:
                 self._add(key, entry, is_own, force)
             return entry
 
@@ -178,7 +180,8 @@ class Registry:
         module, _, name = key.rpartition(".")
         if module and find_directory(module) is not None and allowed_directory() is None:
             return self._import(key, name)
-        self._import_entries(key, name)
+        if self._locations or name not in self._entries:
+            self._import_entries(key, name)
         for registered in (key, name):
             if registered in self._entries:
                 return self._entries[registered]
@@ -210,7 +213,7 @@ class Registry:
         entry, arguments = self._parse(cfg, extra)
         has_signature = check_names(entry, arguments, tuple(extra))
         if has_signature and not checks_itself(entry):
-            check_values(_name(entry), entry, arguments)
+            check_values(None, entry, arguments)
         return entry(**arguments)
 
     def build_function(self, cfg: Any) -> Any:
@@ -230,7 +233,7 @@ class Registry:
             return cfg
         is_name = isinstance(cfg, str)
         cfg = as_config(cfg)
-        if isinstance(kind := cfg.get("type"), str):
+        if isinstance(kind := cfg.get("type"), str) and kind not in self._entries:
             with config_path("type"):
                 cfg = {**cfg, "type": self._get_function(kind)}
         entry, arguments = self._parse(cfg, {})
@@ -298,7 +301,7 @@ class Registry:
                 f"{self._name_with_article} must have a 'type', got only the keys "
                 f"{sorted(map(str, arguments))}"
             )
-        if isinstance(entry, str) and not self._locations and entry in self._entries:
+        if isinstance(entry, str) and entry in self._entries and not self._locations:
             entry = self._entries[entry]
         elif isinstance(entry, str):
             with config_path("type"):
@@ -307,7 +310,9 @@ class Registry:
             raise TypeError(
                 f"the type of {self._name_with_article} must be a name or a class, got {entry!r}"
             )
-        return entry, resolve_functions(entry, arguments)
+        if not _NUMBERS.issuperset(map(type, arguments.values())):
+            arguments = resolve_functions(entry, arguments)
+        return entry, arguments
 
     def __contains__(self, key: str) -> bool:
         return key in self._names()
@@ -377,10 +382,8 @@ def _function_kinds(entry: Callable[..., Any], name: str) -> tuple[Sequence[Any]
     it may be a function itself; no types for another argument.
     """
     try:
-        parameter = parameters_of(entry).get(name)
-    except (TypeError, ValueError):  # some built-ins have none
-        parameter = None
-    if parameter is None:
+        parameter = parameters_of(entry)[name]
+    except (KeyError, TypeError, ValueError):  # some built-ins have no signature
         return (), False
     kinds = alternatives(parameter.annotation)
     takes = takes_functions(parameter)
@@ -433,7 +436,7 @@ def check_arguments(
       ArgumentError: one is out of range.
     """
     if check_names(entry, arguments, supplied):
-        check_values(_name(entry), entry, arguments)
+        check_values(None, entry, arguments)
 
 
 def check_names(
@@ -454,10 +457,10 @@ def check_names(
         unknown = [key for key in arguments if key not in accepted]
         own = [key for key in accepted if key not in supplied]
         names = list_unknown(map(str, unknown), own)
-        raise TypeError(f"{_name(entry)} has no argument{'s' * (len(unknown) > 1)} {names}")
+        raise TypeError(f"{name_of(entry)} has no argument{'s' * (len(unknown) > 1)} {names}")
     if missing := required - arguments.keys() - set(supplied):
         names = ", ".join(repr(key) for key in accepted if key in missing)
-        raise TypeError(f"{_name(entry)} needs the argument{'s' * (len(missing) > 1)} {names}")
+        raise TypeError(f"{name_of(entry)} needs the argument{'s' * (len(missing) > 1)} {names}")
     return True
 
 
@@ -469,11 +472,6 @@ def _accepted(entry: Callable[..., Any]) -> tuple[dict[str, Any], frozenset[str]
     accepted = {name: p for name, p in parameters.items() if p.kind in kinds}
     required = frozenset(name for name, p in accepted.items() if p.default is p.empty)
     return accepted, required, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _name(entry: Callable[..., Any]) -> str:
-    function = entry.func if isinstance(entry, functools.partial) else entry
-    return getattr(function, "__name__", repr(function))
 
 
 def is_built_in(entry: Callable[..., Any]) -> bool:

@@ -56,5 +56,5 @@ def _list_extras(cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             if isinstance(value, str) and (name := value.rpartition(".")[2])[:1].isupper():
                 entries = find_registered(name, import_all=True)
             for entry in entries:
-                if is_built_in(entry) and hasattr(entry, "extra"):
+                if hasattr(entry, "extra") and is_built_in(entry):
                     yield path.removesuffix(".type"), entry.extra
