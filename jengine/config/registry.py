@@ -40,6 +40,8 @@ T = TypeVar("T", bound=Callable[..., Any])
 Config: TypeAlias = Mapping[str, Any] | str | Callable[..., Any]
 _LOGGER = logging.getLogger("jengine")
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+# by type, those of the items of a list or dict of functions
+_Types: TypeAlias = dict[Any, "_Types"]
 _REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
 _NUMBERS = frozenset({bool, int, float, type(None)})
 _OF_USERS: dict[str, list[Callable[..., Any]]] = {}  # entries outside of jengine, by name
@@ -369,55 +371,63 @@ def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -
         if isinstance(value, str | list | tuple) or (
             hasattr(value, "items") and not isinstance(value, type)
         ):
-            kinds, takes = _function_kinds(entry, name)
-            if kinds:
+            types, takes = _function_types(entry, name)
+            if types:
                 with config_path(name):
-                    result[name] = _resolve_function(value, kinds, takes)
+                    result[name] = _resolve_function(value, types, takes)
     return result
 
 
 @functools.lru_cache(maxsize=4096)
-def _function_kinds(entry: Callable[..., Any], name: str) -> tuple[Sequence[Any], bool]:
+def _function_types(entry: Callable[..., Any], name: str) -> tuple[_Types, bool]:
     """Return the types of an argument that takes functions, or lists or dicts of them, and whether
     it may be a function itself; no types for another argument.
     """
     try:
         parameter = parameters_of(entry)[name]
     except (KeyError, TypeError, ValueError):  # some built-ins have no signature
-        return (), False
-    kinds = alternatives(parameter.annotation)
+        return {}, False
+    types = _types(parameter.annotation)
     takes = takes_functions(parameter)
-    return kinds if takes or any(map(_list_functions, kinds)) else (), takes
+    return types if takes or any(types.values()) else {}, takes
 
 
-def _list_functions(kind: Any) -> Sequence[Any]:
-    """Return the types of the items of a list or dict, if they may be functions."""
-    inner = [item for last in typing.get_args(kind)[-1:] for item in alternatives(last)]
-    return inner if any(typing.get_origin(item) is Callable for item in inner) else ()
+def _types(annotation: Any) -> _Types:
+    """Return the types of an annotation, each with the types of the items if it is a list or dict
+    of functions.
+    """
+    types: _Types = {}
+    for kind in alternatives(annotation):
+        origin = typing.get_origin(kind) or kind
+        args = typing.get_args(kind)
+        inner = _types(args[-1]) if args and origin in (Sequence, Mapping) else {}
+        types[origin] = inner if Callable in inner else {}
+    return types
 
 
-def _resolve_function(value: Any, kinds: Sequence[Any], takes: bool) -> Any:
+def _resolve_function(value: Any, types: _Types, takes: bool) -> Any:
     """Return the function that `value` names, if an argument with these types takes functions.
 
     Else `value`.
     """
-    origins = [typing.get_origin(kind) or kind for kind in kinds]
     if isinstance(value, str):
         is_path = _IMPORT_PATH.fullmatch(value) is not None
-        if not takes or str in origins or (Literal in origins and not is_path):
+        if not takes or str in types or (Literal in types and not is_path):
             return value
-        if Mapping in origins and not is_path:  # a registered name, as `dict(type=NAME)`
+        if Mapping in types and not is_path:  # a registered name, as `dict(type=NAME)`
             return as_config(value)
         return FUNCTIONS._get_function(value)
-    for kind, origin in zip(kinds, origins, strict=True):
-        inner = _list_functions(kind)
-        if inner and origin is Sequence and isinstance(value, list | tuple):
-            return [_resolve_function(item, inner, True) for item in value]
-        if inner and origin is Mapping and is_mapping(value) and "type" not in value:
-            return {name: _resolve_function(item, inner, True) for name, item in value.items()}
-    if takes and is_mapping(value) and "type" in value and Mapping not in origins:
-        return FUNCTIONS.build_function(value)
-    return value
+    if isinstance(value, list | tuple):
+        inner = types.get(Sequence)
+        return [_resolve_function(item, inner, True) for item in value] if inner else value
+    if "type" in value:
+        return FUNCTIONS.build_function(value) if takes and Mapping not in types else value
+    inner = types.get(Mapping)
+    return (
+        {name: _resolve_function(item, inner, True) for name, item in value.items()}
+        if inner
+        else value
+    )
 
 
 def check_arguments(
