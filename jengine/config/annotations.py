@@ -14,6 +14,7 @@ import inspect
 import itertools
 import math
 import numbers
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -108,11 +109,13 @@ class ConfigOf:
 
     def check(self, value: object) -> None:
         """Check `value` if it is a config."""
-        if isinstance(value, str) or is_mapping(value):
+        if isinstance(value, str) or hasattr(value, "items"):
             self._registry.check(value, **self._supplied)
 
 
 _BOUNDS = (Range, Ascending, IsDuration)
+# limits of integers as Python's ranges, which tell without a call of `__contains__` here
+_COUNTS: dict[Any, Any] = {Range(ge=n): range(n, sys.maxsize) for n in (0, 1)}
 
 # The annotations that most arguments have.
 Count = Annotated[int, Range(ge=1)]
@@ -252,8 +255,12 @@ def _plain_types(annotation: Any) -> Mapping[type, Any]:
             if others or not isinstance(limit, _BOUNDS):
                 continue
         origin = typing.get_origin(kind)
-        if isinstance(kind, type):
-            fitting[kind] = limit
+        if origin is Literal:
+            choices = typing.get_args(kind)
+            for choice in choices:
+                fitting[type(choice)] = [c for c in choices if type(c) is type(choice)]
+        elif isinstance(kind, type):
+            fitting[kind] = _COUNTS.get(limit, limit) if kind is int else limit
             if kind is float:
                 fitting[int] = limit
         elif origin is collections.abc.Sequence and typing.get_args(kind) == (Any,):

@@ -199,6 +199,15 @@ class Registry:
             f"{self.name} must be a registered name or an import path, got {key!r}{hint}"
         )
 
+    def get_type(self, kind: Any) -> Any:
+        """Return the class or function in a config's `type`, which may be a name."""
+        if not isinstance(kind, str):
+            return kind
+        if kind in self._entries and not self._locations:
+            return self._entries[kind]
+        with config_path("type"):
+            return self.get(kind)
+
     def build(self, cfg: Config, **extra: Any) -> Any:
         """Build an object from a config.
 
@@ -213,9 +222,7 @@ class Registry:
           ArgumentError: an argument is out of range.
         """
         entry, arguments = self._parse(cfg, extra)
-        has_signature = check_names(entry, arguments, tuple(extra))
-        if has_signature and not checks_itself(entry):
-            check_values(None, entry, arguments)
+        check_arguments(entry, arguments, tuple(extra), values=not checks_itself(entry))
         return entry(**arguments)
 
     def build_function(self, cfg: Any) -> Any:
@@ -233,16 +240,17 @@ class Registry:
         """
         if not isinstance(cfg, str) and not is_mapping(cfg):
             return cfg
-        is_name = isinstance(cfg, str)
-        cfg = as_config(cfg)
-        if isinstance(kind := cfg.get("type"), str) and kind not in self._entries:
+        kind = cfg if isinstance(cfg, str) else cfg.get("type")
+        if isinstance(kind, str) and kind in self._entries:
+            kind = self._entries[kind]
+        elif isinstance(kind, str):
             with config_path("type"):
-                cfg = {**cfg, "type": self._get_function(kind)}
-        entry, arguments = self._parse(cfg, {})
-        if isinstance(entry, type):
-            return self.build(cfg)
-        if is_name:
-            return entry
+                kind = self._get_function(kind)
+        if isinstance(kind, type):
+            return self.build({"type": kind} if isinstance(cfg, str) else {**cfg, "type": kind})
+        if isinstance(cfg, str):
+            return kind
+        entry, arguments = self._parse({**cfg, "type": kind}, {})
         _, required, _ = _accepted(entry)
         check_arguments(entry, arguments, supplied=tuple(required - arguments.keys()))
         return (
@@ -303,11 +311,9 @@ class Registry:
                 f"{self._name_with_article} must have a 'type', got only the keys "
                 f"{sorted(map(str, arguments))}"
             )
-        if isinstance(entry, str) and entry in self._entries and not self._locations:
-            entry = self._entries[entry]
-        elif isinstance(entry, str):
-            with config_path("type"):
-                entry = self.get(entry)
+        if isinstance(entry, str):
+            is_known = entry in self._entries and not self._locations
+            entry = self._entries[entry] if is_known else self.get_type(entry)
         if not callable(entry):
             raise TypeError(
                 f"the type of {self._name_with_article} must be a name or a class, got {entry!r}"
@@ -420,6 +426,8 @@ def _resolve_function(value: Any, types: _Types, takes: bool) -> Any:
     if isinstance(value, list | tuple):
         inner = types.get(Sequence)
         return [_resolve_function(item, inner, True) for item in value] if inner else value
+    if not is_mapping(value):  # an item of a list or dict
+        return value
     if "type" in value:
         return FUNCTIONS.build_function(value) if takes and Mapping not in types else value
     inner = types.get(Mapping)
@@ -431,38 +439,30 @@ def _resolve_function(value: Any, types: _Types, takes: bool) -> Any:
 
 
 def check_arguments(
-    entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
+    entry: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    supplied: Sequence[str] = (),
+    *,
+    values: bool = True,
 ) -> None:
     """Check `arguments` against the signature and the annotations of `entry` before calling it.
 
     Args:
-      entry: a class or function.
+      entry: a class or function; one without a signature, as some built-ins, is not checked.
       arguments: by name.
-      supplied: arguments that the caller adds.
+      supplied: arguments that the caller adds: they need not be in `arguments`, and no message
+        suggests them.
+      values: whether to check values too, which the call of a `checked` entry does itself.
 
     Raises:
       TypeError: an unknown argument (the message suggests the closest), a missing one, or one with
         another type.
       ArgumentError: one is out of range.
     """
-    if check_names(entry, arguments, supplied):
-        check_values(None, entry, arguments)
-
-
-def check_names(
-    entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
-) -> bool:
-    """Raise TypeError for unknown and missing arguments.
-
-    Return whether `entry` has a signature to check.
-
-    Those in `supplied` are the caller's: they need not be in `arguments`, and no message suggests
-    them.
-    """
     try:
         accepted, required, is_open = _accepted(entry)
-    except (TypeError, ValueError):  # some built-ins have no signature
-        return False
+    except (TypeError, ValueError):
+        return
     if not is_open and not arguments.keys() <= accepted.keys():
         unknown = [key for key in arguments if key not in accepted]
         own = [key for key in accepted if key not in supplied]
@@ -471,7 +471,8 @@ def check_names(
     if missing := required - arguments.keys() - set(supplied):
         names = ", ".join(repr(key) for key in accepted if key in missing)
         raise TypeError(f"{name_of(entry)} needs the argument{'s' * (len(missing) > 1)} {names}")
-    return True
+    if values:
+        check_values(None, entry, arguments)
 
 
 @functools.lru_cache(maxsize=1024)

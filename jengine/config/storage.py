@@ -549,7 +549,7 @@ def apply_backend_args(
     >>> apply_backend_args("ann_file", "data/coco/a.json", dict(backend="local"), None)
     'data/coco/a.json'
     """
-    if all(settings is None for settings in backend_args):
+    if backend_args.count(None) == len(backend_args):
         return path
     return load_provided("backend_args", "apply_backend_args")(name, path, *backend_args)
 

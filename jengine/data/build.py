@@ -242,10 +242,7 @@ def _build_sampler(cfg: Any, dataset: Any, defaults: dict[str, Any]) -> Any:
     cfg = as_config(cfg)
     if not hasattr(cfg, "items"):
         return cfg
-    kind = cfg.get("type")
-    if isinstance(kind, str):
-        with config_path("type"):
-            kind = DATA_SAMPLERS.get(kind)
+    kind = DATA_SAMPLERS.get_type(cfg.get("type"))
     parameters = inspect.signature(kind).parameters if callable(kind) else {}
     # and forwards them
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

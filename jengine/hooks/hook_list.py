@@ -1,6 +1,8 @@
 """Sort the hooks of a run and call them."""
 
+import bisect
 import difflib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -78,13 +80,13 @@ class HookList:
             raise TypeError(f"a hook must be an instance of Hook or a config dict, got {hook!r}")
         value = get_priority(hook.priority if priority is None else priority)
         _check_stages(hook)  # before it replaces another
-        if name is not None:
+        if name is not None and name in self._named:
             self.remove(name)  # first, or a hook with `is_single` could not replace another
         self._check_single(hook)
         if name is not None:
             self._named[name] = hook
-        index = sum(other <= value for other, _ in self._hooks)  # after those of equal priority
-        self._hooks.insert(index, (value, hook))
+        # after those of equal priority
+        bisect.insort(self._hooks, (value, hook), key=operator.itemgetter(0))
         self._listeners.clear()  # found again at the next call
         return hook
 
@@ -99,12 +101,13 @@ class HookList:
             )
         # A dict of some hooks changes these only; the others stay, as in MMEngine.
         defaults = {**DEFAULT_HOOKS, **(_NOTEBOOK_HOOKS if in_notebook() else {})}
-        missing = {name: hook for name, hook in defaults.items() if name not in self.names}
-        known = list(dict.fromkeys((*DEFAULT_HOOKS, *_NOTEBOOK_HOOKS, *self.names)))
+        missing = {name: hook for name, hook in defaults.items() if name not in self._named}
+        known = list(dict.fromkeys((*DEFAULT_HOOKS, *_NOTEBOOK_HOOKS, *self._named)))
         for name, hook in {**missing, **dict((hooks or {}).items())}.items():
             with config_path("default_hooks", name):
                 if hook is not None:
-                    _check_hook_name(name, known)
+                    if name not in known:
+                        _check_hook_name(name, known)
                     self.register(hook, name=name)
                 elif name not in known:
                     raise ValueError(
@@ -126,12 +129,11 @@ class HookList:
                 self.register(hook)
 
     def _check_single(self, hook: Hook) -> None:
+        if not hook.is_single:
+            return
         # The base that sets it, so that subclasses count as the same kind
-        kind = next(
-            (kind for kind in reversed(type(hook).__mro__) if getattr(kind, "is_single", False)),
-            None,
-        )
-        if kind is None or not hook.is_single or not any(isinstance(other, kind) for other in self):
+        kind = next(k for k in reversed(type(hook).__mro__) if getattr(k, "is_single", False))
+        if not any(isinstance(other, kind) for other in self):
             return
         default = next(
             (name for name, other in self._named.items() if isinstance(other, kind)), None

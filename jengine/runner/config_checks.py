@@ -104,7 +104,7 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
                     parse_phases(loop.get("phases"))
             checked["train_cfg"] = loop
         else:
-            checked |= _check_evaluations(mode, *(sections[name] for name in names))
+            checked |= _check_evaluations(mode, *map(sections.get, names))
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
         raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
     checked["auto_scale_lr"] = read_auto_scale_lr(sections["auto_scale_lr"])
@@ -185,9 +185,11 @@ def check_names(
     ]
     known = _known_metrics(hooks, sections)
     # Their passes end in a suffix: 'accuracy_origin'
-    has_suffixes = any(type(hook).eval_variables is not Hook.eval_variables for hook in hooks)
     for path, metric in monitored:
-        if known and metric not in known and not (has_suffixes and metric.startswith(known)):
+        if not known or metric in known:
+            continue
+        has_suffixes = any(type(hook).eval_variables is not Hook.eval_variables for hook in hooks)
+        if not (has_suffixes and metric.startswith(known)):
             raise ConfigError(
                 f"`{path}` must be a metric of val_evaluator, got "
                 f"{metric!r}{closest(metric, known)}"
@@ -231,15 +233,10 @@ def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[
         type(evaluator) is not Evaluator or not evaluator.names for evaluator in evaluators.values()
     ):
         return ()
-    if any(
-        "after_val_epoch" in h.get_triggered_stages() and not is_built_in(type(h)) for h in hooks
-    ):
-        return ()
-    return tuple(
-        f"{name}/{x}" if name else x
-        for name, evaluator in evaluators.items()
-        for x in evaluator.names
-    )
+    for hook in hooks:
+        if not is_built_in(type(hook)) and "after_val_epoch" in hook.get_triggered_stages():
+            return ()
+    return tuple([f"{name}/{x}" if name else x for name, e in evaluators.items() for x in e.names])
 
 
 def _check_loader(name: str, cfg: Any) -> None:
