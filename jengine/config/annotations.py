@@ -324,7 +324,8 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
             return function(*args, **kwargs)  # Python's own message has the function's name
-        check_values(owner, function, bound)
+        if kwargs or len(args) > is_constructor:
+            check_values(owner, function, bound)
         result = function(*args, **kwargs)
         if is_constructor and owner and type(args[0]).__init__ is call:  # not that of a base class
             _describer().stamp(args[0], function, bound)
@@ -386,7 +387,7 @@ def _find_mismatch(annotation: object, value: Any, keys: tuple[str | int, ...]) 
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
     if origin is Annotated:
-        inner = None if type(value) is args[0] else _find_mismatch(args[0], value, keys)
+        inner = None if args[0] is Any else _find_mismatch(args[0], value, keys)
         if inner is not None:
             return inner if inner.keys != keys else inner._replace(annotation=annotation)
         for mark in args[1:]:

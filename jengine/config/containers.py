@@ -96,27 +96,35 @@ def resolve(cfg: ConfigLike) -> dict[str, Any]:
         raise TypeError(
             f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}"
         )
-    return _resolve_value(cfg)
-
-
-def _resolve_value(value: Any, *path: Key) -> Any:
-    if isinstance(value, FieldReference):
-        with config_path(*path):
-            value = value.get()
-        return _resolve_value(value, *path)
-    if isinstance(value, ConfigDict):
-        value = dict(value.items(preserve_field_references=True))
-    if isinstance(value, dict):
-        result = {}
-        for key, item in value.items():
-            result[key] = item if type(item) in _LEAVES else _resolve_value(item, *path, key)
-        return result
-    if type(value) in (list, tuple):
-        items = []
-        for i, item in enumerate(value):
-            items.append(item if type(item) in _LEAVES else _resolve_value(item, *path, i))
-        return type(value)(items)
-    return value
+    result: list[Any] = [None]
+    tuples = []  # with their parents: made from lists at last, the innermost first
+    waiting: list[tuple[Any, Any, Any, tuple[Key, ...]]] = [(cfg, result, 0, ())]
+    while waiting:
+        value, parent, key, path = waiting.pop()
+        while isinstance(value, FieldReference):
+            with config_path(*path):
+                value = value.get()
+        children: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, ConfigDict):
+            value = dict(value.items(preserve_field_references=True))
+        if isinstance(value, dict):
+            children = value.items()
+            parent[key] = dict.fromkeys(value)
+        elif type(value) in (list, tuple):
+            children = enumerate(value)
+            parent[key] = list(value)
+            if type(value) is tuple:
+                tuples.append((parent, key))
+        else:
+            parent[key] = value
+        for name, child in children:
+            if type(child) in _LEAVES:
+                parent[key][name] = child
+            else:
+                waiting.append((child, parent[key], name, (*path, name)))
+    for parent, key in reversed(tuples):
+        parent[key] = tuple(parent[key])
+    return result[0]
 
 
 @overload

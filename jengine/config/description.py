@@ -202,10 +202,11 @@ def _describe_list(items: Sequence[Any], outer: tuple[int, ...]) -> Any:
         sample = flatten_description([describe(items[i], outer) for i in chosen])
         kind = f"{type(items).__name__} of {len(items):,} items"
         return Unwritable(kind, content=hash_text(repr(sample)))
+    described = []
+    for item in items:
+        described.append(item if type(item) in _LITERALS else describe(item, outer))
     kind_of_list: Any = type(items)
-    return kind_of_list(
-        [item if type(item) in _LITERALS else describe(item, outer) for item in items]
-    )
+    return kind_of_list(described)
 
 
 def _is_dtype(value: Any) -> bool:

@@ -238,7 +238,7 @@ class Registry:
         Raises:
           KeyError, TypeError: as for `build`.
         """
-        if not isinstance(cfg, str) and not is_mapping(cfg):
+        if not isinstance(cfg, str) and not hasattr(cfg, "items"):
             return cfg
         kind = cfg if isinstance(cfg, str) else cfg.get("type")
         if isinstance(kind, str) and kind in self._entries:
@@ -378,7 +378,8 @@ def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -
             hasattr(value, "items") and not isinstance(value, type)
         ):
             types, takes = _function_types(entry, name)
-            if types:
+            # an argument that takes dicts too reads them itself
+            if types and (types.get(Mapping) != {} or not is_mapping(value)):
                 with config_path(name):
                     result[name] = _resolve_function(value, types, takes)
     return result
@@ -471,7 +472,7 @@ def check_arguments(
     if missing := required - arguments.keys() - set(supplied):
         names = ", ".join(repr(key) for key in accepted if key in missing)
         raise TypeError(f"{name_of(entry)} needs the argument{'s' * (len(missing) > 1)} {names}")
-    if values:
+    if values and arguments:
         check_values(None, entry, arguments)
 
 

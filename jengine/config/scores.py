@@ -114,12 +114,13 @@ def infer_rule(key: str, greater_keys: Sequence[str] = (), less_keys: Sequence[s
     """
     for rule, keys in (("greater", greater_keys), ("less", less_keys)):
         # Exact names of both lists before words: a word may be in names of either kind.
-        if key.lower() in [k.lower() for k in keys]:
+        if key.lower() in map(str.lower, keys):
             return rule
     words = split_words(key)
-    own = (["_".join(split_words(key)) for key in keys] for keys in (greater_keys, less_keys))
-    if found := _find_rules(words, *own):
-        return found[0]  # the order in which MMEngine searches its lists
+    if greater_keys or less_keys:
+        own = (["_".join(split_words(key)) for key in keys] for keys in (greater_keys, less_keys))
+        if found := _find_rules(words, *own):
+            return found[0]  # the order in which MMEngine searches its lists
     if set(words).isdisjoint(_TURNING_WORDS.split()) and not _COMPLEMENT.match(
         key.rpartition("/")[2]
     ):

@@ -73,7 +73,9 @@ class HookList:
         hook = as_config(hook)
         if not isinstance(hook, Hook) and hasattr(hook, "items"):
             cfg = dict(hook)
-            configured = _pop_priority(cfg)
+            configured = cfg.pop("priority", None)
+            if "level" in cfg:
+                configured = _read_level(cfg.pop("level"), configured)
             priority = configured if priority is None else priority
             hook = HOOKS.build(cfg)
         if not isinstance(hook, Hook):
@@ -82,7 +84,8 @@ class HookList:
         _check_stages(hook)  # before it replaces another
         if name is not None and name in self._named:
             self.remove(name)  # first, or a hook with `is_single` could not replace another
-        self._check_single(hook)
+        if hook.is_single:
+            self._check_single(hook)
         if name is not None:
             self._named[name] = hook
         # after those of equal priority
@@ -129,11 +132,11 @@ class HookList:
                 self.register(hook)
 
     def _check_single(self, hook: Hook) -> None:
-        if not hook.is_single:
-            return
         # The base that sets it, so that subclasses count as the same kind
-        kind = next(k for k in reversed(type(hook).__mro__) if getattr(k, "is_single", False))
-        if not any(isinstance(other, kind) for other in self):
+        kind: type = type(hook)
+        for base in type(hook).__mro__:
+            kind = base if getattr(base, "is_single", False) else kind
+        if not [other for _, other in self._hooks if isinstance(other, kind)]:
             return
         default = next(
             (name for name, other in self._named.items() if isinstance(other, kind)), None
@@ -317,18 +320,11 @@ def _add_note(error: Exception, hook: Hook, stage: str, runner: RunnerProtocol) 
         )
 
 
-def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
-    """Remove `priority`, or `level` on iMIX's scale, from a hook's config and return the
-    priority.
-    """
-    priority = cfg.pop("priority", None)
-    level = cfg.pop("level", None)
-    if level is None:
-        return priority
-    if priority is not None:
-        raise ConfigError(
-            "a hook must have a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in "
-            f"iMIX), got both: {priority!r} and {level!r}"
-        )
-    found: Priority = load_provided("hook_levels", "read_level")(level)
-    return found
+def _read_level(level: Any, priority: Any) -> Any:
+    """Return the priority for a `level` on iMIX's scale; without one, `priority`."""
+    if level is None or priority is None:
+        return priority if level is None else load_provided("hook_levels", "read_level")(level)
+    raise ConfigError(
+        "a hook must have a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in "
+        f"iMIX), got both: {priority!r} and {level!r}"
+    )

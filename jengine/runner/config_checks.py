@@ -204,13 +204,14 @@ def check_names(
                 with config_path("save_best"):
                     hook.check_auto(known[0])
             name = type(hook).__name__
-            if files & hook.file_names:
+            own = hook.file_names
+            if files & own:
                 raise ConfigError(
                     f"`{name}.out_dir` must differ between two checkpoint hooks with the same "
                     "file names, "
                     f"or each removes the checkpoints of the other; got {hook.out_dir!r}"
                 )
-            files |= hook.file_names
+            files |= own
 
 
 def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
@@ -229,14 +230,15 @@ def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[
     cfg = sections["val_cfg"]
     if not is_mapping(cfg) or cfg["type"] not in _VAL_LOOPS:
         return ()
-    if any(
-        type(evaluator) is not Evaluator or not evaluator.names for evaluator in evaluators.values()
-    ):
-        return ()
+    names: list[str] = []
+    for name, evaluator in evaluators.items():
+        if type(evaluator) is not Evaluator or not (own := evaluator.names):
+            return ()
+        names += [f"{name}/{x}" for x in own] if name else own
     for hook in hooks:
         if not is_built_in(type(hook)) and "after_val_epoch" in hook.get_triggered_stages():
             return ()
-    return tuple([f"{name}/{x}" if name else x for name, e in evaluators.items() for x in e.names])
+    return tuple(names)
 
 
 def _check_loader(name: str, cfg: Any) -> None:
@@ -281,7 +283,7 @@ def _check_evaluations(
 
 
 def _check_loop(loop: Any, **supplied: Any) -> Any:
-    if is_mapping(loop):
+    if hasattr(loop, "items"):
         # None where the Runner supplies the value
         LOOPS.check(loop, runner=None, dataloader=None, **supplied)
     elif not callable(getattr(loop, "run", None)):

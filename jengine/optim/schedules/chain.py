@@ -100,14 +100,14 @@ class _Track:
         self.range = value_range(name)
         self.written: list[float] = []
 
-        def columns(values: Sequence[Any]) -> np.ndarray:
-            return np.array(values, float)[:, self.indices]
-
-        self.scheduled = np.array([np.isin(self.indices, m.scheduled) for m in members])
-        self.targets = np.where(self.scheduled, columns([m.targets for m in members]), 0.0)
-        self.initials = np.where(self.scheduled, columns([m.base_values for m in members]), 0.0)
-        floors = np.array([[member.settings.floor()] for member in members])
-        self.floors = np.where(self.scheduled, floors, -math.inf)
+        rows = [
+            (np.isin(self.indices, m.scheduled), m.targets, m.base_values, m.settings.floor())
+            for m in members
+        ]
+        self.scheduled, targets, initials, floors = map(np.array, zip(*rows, strict=True))
+        self.targets = np.where(self.scheduled, targets[:, self.indices], 0.0)
+        self.initials = np.where(self.scheduled, initials[:, self.indices], 0.0)
+        self.floors = np.where(self.scheduled, floors[:, None], -math.inf)
         self.iters = max([0, *[m.global_step for m in members if not m.by_epoch]])
         self.epochs = max([0, *[m.global_step for m in members if m.by_epoch]])
 
