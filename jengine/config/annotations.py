@@ -158,9 +158,13 @@ def check_values(
     for name, value in arguments.items():
         if name not in checks:
             continue
-        default, annotation, fitting = checks[name]
+        default, annotation, fitting = check = checks[name]
+        if value is default:
+            continue
+        if fitting is None:
+            fitting = check[2] = _plain_types(annotation)
         limit = fitting.get(type(value), ())
-        if value is default or limit is None or value in limit:
+        if limit is None or value in limit:
             continue
         if (mismatch := _find_mismatch(annotation, value, (name,))) is not None:
             raise _error(name_of(entry) if owner is None else owner, mismatch)
@@ -223,19 +227,22 @@ def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
             parameters.update(inspect.signature(settings).parameters)
         else:
             parameters[name] = parameter
-    if str not in {type(parameter.annotation) for parameter in parameters.values()}:
-        return parameters
-    names = _global_names(entry)
-    return {
-        name: p.replace(annotation=_resolve(p.annotation, names)) for name, p in parameters.items()
-    }
+    names = None
+    for name, parameter in parameters.items():
+        if isinstance(parameter.annotation, str):
+            names = _global_names(entry) if names is None else names
+            annotation = _resolve(parameter.annotation, names)
+            parameters[name] = parameter.replace(annotation=annotation)
+    return parameters
 
 
 @functools.lru_cache(maxsize=1024)
-def _checks_of(entry: Callable[..., Any]) -> Mapping[str, tuple[Any, Any, Mapping[type, Any]]]:
-    """Return for each annotated parameter the default, the annotation, and its `_plain_types`."""
+def _checks_of(entry: Callable[..., Any]) -> Mapping[str, list[Any]]:
+    """Return for each annotated parameter the default, the annotation, and a place for the
+    `_plain_types`, which the first check fills in.
+    """
     return {
-        name: (p.default, p.annotation, _plain_types(p.annotation))
+        name: [p.default, p.annotation, None]
         for name, p in parameters_of(entry).items()
         if p.kind is not p.VAR_KEYWORD and p.annotation not in _ANYTHING
     }
@@ -295,13 +302,13 @@ def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
     return getattr(inspect.unwrap(function), "__globals__", {})
 
 
-def _resolve(annotation: object, names: dict[str, Any]) -> Any:
+def _resolve(annotation: str, names: dict[str, Any]) -> Any:
     """Return the value for an annotation that is text.
 
     The text itself, which fits every value, if it has none.
     """
     try:
-        return eval(annotation, names) if isinstance(annotation, str) else annotation
+        return eval(annotation, names)
     except Exception:  # it may name what only type checkers import, or be any expression
         return annotation
 
@@ -341,13 +348,19 @@ def alternatives(annotation: object) -> list[Any]:
     >>> alternatives(Count | None)
     [<class 'int'>, <class 'NoneType'>]
     """
-    origin = typing.get_origin(annotation)
-    args = typing.get_args(annotation)
-    if origin is Annotated:
-        return alternatives(args[0])
-    if origin in _UNIONS:
-        return [kind for arg in args for kind in alternatives(arg)]
-    return [annotation]
+    kinds = []
+    waiting = [annotation]
+    while waiting:
+        kind = waiting.pop(0)
+        origin = typing.get_origin(kind)
+        args = typing.get_args(kind)
+        if origin is Annotated:
+            waiting.insert(0, args[0])
+        elif origin in _UNIONS:
+            waiting[:0] = args
+        else:
+            kinds.append(kind)
+    return kinds
 
 
 def takes_functions(parameter: inspect.Parameter) -> bool:

@@ -6,7 +6,6 @@ jengine` fast, and a config can use any registered name without importing a modu
 
 import functools
 import importlib
-import inspect
 import logging
 import re
 import typing
@@ -479,11 +478,16 @@ def check_arguments(
 @functools.lru_cache(maxsize=1024)
 def _accepted(entry: Callable[..., Any]) -> tuple[dict[str, Any], frozenset[str], bool]:
     """Return the arguments by name, those without a default, and whether it takes any others."""
-    parameters = parameters_of(entry)
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    accepted = {name: p for name, p in parameters.items() if p.kind in kinds}
-    required = frozenset(name for name, p in accepted.items() if p.default is p.empty)
-    return accepted, required, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    accepted = {}
+    required = set()
+    is_open = False
+    for name, p in parameters_of(entry).items():
+        is_open |= p.kind is p.VAR_KEYWORD
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            accepted[name] = p
+            if p.default is p.empty:
+                required.add(name)
+    return accepted, frozenset(required), is_open
 
 
 def is_built_in(entry: Callable[..., Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jengine.config.errors import ConfigError, config_path, did_you_mean
 from jengine.config.plugins import load_provided
-from jengine.config.registry import HOOKS, as_config
+from jengine.config.registry import HOOKS
 from jengine.hooks.checks import HookStateError, NonFiniteLossError
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_priority, get_priority_name
@@ -70,7 +70,8 @@ class HookList:
           TypeError: not a hook or its config. ConfigError: both a priority and a level, or a second
             hook of a class with `is_single`.
         """
-        hook = as_config(hook)
+        if isinstance(hook, str):
+            hook = {"type": hook}
         if not isinstance(hook, Hook) and hasattr(hook, "items"):
             cfg = dict(hook)
             configured = cfg.pop("priority", None)

@@ -243,7 +243,8 @@ def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[
 
 def _check_loader(name: str, cfg: Any) -> None:
     with config_path(name):
-        cfg = name_to_function(cfg)
+        if isinstance(cfg, str):
+            cfg = name_to_function(cfg)
         if hasattr(cfg, "items"):
             check_dataloader(cfg)
         elif not isinstance(cfg, DataLoader | IterableLoader) and (
