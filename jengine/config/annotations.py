@@ -25,7 +25,6 @@ from jengine.config.errors import (
     ArgumentError,
     config_path,
     current_config_path,
-    did_you_mean,
 )
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -510,8 +509,7 @@ def _error(owner: str, mismatch: _Mismatch) -> Exception:
     with config_path(*owners, *mismatch.keys):
         path = current_config_path()
     value = mismatch.value
-    # the choices are part of the message
-    hint = did_you_mean(value, _choices(mismatch.annotation)) if isinstance(value, str) else ""
+    hint = ""
     if isinstance(value, tuple) and len(value) == 1 and is_mapping(value[0]):
         hint = "; remove the comma after `dict(...)`"
     message = f"`{path}` must be {describe(mismatch.annotation)}, got {value!r}{hint}"
@@ -560,14 +558,3 @@ def describe(annotation: object) -> str:
         return _NAMES[kind]
     name = kind.__name__ if isinstance(kind, type) else str(kind)
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
-
-
-def _choices(annotation: object) -> list[str]:
-    """Return the strings in the annotation's `Literal`s."""
-    return [
-        choice
-        for kind in alternatives(annotation)
-        if typing.get_origin(kind) is Literal
-        for choice in typing.get_args(kind)
-        if isinstance(choice, str)
-    ]
