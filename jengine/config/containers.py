@@ -6,7 +6,7 @@ are copied, sort the keys, and do not convert dicts in lists.
 
 import copy
 from collections.abc import Iterable
-from typing import Any, TypeAlias, TypeGuard, TypeVar, overload
+from typing import Any, TypeAlias, TypeGuard
 
 from ml_collections import ConfigDict, FieldReference
 
@@ -20,7 +20,6 @@ from jengine.config.errors import (
 
 ConfigLike: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
 Key = str | int  # an int in a config that is not for jengine
-Level = TypeVar("Level", bound=ConfigDict)
 _LEAVES = (bool, int, float, str, type(None), type)
 
 
@@ -127,18 +126,8 @@ def resolve(cfg: ConfigLike) -> dict[str, Any]:
     return result[0]
 
 
-@overload
-def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None) -> ConfigDict: ...
-
-
-@overload
 def to_config_dict(
-    mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: type[Level]
-) -> Level: ...
-
-
-def to_config_dict(
-    mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: Any = ConfigDict
+    mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: type = ConfigDict
 ) -> Any:
     """Convert a dict or a ConfigDict to a ConfigDict, or another `kind` of it, at every level.
 

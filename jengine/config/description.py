@@ -309,11 +309,10 @@ def _describe_object(value: Any, outer: tuple[int, ...]) -> Any:
     if of_jax or isinstance(value, _WITH_REPR):
         return Unwritable(kind.__name__, content=repr(value))
     with contextlib.suppress(TypeError, ValueError):  # a class in C has no signature
-        has_init = kind.__init__ is not object.__init__
         # without a constructor, attributes were set from outside
-        if hasattr(value, "__dict__") and (has_init or not attributes):
-            if not inspect.signature(kind).parameters:
-                return {"type": describe(kind)}
+        is_made = kind.__init__ is not object.__init__ or not attributes
+        if is_made and hasattr(value, "__dict__") and not inspect.signature(kind).parameters:
+            return {"type": describe(kind)}
     return Unwritable(kind.__name__)
 
 

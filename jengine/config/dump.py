@@ -248,8 +248,8 @@ class Writer:
         if isinstance(value, Unwritable):
             problem = (
                 "must be a literal or importable to be written to a config file, got "
-                f"{value.kind}: write `dict(type=..., **arguments)` with a class or function at the "
-                "top level of a module"
+                f"{value.kind}: write `dict(type=..., **arguments)` with a class or function at "
+                "the top level of a module"
             )
             self.problems.setdefault(problem, []).append(f"`{path}`")
             return repr(value.path or f"{_UNWRITTEN}{value.kind}>")

@@ -27,7 +27,6 @@ from jengine.config.annotations import (
 from jengine.config.errors import UnknownNameError, closest, config_path, did_you_mean, list_unknown
 from jengine.config.modules import (
     find_directory,
-    find_unregistered,
     import_attribute,
     imported_modules,
 )
@@ -189,11 +188,6 @@ class Registry:
         if module:
             return self._import(key, name)
         hint = find_missing(name) or closest(name, self._names())
-        if (path := find_unregistered(name)) is not None:
-            hint = (
-                f", which is not registered: write type={path!r}, or register the class with "
-                "`register_module()`"
-            )
         raise UnknownNameError(
             f"{self.name} must be a registered name or an import path, got {key!r}{hint}"
         )
