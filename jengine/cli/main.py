@@ -9,15 +9,12 @@ import os
 import re
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 
 from jengine.cli.parser import build_parser
 from jengine.config.errors import ConfigError
-from jengine.config.plugins import load_each
 
 _PLACE = "in the config at "
-JAX_NOTES = ("----", "For simplicity, JAX has removed")  # beginnings of notes about frames
 # Errors whose traceback shows only a comparison, a wait for another process, or how samples are
 # stacked
 _WITHOUT_CODE = (
@@ -71,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         is_mistake = _is_user_error(error, args.runs_code)
         if not is_mistake and not _says_enough(error):
+            from jengine.cli.tracebacks import format_error
             from jengine.logging.console import log_error
 
             print(format_error(error, log_error(error)), end="", file=sys.stderr)
@@ -109,16 +107,9 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
         raise
 
 
-def format_error(error: BaseException, log_file: str | None) -> str:
-    """Return the text of an error in code for the terminal, by default Python's traceback.
-
-    `log_file`, if any, has the complete traceback.
-    """
-    formats = load_each("tracebacks")
-    return formats[0](error, log_file) if formats else "".join(traceback.format_exception(error))
-
-
 def _print_error(error: Exception) -> None:
+    from jengine.cli.tracebacks import JAX_NOTES
+
     print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
         if not note.startswith(JAX_NOTES):

@@ -42,9 +42,6 @@ provides = {
     "label_checks": {
         "check_labels": "jengine.extras.diagnose.labels",
     },
-    "tracebacks": {
-        "format_own_frames": "jengine.extras.diagnose.tracebacks",
-    },
     "run_watches": {
         "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",

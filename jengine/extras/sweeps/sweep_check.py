@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jengine.cli.main import format_error
+from jengine.cli.tracebacks import format_error
 from jengine.config.containers import is_level, resolve
 from jengine.config.dump import format_config
 from jengine.config.errors import ConfigError, closest

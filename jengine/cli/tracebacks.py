@@ -7,8 +7,6 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 
-from jengine.cli.main import JAX_NOTES
-
 # Packages whose frames are left out. Those of any other installed package may be the user's.
 _ENGINE = (
     "jax",
@@ -22,11 +20,12 @@ _ENGINE = (
     "numpy",
     "ml_collections",
 )
-_DIRECTORIES = [pathlib.Path(__file__).parents[2], pathlib.Path(sysconfig.get_path("stdlib"))]
+_DIRECTORIES = [pathlib.Path(__file__).parent.parent, pathlib.Path(sysconfig.get_path("stdlib"))]
 _INSTALLED = ("site-packages", "dist-packages")
+JAX_NOTES = ("----", "For simplicity, JAX has removed")
 
 
-def format_own_frames(error: BaseException, log_file: str | None) -> str:
+def format_error(error: BaseException, log_file: str | None) -> str:
     """Return an error message below the frames in the user's code.
 
     `log_file`, if any, has the complete traceback.
