@@ -141,15 +141,6 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add(
         "config", "jengine.cli.commands:config", "print the resolved config", commands.config
     )
-    diff = commands.add(
-        "diff",
-        "jengine.cli.commands:diff",
-        "print the values that differ between two configs",
-        commands.config,
-    )
-    diff.add_argument(
-        "other", metavar="OTHER", help="a config file, a work dir or a checkpoint, as CONFIG may be"
-    )
     commands.add_group("ckpt", "list, show, remove or export checkpoints")
     # By name: options of a command, 'ckpt export --jax-export', come after the command
     for module in dict.fromkeys(module for _, module in sorted(provided("commands").items())):

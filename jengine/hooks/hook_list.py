@@ -257,7 +257,7 @@ class HookList:
         return next(value for value, other in self._hooks if other is hook)
 
     def __iter__(self) -> Iterator[Hook]:
-        return iter([hook for _, hook in self._hooks])
+        return iter(list(map(operator.itemgetter(1), self._hooks)))
 
     def __len__(self) -> int:
         return len(self._hooks)

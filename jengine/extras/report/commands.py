@@ -1,10 +1,19 @@
-"""The commands `jengine report`, `jengine table` and `jengine ckpt`."""
+"""The commands `jengine diff`, `jengine report`, `jengine table` and `jengine ckpt`."""
 
 from jengine.cli.parser import CHECKPOINT, Commands
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `report`, `table`, and `ckpt ls`, `ckpt show` and `ckpt rm`."""
+    """Add `diff`, `report`, `table`, and `ckpt ls`, `ckpt show` and `ckpt rm`."""
+    diff = commands.add(
+        "diff",
+        "jengine.extras.report.diff_command:diff",
+        "print the values that differ between two configs",
+        commands.config,
+    )
+    diff.add_argument(
+        "other", metavar="OTHER", help="a config file, a work dir or a checkpoint, as CONFIG may be"
+    )
     _add_report(commands)
     _add_table(commands)
     _add_ckpt(commands)
