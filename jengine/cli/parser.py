@@ -13,12 +13,6 @@ _EPILOG = """Set any value of the config with --config.PATH=VALUE:
   jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 \
 --config.custom_hooks[0].interval=5
 """
-_COMPLETION_EPILOG = """To complete `jengine` in new shells:
-  bash:  jengine completion bash > ~/.local/share/bash-completion/completions/jengine
-  zsh:   jengine completion zsh > ~/.zfunc/_jengine, with `fpath+=~/.zfunc` before `compinit` \
-in ~/.zshrc
-  fish:  jengine completion fish > ~/.config/fish/completions/jengine.fish
-"""
 CHECKPOINT = "a checkpoint, or a work dir for its newest one"
 
 
@@ -145,15 +139,6 @@ def build_parser() -> argparse.ArgumentParser:
     # By name: options of a command, 'ckpt export --jax-export', come after the command
     for module in dict.fromkeys(module for _, module in sorted(provided("commands").items())):
         importlib.import_module(module).add_commands(commands)
-    completion = commands.add(
-        "completion",
-        "jengine.cli.completion:run",
-        "print a shell's completion script",
-        commands.traceback,
-    )
-    completion.epilog = _COMPLETION_EPILOG
-    completion.formatter_class = argparse.RawDescriptionHelpFormatter
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     return parser
 
 

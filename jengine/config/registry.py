@@ -24,7 +24,7 @@ from jengine.config.annotations import (
     parameters_of,
     takes_functions,
 )
-from jengine.config.errors import UnknownNameError, closest, config_path, did_you_mean, list_unknown
+from jengine.config.errors import UnknownNameError, closest, config_path, list_unknown
 from jengine.config.modules import (
     find_directory,
     import_attribute,
@@ -179,14 +179,14 @@ class Registry:
             raise TypeError(f"{self.name} must be looked up by a name, got {key!r}")
         module, _, name = key.rpartition(".")
         if module and find_directory(module) is not None and allowed_directory() is None:
-            return self._import(key, name)
+            return self._import(key)
         if self._locations or name not in self._entries:
             self._import_entries(key, name)
         for registered in (key, name):
             if registered in self._entries:
                 return self._entries[registered]
         if module:
-            return self._import(key, name)
+            return self._import(key)
         hint = find_missing(name) or closest(name, self._names())
         raise UnknownNameError(
             f"{self.name} must be a registered name or an import path, got {key!r}{hint}"
@@ -267,8 +267,8 @@ class Registry:
             return load_provided("known_types", "find_known_function")(key, imported_modules())
         return self.get(key)
 
-    def _import(self, path: str, name: str) -> Callable[..., Any]:
-        """Import the class or function at `path`, whose last part is `name`.
+    def _import(self, path: str) -> Callable[..., Any]:
+        """Import the class or function at `path`.
 
         KeyError if there is none; errors in the module itself are raised with a note about the
         user's line.
@@ -276,12 +276,8 @@ class Registry:
         try:
             return import_attribute(path)
         except UnknownNameError as error:
-            # 'mmengine.Hok' for 'Hook'
-            is_hinted = "did you mean" in str(error)
-            hint = "" if is_hinted else did_you_mean(name, self._names(), cutoff=0.75)
             raise UnknownNameError(
-                f"{self.name} must be a registered name or an import path, got {path!r}: "
-                f"{error}{hint}"
+                f"{self.name} must be a registered name or an import path, got {path!r}: {error}"
             ) from None
 
     def _parse(
