@@ -89,7 +89,7 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
       cutoff: the least similarity, from 0 to 1.
     """
     names = sorted(map(str, candidates))
-    by_lower = {n.lower(): n for n in reversed(names)}
+    by_lower = {n.lower(): n for n in names}
     close = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=cutoff)
     # `learning_rate` for `lr`
     match = [by_lower[n] for n in close] or [

@@ -104,7 +104,7 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
                     parse_phases(loop.get("phases"))
             checked["train_cfg"] = loop
         else:
-            checked |= _check_evaluations(mode, *map(sections.get, names))
+            checked |= _check_evaluations(mode, *map(sections.__getitem__, names))
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
         raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
     checked["auto_scale_lr"] = read_auto_scale_lr(sections["auto_scale_lr"])
