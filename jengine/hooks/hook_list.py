@@ -165,14 +165,15 @@ class HookList:
         listeners = self._listeners.get((stage, kinds))
         if listeners is None:
             listeners = self._find_listeners(stage, kinds)
-        is_iteration = stage in _ITERATION_STAGES
+        step = runner.train_loop.iter if stage in _ITERATION_STAGES else None
         for hook, method, is_irregular in listeners:
-            if is_iteration and hook.every == -1:
-                continue
             try:
-                if is_iteration and (is_irregular or hook.every is not None):
-                    step = runner.train_loop.iter
-                    if hook.next_step(runner, step) > step:
+                if step is not None:  # as `Hook.next_step` says, without a call of the default
+                    every = hook.every
+                    if is_irregular and every != -1:
+                        if hook.next_step(runner, step) > step:
+                            continue
+                    elif every is not None and (every < 1 or (step + 1) % every):
                         continue
                 method(runner, **arguments)
             except Exception as error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 _LOSS = "train/loss"
 # of a loss scale and of hooks; with several optimizers the optimizer's name follows
 _COUNTERS = ("train/skipped_steps", "train/dropped_steps")
+WATCHED = (_LOSS, *_COUNTERS)
 
 
 class LossWatch:
