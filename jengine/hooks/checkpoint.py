@@ -18,7 +18,6 @@ from jengine.config.registry import HOOKS, is_built_in
 from jengine.config.scores import check_rule, infer_rule, keep_best, pick_metric
 from jengine.config.storage import apply_backend_args, plain_name, storage_path
 from jengine.data.batch_check import Batch
-from jengine.hooks.checks import check_saved_states
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.hooks.save_schedule import (
@@ -251,7 +250,6 @@ class CheckpointHook(Hook):
         self._saved_iter = runner.iter
         if self._schedule is not None:
             self._schedule.start(runner, runner.iter)
-        check_saved_states(runner.hooks)  # not after the first epoch
         kept, surplus = self._split_surplus(runner, self._kept)
         # The config may keep fewer now, but maybe only older checkpoints are finite
         if not (surplus and _is_finite(runner.state.params)):

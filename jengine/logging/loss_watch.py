@@ -10,6 +10,16 @@ _COUNTERS = ("train/skipped_steps", "train/dropped_steps")
 WATCHED = (_LOSS, *_COUNTERS)
 
 
+class NonFiniteLossError(FloatingPointError, AssertionError):
+    """Infinite or NaN loss; also an AssertionError, which MMEngine raises.
+
+    Attributes:
+      iteration: the iteration that computed it; None if unknown.
+    """
+
+    iteration: int | None = None
+
+
 class LossWatch:
     """Record of non-finite losses, except in steps that a loss scale skipped or a hook dropped.
 

@@ -24,10 +24,9 @@ from jengine.config.registry import LOOPS
 from jengine.data.batch_check import Batch, BatchCheck
 from jengine.data.batch_stream import BatchStream
 from jengine.data.host_entries import put_arrays
-from jengine.hooks.checks import NonFiniteLossError
 from jengine.hooks.hook_list import KINDS
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
-from jengine.logging.loss_watch import LossWatch
+from jengine.logging.loss_watch import LossWatch, NonFiniteLossError
 from jengine.optim.wrapper import OptimWrapper
 from jengine.parallel.interrupts import WaitedLoader
 from jengine.runner.eval_loops import EvalLoop, mark_inconsistent

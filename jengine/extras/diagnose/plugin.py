@@ -2,6 +2,7 @@
 
 provides = {
     "HOOKS": {
+        "CheckInvalidLossHook": "jengine.extras.diagnose.invalid_loss",
         "ClassNumCheckHook": "jengine.extras.diagnose.class_count",
         "EmptyCacheHook": "jengine.extras.diagnose.memory",
         "HistogramHook": "jengine.extras.diagnose.histogram",
@@ -9,6 +10,9 @@ provides = {
         "NumClassCheckHook": "jengine.extras.diagnose.class_count",
         "NumericsGuardHook": "jengine.extras.diagnose.numerics_guard",
         "ProfilerHook": "jengine.extras.diagnose.profiler",
+    },
+    "jengine.hooks": {
+        "CheckInvalidLossHook": "jengine.extras.diagnose.invalid_loss",
     },
     "commands": {
         "schedule": "jengine.extras.diagnose.commands",

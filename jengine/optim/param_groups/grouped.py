@@ -63,7 +63,8 @@ class GroupedOptimizer:
         self._dtype = np.dtype(np.float32)
         # of each setting in the groups, when it was last read
         self._last_values: dict[str, list[Any]] = {}
-        self._arrays: dict[str, np.ndarray] = {}  # the hyperparameters, made from `_last_values`
+        # the hyperparameters, made from `_last_values`
+        self._arrays: dict[str, np.ndarray | np.generic] = {}
         self._layouts: dict[Any, GroupLayout] = {}  # by tree structure
         self._layout: GroupLayout | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -181,8 +182,8 @@ class GroupedOptimizer:
             if len(column) == 1:
                 self._arrays[field] = self._dtype.type(column[0])
                 continue
-            self._arrays[field] = np.asarray(column, self._dtype)
-            self._arrays[field].setflags(write=False)  # the same array is returned again
+            self._arrays[field] = array = np.asarray(column, self._dtype)
+            array.setflags(write=False)  # the same array is returned again
 
     def _check(self, name: str) -> None:
         """Check that the chain supports the current values of a setting."""
