@@ -4,6 +4,7 @@ provides = {
     "HOOKS": {
         "LocalCheckpointHook": "jengine.extras.cloud.local_checkpoint",
     },
+    "save_policies": {"OrbaxPolicies": "jengine.extras.cloud.orbax_policies"},
     "path_schemes": {
         "gs": "jengine.extras.cloud.schemes",
         "s3": "jengine.extras.cloud.schemes",
