@@ -14,37 +14,18 @@ from jengine.checkpoint.publish import publish
 from jengine.checkpoint.retention import keep_regular
 from jengine.config.annotations import Count, CountOrNever, Duration, Index
 from jengine.config.duration import parse_duration
-from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.config.errors import ArgumentError, ConfigError, config_path
 from jengine.config.plugins import load_provided
-from jengine.config.registry import HOOKS, is_built_in
+from jengine.config.registry import HOOKS
 from jengine.config.scores import check_rule, infer_rule, keep_best, pick_metric
 from jengine.config.storage import apply_backend_args, plain_name, storage_path
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.hooks.save_schedule import TimedSaves
-from jengine.train.state import TrainState
 
 # bytes of a template; with a number, a metric and an ending a disk has names of at most 255
 _LONGEST = 180
-# Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
-_CHECKPOINT_KEYS = (
-    *TrainState.__dataclass_fields__,
-    "state_dict",
-    "meta",
-    "message_hub",
-    "hooks",
-    "hyperparams",
-    "visualizer",
-    "replicas",
-    "validations",
-    "optimizer",
-    "param_schedulers",
-    "data",
-    "exchanged",
-    "set_by_hand",
-    "fingerprint",
-)
 
 
 @HOOKS.register_module()
@@ -228,23 +209,6 @@ class CheckpointHook(Hook):
         """
         if self._auto_rule == "infer":
             infer_rule(first_metric, self._greater_keys, self._less_keys)
-
-    def check_published_keys(self, hooks: Sequence[Hook]) -> None:
-        """Raise ConfigError if no checkpoint has a key to publish, and no custom hook may add
-        it.
-        """
-        users = [
-            h
-            for h in hooks
-            if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()
-        ]
-        for key in self.published_keys:
-            if key not in _CHECKPOINT_KEYS and not users:
-                hint = closest(key, _CHECKPOINT_KEYS)
-                raise ConfigError(
-                    f"`{type(self).__name__}.published_keys` must be keys of a checkpoint, got "
-                    f"{key!r}{hint}"
-                )
 
     # --- Regular checkpoints. ---
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jengine.config.errors import ConfigError
 from jengine.hooks.run import Run
-from jengine.runner.loops import TrainLoop, seek_iteration
+from jengine.runner.loops import TrainLoop
 
 EFFECTS = {
     "replayed": "a resumed run reads and drops the batches before its position, so it is exact "
@@ -120,24 +120,6 @@ def restore_position(run: Run, loop: TrainLoop, saved: Mapping[str, Any] | None)
         f"{effect}, and {remaining}. Schedules in epochs continue at their place in the epoch, "
         "schedules in iterations at their iteration",
     )
-
-
-def start_at(run: Run, loop: TrainLoop, step: int) -> None:
-    """Continue after `step` iterations of another loop: at that place in this run's order of the
-    data.
-    """
-    loader = loop.dataloader
-    length = loop.epoch_length if loop.by_epoch else loader.length
-    loop.iter = step
-    if length is None:  # a stream: what the other loop has read of it is unknown
-        run.logger.warning(
-            f"The data start from the beginning: {loader.kind} has no length, so no place of step "
-            f"{step}."
-        )
-        return
-    epoch, inner = divmod(step, length)
-    loop.epoch, loop.epoch_start = (epoch, step - inner) if loop.by_epoch else (0, 0)
-    loop.position = seek_iteration(loader, step, loop.batches_per_iteration)
 
 
 def _log_places(run: Run, batch: int, places: str, count: int, before: int) -> None:

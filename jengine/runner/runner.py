@@ -247,7 +247,7 @@ class Runner:
         visualizer = components.build_visualizer(visualizer, identity.log_dir)
         self.hook_list = HookList()
         self.register_hooks(default_hooks, custom_hooks)
-        config_checks.check_names(self.hooks, schedulers, self._sections)
+        config_checks.check_hooks(self.hooks, schedulers, self._sections)
         # What all parts share
         self.run: Run = components.build_run(
             identity,
@@ -574,7 +574,7 @@ class Runner:
           lr: the rate of the optimizer itself.
           optimizer: the name of one of several optimizers.
         """
-        _find_wrapper(self.optim_wrapper, optimizer).set_lr(lr)
+        find_wrapper(self.optim_wrapper, optimizer).set_lr(lr)
 
     def reset_optimizer(
         self, groups: Sequence[int | str] | None = None, optimizer: str = ""
@@ -582,27 +582,14 @@ class Runner:
         """Start the optimizer anew between two iterations: zero moments and step count, where they
         are.
 
-        Schedules go on, and the training step does not compile again. See `reset_state` of the
-        extra `optimizers`.
+        Schedules go on, and the training step does not compile again. The extra `optimizers`
+        does it, see `reset_state` there.
 
         Args:
           groups: the parameter groups that start anew, by index or `group_name`; None for all.
           optimizer: the name of one of several optimizers.
         """
-        wrapper = _find_wrapper(self.optim_wrapper, optimizer)
-        names = [group.get("group_name", index) for index, group in enumerate(wrapper.param_groups)]
-        known = {name: index for index, name in enumerate(names)}
-        known |= {index: index for index in range(len(names))}
-        if unknown := [group for group in groups or () if group not in known]:
-            raise ConfigError(f"`groups` must be parameter groups, {names}, got {unknown}")
-        chosen = None if groups is None else tuple(sorted({known[group] for group in groups}))
-        state = self.state.opt_state[optimizer] if optimizer else self.state.opt_state
-        reset_state = load_provided("optimizer_parts", "reset_state")
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)  # the step expects these
-        reset = jax.jit(lambda *args: reset_state(wrapper, *args, chosen), out_shardings=shardings)
-        state = reset(state, self.state.params)
-        opt_state = {**self.state.opt_state, optimizer: state} if optimizer else state
-        self.state = self.state.replace(opt_state=opt_state)
+        load_provided("optimizer_parts", "reset_optimizer")(self, groups, optimizer)
 
     def __repr__(self) -> str:
         return (
@@ -672,7 +659,8 @@ class Runner:
         return self.iter - self._first_iter
 
 
-def _find_wrapper(optim_wrapper: AnyWrapper, optimizer: str) -> OptimWrapper:
+def find_wrapper(optim_wrapper: AnyWrapper, optimizer: str) -> OptimWrapper:
+    """Return one of several optimizers, or the only one, called ''."""
     wrappers = wrappers_by_name(optim_wrapper)
     if optimizer not in wrappers:
         raise ConfigError(f"`optimizer` must be one of {sorted(wrappers)}, got {optimizer!r}")

@@ -42,7 +42,7 @@ provides = {
         "QuadraticWarmupParamScheduler": "jengine.extras.optimizers.schedules",
     },
     "optimizer_parts": {
-        "reset_state": "jengine.extras.optimizers.freeze",
+        "reset_optimizer": "jengine.extras.optimizers.reset",
         "restrict_to_trainable": "jengine.extras.optimizers.freeze",
         "select_state": "jengine.extras.optimizers.freeze",
         "skip_frozen": "jengine.extras.optimizers.freeze",

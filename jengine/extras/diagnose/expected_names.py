@@ -1,0 +1,102 @@
+"""Names that hooks and schedules expect elsewhere in a config, checked before it is built."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jengine.config.annotations import is_mapping
+from jengine.config.errors import ConfigError, closest, config_path
+from jengine.config.registry import is_built_in
+from jengine.evaluation.evaluator import Evaluator
+from jengine.hooks.checkpoint import CheckpointHook
+from jengine.hooks.hook import Hook
+from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.train.state import TrainState
+
+_VAL_LOOPS = ("ValLoop", "MultiValLoop")
+# Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
+_CHECKPOINT_KEYS = (
+    *TrainState.__dataclass_fields__,
+    "state_dict",
+    "meta",
+    "message_hub",
+    "hooks",
+    "hyperparams",
+    "visualizer",
+    "replicas",
+    "validations",
+    "optimizer",
+    "param_schedulers",
+    "data",
+    "exchanged",
+    "set_by_hand",
+    "fingerprint",
+)
+
+
+def check_expected_names(
+    hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sections: Mapping[str, Any]
+) -> None:
+    """Check the metrics that hooks and schedules follow, and the keys that a hook publishes.
+
+    Raises:
+      ConfigError: a metric that no evaluator computes, or a key that no checkpoint has.
+    """
+    monitored = [
+        (f"{type(hook).__name__}.{name}", metric)
+        for hook in hooks
+        for name, metric, _ in hook.monitored_metrics()
+    ]
+    monitored += [
+        ("param_scheduler.monitor", s.settings.monitor) for s in schedulers if s.need_val_args
+    ]
+    known = _known_metrics(hooks, sections)
+    # Their passes end in a suffix: 'accuracy_origin'
+    has_suffixes = any(type(hook).eval_variables is not Hook.eval_variables for hook in hooks)
+    for path, metric in monitored:
+        if known and metric not in known and not (has_suffixes and metric.startswith(known)):
+            raise ConfigError(
+                f"`{path}` must be a metric of val_evaluator, got "
+                f"{metric!r}{closest(metric, known)}"
+            )
+    for hook in hooks:
+        if isinstance(hook, CheckpointHook):
+            _check_published_keys(hook, hooks)
+            if known:
+                with config_path("save_best"):
+                    hook.check_auto(known[0])
+
+
+def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of all validation metrics; () if custom classes may add others."""
+    evaluators = sections["val_evaluator"] or {}
+    cfg = sections["val_cfg"]
+    if not is_mapping(cfg) or cfg["type"] not in _VAL_LOOPS:
+        return ()
+    if any(
+        type(evaluator) is not Evaluator or not evaluator.names for evaluator in evaluators.values()
+    ):
+        return ()
+    if any(
+        "after_val_epoch" in h.get_triggered_stages() and not is_built_in(type(h)) for h in hooks
+    ):
+        return ()
+    return tuple(
+        f"{name}/{x}" if name else x
+        for name, evaluator in evaluators.items()
+        for x in evaluator.names
+    )
+
+
+def _check_published_keys(hook: CheckpointHook, hooks: Sequence[Hook]) -> None:
+    """Raise ConfigError if no checkpoint has a key, and no custom hook may add it."""
+    if any(
+        "before_save_checkpoint" in h.get_triggered_stages() and not is_built_in(type(h))
+        for h in hooks
+    ):
+        return
+    for key in hook.published_keys:
+        if key not in _CHECKPOINT_KEYS:
+            raise ConfigError(
+                f"`{type(hook).__name__}.published_keys` must be keys of a checkpoint, got "
+                f"{key!r}{closest(key, _CHECKPOINT_KEYS)}"
+            )
