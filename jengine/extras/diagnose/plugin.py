@@ -48,6 +48,9 @@ provides = {
     "label_checks": {
         "check_labels": "jengine.extras.diagnose.labels",
     },
+    "result_checks": {
+        "check_labels_of_nan": "jengine.extras.diagnose.labels",
+    },
     "run_watches": {
         "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",
