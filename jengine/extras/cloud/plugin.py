@@ -4,6 +4,7 @@ provides = {
     "HOOKS": {
         "LocalCheckpointHook": "jengine.extras.cloud.local_checkpoint",
     },
+    "changed_data": {"continue_with": "jengine.extras.cloud.changed_data"},
     "save_policies": {"OrbaxPolicies": "jengine.extras.cloud.orbax_policies"},
     "path_schemes": {
         "gs": "jengine.extras.cloud.schemes",
