@@ -42,6 +42,9 @@ provides = {
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
         "suggest_metrics": "jengine.extras.diagnose.metric_names",
     },
+    "first_batch_checks": {
+        "check_readers": "jengine.extras.diagnose.process_batches",
+    },
     "hook_checks": {
         "check_expected_names": "jengine.extras.diagnose.expected_names",
     },
