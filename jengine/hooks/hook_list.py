@@ -167,15 +167,16 @@ class HookList:
         listeners = self._listeners.get((stage, kinds))
         if listeners is None:
             listeners = self._find_listeners(stage, kinds)
-        step = runner.train_loop.iter if stage in _ITERATION_STAGES else None
+        is_iteration = stage in _ITERATION_STAGES
         for hook, method, is_irregular in listeners:
             try:
-                if step is not None:  # as `Hook.next_step` says, without a call of the default
+                if is_iteration:  # as `Hook.next_step` says, without a call of the default
                     every = hook.every
                     if is_irregular and every != -1:
+                        step = runner.train_loop.iter
                         if hook.next_step(runner, step) > step:
                             continue
-                    elif every is not None and (every < 1 or (step + 1) % every):
+                    elif every is not None and (every < 1 or (runner.train_loop.iter + 1) % every):
                         continue
                 method(runner, **arguments)
             except Exception as error:

@@ -1,6 +1,5 @@
 """Config checks before anything is built."""
 
-import contextlib
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,6 @@ from jengine.config.errors import (
     config_path,
     current_config_path,
 )
-from jengine.config.json_codec import pack
 from jengine.config.plugins import load_each
 from jengine.config.registry import LOOPS, Config, as_config, check_arguments
 from jengine.data.build import check_dataloader, name_to_function
@@ -37,7 +35,6 @@ from jengine.optim.schedules.scheduler_builder import check_param_schedulers
 from jengine.optim.wrapper_builder import check_optim_wrapper
 from jengine.train.phases import parse_phases
 from jengine.train.state import TrainState
-from jengine.train.traced_hooks import hook_names
 
 _SECTIONS = {
     "train": ("train_dataloader", "train_cfg", "optim_wrapper"),
@@ -191,23 +188,12 @@ def check_hooks(
 
 def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
     """Raise ConfigError if a hook saves the state, given as `jax.ShapeDtypeStruct`s, and it
-    cannot be stored, or the state of a hook cannot.
-
-    A hook's state that exists only during training is checked when it is saved.
+    cannot be stored.
     """
     from jengine.hooks.checkpoint import CheckpointHook
 
-    if not any(isinstance(hook, CheckpointHook) for hook in hooks):
-        return
-    check_storable(dict(vars(shapes)))
-    for name, hook in hook_names(hooks).items():
-        state = None
-        with contextlib.suppress(Exception):  # it may read what training sets
-            state = hook.state_dict()
-        try:
-            pack(state, f"{name}.state_dict()")
-        except TypeError as error:
-            raise ConfigError(str(error)) from None
+    if any(isinstance(hook, CheckpointHook) for hook in hooks):
+        check_storable(dict(vars(shapes)))
 
 
 def _check_loader(name: str, cfg: Any) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.checkpoint.start_from import default_resume_command
@@ -23,7 +22,6 @@ from jengine.hooks.priority import Priority
 from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import Progress
-from jengine.model.model import get_model
 from jengine.model.precision import build_model
 from jengine.optim.batch_size import warn_of_accumulation
 from jengine.optim.schedules.scheduler import Schedulers
@@ -31,7 +29,6 @@ from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_builder import build_optim_wrapper
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.parallel.processes import get_processes
-from jengine.parallel.replica_axis import convert_replica_axis
 from jengine.runner import bundle, components, config_checks, lifecycle
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
@@ -462,14 +459,7 @@ class Runner:
         Raises:
           TypeError: the model is not made from a Flax module.
         """
-        if self.state is None:
-            raise RuntimeError(
-                "the run has no weights yet: call train, val or test before `module`"
-            )
-        params, model_state = self.eval_variables()[""]
-        merged = convert_replica_axis({"model_state": model_state}, self.strategy.replicas, None)
-        copies = jax.tree.map(jnp.copy, (params, merged["model_state"]))
-        return get_model(self.model).merge(*copies, train=train)
+        return load_provided("predict", "make_module")(self, train)
 
     def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> PyTree:
         """Return the predictions for all examples of `data`, in order, as NumPy arrays.

@@ -1,16 +1,19 @@
-"""Names that hooks and schedules expect elsewhere in a config, checked before it is built."""
+"""Names that hooks expect elsewhere in a config, and what they save, checked before training."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError, closest, config_path
+from jengine.config.json_codec import pack
 from jengine.config.registry import is_built_in
 from jengine.evaluation.evaluator import Evaluator
 from jengine.hooks.checkpoint import CheckpointHook
 from jengine.hooks.hook import Hook
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.train.state import TrainState
+from jengine.train.traced_hooks import hook_names
 
 _VAL_LOOPS = ("ValLoop", "MultiValLoop")
 # Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
@@ -64,6 +67,25 @@ def check_expected_names(
             if known:
                 with config_path("save_best"):
                     hook.check_auto(known[0])
+
+
+def check_saved_states(
+    hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sections: Mapping[str, Any]
+) -> None:
+    """Raise ConfigError if a checkpoint cannot hold the state of a hook.
+
+    A state that exists only during training is checked when it is saved.
+    """
+    if not any(isinstance(hook, CheckpointHook) for hook in hooks):
+        return
+    for name, hook in hook_names(hooks).items():
+        state = None
+        with contextlib.suppress(Exception):  # it may read what training sets
+            state = hook.state_dict()
+        try:
+            pack(state, f"{name}.state_dict()")
+        except TypeError as error:
+            raise ConfigError(str(error)) from None
 
 
 def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:

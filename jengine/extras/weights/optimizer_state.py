@@ -21,10 +21,11 @@ from jengine.extras.weights.pretrained import load_pretrained
 from jengine.extras.weights.rules import matches
 from jengine.extras.weights.weight_source import WeightSource
 from jengine.hooks.run import Run
+from jengine.hooks.runner_protocol import Loader
 from jengine.logging.tables import format_table
 from jengine.optim.schedules.state import seek_schedulers
 from jengine.parallel.processes import put_whole
-from jengine.runner.loops import TrainLoop, seek_iteration
+from jengine.runner.loops import TrainLoop
 from jengine.runner.resume_check import check_length
 from jengine.runner.runner import Runner
 
@@ -345,4 +346,36 @@ def _start_at(run: Run, loop: TrainLoop, step: int) -> None:
         return
     epoch, inner = divmod(step, length)
     loop.epoch, loop.epoch_start = (epoch, step - inner) if loop.by_epoch else (0, 0)
-    loop.position = seek_iteration(loader, step, loop.batches_per_iteration)
+    loop.position = _seek_iteration(loader, step, loop.batches_per_iteration)
+
+
+def _seek_iteration(loader: Loader, step: int, batches: int) -> Any:
+    """Set the data to the place after `step` iterations with so many batches each, and return it.
+
+    The loader then has the batch size of the last of them. Data without a length are set to their
+    start.
+    """
+    loader.set_step(0)
+    loader.set_epoch(0)
+    if loader.length is None:
+        return loader.state_dict()
+    at = 0
+    while at < step:
+        position = loader.state_dict()
+        if loader.set_step(at):
+            loader.load_state_dict(position)  # the same example
+            position = loader.state_dict()
+        end = int(min(step, loader.next_change(at)))
+        skipped = (end - at) * batches
+        left = loader.length - position["position"]
+        if loader.batch_sizes is not None and position["examples"] and skipped < left:
+            # The position of a batch says nothing within a pass that has started with another size.
+            examples = position["examples"] + skipped * (loader.batch_size or 0)
+            loader.load_state_dict(
+                {**position, "position": position["position"] + skipped, "examples": examples}
+            )
+        else:
+            passes, start = divmod(skipped - left, loader.length)
+            loader.set_epoch(position["epoch"] + 1 + passes, start)
+        at = end
+    return loader.state_dict()
