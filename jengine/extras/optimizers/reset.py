@@ -21,7 +21,9 @@ def reset_optimizer(runner: Runner, groups: Sequence[int | str] | None, optimize
     opt_state = runner.state.opt_state
     state = opt_state[optimizer] if optimizer else opt_state
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)  # the step expects these
-    reset = jax.jit(lambda *args: reset_state(wrapper, *args, chosen), out_shardings=shardings)
+    reset = jax.jit(
+        lambda state, params: reset_state(wrapper, state, params, chosen), out_shardings=shardings
+    )
     state = reset(state, runner.state.params)
     opt_state = {**opt_state, optimizer: state} if optimizer else state
     runner.state = runner.state.replace(opt_state=opt_state)
