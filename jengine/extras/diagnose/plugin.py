@@ -52,6 +52,9 @@ provides = {
     "label_checks": {
         "check_labels": "jengine.extras.diagnose.labels",
     },
+    "start_checks": {
+        "name_without_effect": "jengine.extras.diagnose.no_effect",
+    },
     "result_checks": {
         "check_labels_of_nan": "jengine.extras.diagnose.labels",
     },
