@@ -166,8 +166,9 @@ class IterableLoader(FollowsSteps):
     @property
     def length(self) -> int | None:
         """The number of batches in a pass; None if unknown or endless."""
-        known = [number for number in (self._total, self._limit) if number is not None]
-        return min(known, default=None)
+        if self._total is None or self._limit is None:
+            return self._limit if self._total is None else self._total
+        return min(self._total, self._limit)
 
     @property
     def dataset_size(self) -> int | None:
@@ -323,7 +324,7 @@ class IterableLoader(FollowsSteps):
         state = start.get("state", reading.initial_state)
         interval = self.source.snapshot_interval
         try:
-            while self.length is None or position < self.length:
+            while (length := self.length) is None or position < length:
                 try:
                     batch, count = first or self._read(reading.iterator)
                 except StopIteration:
@@ -352,7 +353,7 @@ class IterableLoader(FollowsSteps):
                 if interval is not None or reading.initial_state is not None:
                     self._current |= {"batch_size": size, "state": state, "skip": skip}
                 # before the yield: a loop that takes no more has ended the pass
-                if position == self.length:
+                if position == length:
                     self._end_pass(reading, epoch)
                 yield self._finish(batch, count)
         # Also if the loop stops early or fails: threads and processes of a source would outlive the

@@ -8,7 +8,7 @@ import bisect
 import logging
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -17,9 +17,10 @@ import numpy as np
 from jengine.config.errors import ArgumentError, UnknownNameError, closest
 from jengine.config.json_codec import to_plain
 from jengine.logging.history import HistoryBuffer, check_count, to_float
-from jengine.logging.loss_watch import LossWatch
+from jengine.logging.loss_watch import WATCHED, LossWatch
 from jengine.logging.pending_scalars import Part, PendingScalars
 
+_WHOLE: tuple[tuple[int | None, slice]] = ((None, slice(None)),)
 _ALL: Mapping[str, Any] = types.MappingProxyType({})  # each iteration reports each metric
 # device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
 _ARRAY_TYPES: set[type] = set()
@@ -360,11 +361,12 @@ class MessageHub:
             history = self._log_scalars.get(key)
             if history is None:
                 history = self._start_history(key)
-            if self.losses is not None:
+            if self.losses is not None and key.startswith(WATCHED):
                 before = history.current() if history.updates else 0.0
                 self.losses.add(key, part.steps, part.values, before)
             weights = self._find_weights(part)
-            for epoch_start, rows in self._split_by_epoch(key, part.steps):
+            is_train = key.startswith("train/")  # validations begin their windows themselves
+            for epoch_start, rows in self._split_by_epoch(part.steps) if is_train else _WHOLE:
                 if epoch_start is not None and epoch_start != history.epoch_start:
                     history.start_epoch(epoch_start)
                 history.extend(part.values[rows], part.count, weights and weights[rows])
@@ -387,27 +389,21 @@ class MessageHub:
         weights: list[float] = part.weights
         return weights if is_by_example else [float(weight > 0) for weight in weights]
 
-    def _split_by_epoch(
-        self, key: str, iterations: list[int]
-    ) -> Iterator[tuple[int | None, slice]]:
-        """Yield the start of each epoch and the positions of its values.
-
-        Validations begin their windows themselves.
-        """
-        if not key.startswith("train/"):
-            yield None, slice(None)
-            return
-        begin = 0
+    def _split_by_epoch(self, iterations: list[int]) -> list[tuple[int | None, slice]]:
+        """Return the start of each epoch and the positions of its values."""
         starts = self._epoch_starts
+        if iterations[0] >= starts[-1]:  # nearly always
+            return [(starts[-1], slice(None))]
+        found: list[tuple[int | None, slice]] = []
+        begin = 0
         while begin < len(iterations):
             epoch = bisect.bisect_right(starts, iterations[begin])
-            end = (
-                bisect.bisect_left(iterations, starts[epoch])
-                if epoch < len(starts)
-                else len(iterations)
-            )
-            yield starts[max(epoch - 1, 0)], slice(begin, end)
+            end = len(iterations)
+            if epoch < len(starts):
+                end = bisect.bisect_left(iterations, starts[epoch])
+            found.append((starts[max(epoch - 1, 0)], slice(begin, end)))
             begin = end
+        return found
 
 
 class HubSnapshot:

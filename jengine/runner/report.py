@@ -16,7 +16,7 @@ from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.tables import format_table, shorten_rows
-from jengine.runner.components import has_own_step, list_directories
+from jengine.runner.components import list_directories
 from jengine.runner.resume_data import EFFECTS
 from jengine.train.state import parameter_size
 from jengine.versions import describe_device, environment_versions
@@ -58,21 +58,8 @@ def log_start(runner: RunnerProtocol, groups: GroupTable) -> None:
     run.logger.info(_describe_start(runner, groups))
     if problems := run.described.problems:
         run.logger.info(f"The config in {run.work_dir} cannot be run again: {'; '.join(problems)}.")
-    steps_per_call = runner.train_loop.steps_per_call
-    blockers = runner.hook_list.list_chunk_blockers(runner)
-    if steps_per_call > 1 and blockers:
-        names = ", ".join(type(hook).__name__ for hook in blockers)
-        run.logger.warning(
-            f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
-            "iterations run one by one. To allow chunks, set `every` or `acts_on`."
-        )
-    traced = [type(hook).__name__ for hook in runner.hooks if hook.get_traced_points()]
-    if has_own_step(runner) and traced:
-        run.logger.warning(
-            f"{type(runner).__name__}.train_step replaces the built-in step: the traced points of "
-            f"{', '.join(traced)} have no effect unless it calls `super().train_step(batch)`. A "
-            "`train_step` of the model runs them."
-        )
+    for check in load_each("start_checks"):
+        check(runner)
     loader = runner.train_dataloader
     if loader.resume != "exact":
         effect = EFFECTS[loader.resume]

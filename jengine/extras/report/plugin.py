@@ -1,6 +1,12 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "HOOKS": {
+        "ProgressHook": "jengine.extras.report.progress",
+    },
+    "jengine.hooks": {
+        "ProgressHook": "jengine.extras.report.progress",
+    },
     "commands": {
         "ckpt ls": "jengine.extras.report.commands",
         "ckpt rm": "jengine.extras.report.commands",
@@ -12,9 +18,6 @@ provides = {
     },
     "jengine": {
         "report": "jengine.extras.report.report_command",
-    },
-    "notebook_progress": {
-        "NotebookProgress": "jengine.extras.report.notebook",
     },
     "end_report": {
         "report_time": "jengine.extras.report.goodput",
