@@ -15,14 +15,12 @@ from jengine.cli.parser import build_parser
 from jengine.config.errors import ConfigError
 
 _PLACE = "in the config at "
-# Errors whose traceback shows only a comparison, a wait for another process, or how samples are
-# stacked
+# Errors whose traceback shows only a comparison or a wait for another process
 _WITHOUT_CODE = (
     "CheckpointMismatchError",
     "CorruptCheckpointError",
     "ProcessError",
     "StorageError",
-    "UnequalSamplesError",
 )
 
 
@@ -130,11 +128,13 @@ def _is_user_error(error: Exception, runs_code: bool) -> bool:
 
 
 def _says_enough(error: Exception) -> bool:
-    """Return whether the message about a run that failed on the device or disk needs no
-    traceback.
+    """Return whether the message about a run that failed on the device or disk, or about samples,
+    needs no traceback.
     """
     # A program other than the step is in code: that of a hook
-    enough = re.compile("the device ran out of memory.*, in (?!a program other)|the disk is full")
+    enough = re.compile(
+        "the device ran out of memory.*, in (?!a program other)|the disk is full|samples of a batch"
+    )
     return type(error).__name__ == "NonFiniteLossError" or any(
         map(enough.match, getattr(error, "__notes__", ()))
     )

@@ -23,7 +23,7 @@ from jengine.config import paths
 from jengine.config.annotations import Count, Index
 from jengine.config.errors import ConfigError
 from jengine.config.registry import STRATEGIES
-from jengine.model.constrain import set_sharding
+from jengine.model.constrain import axes_of_type, set_sharding
 from jengine.model.model import (
     ArrayTree,
     Batch,
@@ -33,7 +33,7 @@ from jengine.model.model import (
     Scalars,
     predict_with_key,
 )
-from jengine.parallel.mesh import MeshSizes, axes_of_type, build_mesh, choose_batch_axes
+from jengine.parallel.mesh import MeshSizes, build_mesh, choose_batch_axes
 from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Axis, Placement, Rules, axis_names, is_table, select_axes
 from jengine.parallel.replica_axis import AXIS, is_per_replica, map_per_replica, replicas_along
@@ -110,9 +110,7 @@ class DataParallel(MeshStrategy):
         inner_axes = [name for name in built.axis_names if name != axis]
         # XLA partitions the program along the other axes, except those of size 1.
         self._mapped = {name for name, size in built.shape.items() if name == axis or size == 1}
-        if explicit := [
-            name for name in axes_of_type(built, AxisType.Explicit) if name not in self._mapped
-        ]:
+        if explicit := sorted(axes_of_type(built, AxisType.Explicit) - self._mapped):
             raise ConfigError(
                 "DataParallel: the axes over which a replica is sharded must be of AxisType.Auto, "
                 f"got explicit {', '.join(explicit)}: within a mapped program, JAX cannot leave "

@@ -268,7 +268,7 @@ class Evaluation:
         self.program: EvalProgram | None = None
         self._loop = loop
         self._runner = loop.runner
-        self._check_batch = BatchCheck(self.path, dataloader.batch_axis, dataloader.batch_rules)
+        self._check_batch = BatchCheck(self.path, dataloader.batch_axis)
         self._put = functools.partial(self._runner.strategy.put_batch, rules=dataloader.batch_rules)
         self._counted: int | None = None  # batches in the last evaluation
         self._has_checked_labels = False

@@ -163,9 +163,7 @@ class TrainLoop:
         self.steps_left = 0
         self._last_time = 0.0
         self._waited = WaitedLoader("train_dataloader", dataloader)
-        self._check_batch = BatchCheck(
-            "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
-        )
+        self._check_batch = BatchCheck("train_dataloader", dataloader.batch_axis)
         strategy = runner.strategy
         put = functools.partial(strategy.put_batch, rules=dataloader.batch_rules)
         self._put = None if strategy.takes_host_batches else functools.partial(put_arrays, put=put)

@@ -185,8 +185,8 @@ MISTAKES = {
     ),
     "a validation with samples of other shapes": (
         ["val_dataloader.dataset.type=mistaken_nets.OddRows"],
-        r"got 'x' of \(5,\) in sample 0 of the batch and of \(6,\) in sample 2; pad or crop it in the "
-        r"dataset, or set `collate_fn` in the dataloader\n  sample 2 of the batch is sample 6 of OddRows\n"
+        r"all input arrays must have the same shape\n(  .*\n)*"
+        r"  samples of a batch must .* got 'x' of \(5,\) in sample 0 of the batch and of \(6,\) in sample 2, sample 6 of the dataset; pad or crop it .*\n"
         r"  in val_dataloader \(DataLoader\(OddRows\)\), batch 2\n",
     ),
     "one section of a validation": (

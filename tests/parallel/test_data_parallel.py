@@ -327,7 +327,7 @@ def test_illegal_settings_are_refused(make_run):
         make_run(dict(type="DataParallel", impl="pmapp"))
     with pytest.raises(ConfigError, match="devices must be at most 8, got 16"):
         make_run(dict(type="DataParallel", devices=16))
-    with pytest.raises(ValueError, match="divisible over 8 devices"):
+    with pytest.raises(ValueError, match="partitioned 8 times"):
         make_run(dict(type="DataParallel", devices=8), train_dataloader=make_loader(12)).train()
 
 
