@@ -73,7 +73,7 @@ class TrainLoopProtocol(Progress, Protocol):
     @property
     def batches_per_iteration(self) -> int: ...
     @property
-    def on_recompile(self) -> str: ...  # 'warn' or 'raise'
+    def on_recompile(self) -> str | None: ...  # 'warn' or 'raise'
     @property
     def epoch_start(self) -> int: ...  # `iter` at the start of the current epoch
     @property

@@ -33,7 +33,6 @@ from jengine.parallel.interrupts import WaitedLoader
 from jengine.runner.eval_loops import EvalLoop, mark_inconsistent
 from jengine.train.micro_batches import count_micro_batches
 from jengine.train.phases import batches_per_iteration, count_iterations
-from jengine.train.recompilation import check_on_recompile
 from jengine.train.state import MAX_STEP
 
 PyTree = Any
@@ -104,7 +103,7 @@ class TrainLoop:
       settings: the settings.
       by_epoch: whether the loop counts in epochs.
       steps_per_call: iterations in a chunk.
-      on_recompile: 'warn' or 'raise'.
+      on_recompile: 'warn' or 'raise', or None for the environment's.
       micro_batches: parts of a device's share of a batch.
       repeats_data: whether epochs are parts of one stream over the data, not passes.
       batches_per_iteration: batches of the loader in an iteration; a tuple of them, if there are
@@ -142,7 +141,7 @@ class TrainLoop:
         self.dataloader = dataloader
         self.settings = settings
         self.batches_per_iteration = batches_per_iteration(settings.phases)
-        self.on_recompile = check_on_recompile(settings.on_recompile)
+        self.on_recompile = settings.on_recompile
         self.steps_per_call = settings.steps_per_call
         if settings.max_time is not None and not runner.processes.agree_on_signals:
             raise ConfigError(

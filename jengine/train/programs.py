@@ -237,7 +237,7 @@ class TrainPrograms:
             raise
         if compilation_counter.count != count:
             self._timer.relabel("compile")  # the time since `enter`
-            guard.check_shardings(state, batch, inputs)
+            guard.record_shapes(state, batch, inputs)
             if self.hashes:  # the run continues another, whose programs may differ
                 self.hash_jaxprs()
         return result
