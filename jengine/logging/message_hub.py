@@ -6,6 +6,7 @@ fetches all pending arrays in one transfer.
 
 import bisect
 import logging
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ import numpy as np
 
 from jengine.config.errors import ArgumentError, UnknownNameError, closest
 from jengine.config.json_codec import to_plain
-from jengine.logging.history import HistoryBuffer, check_count, to_float
+from jengine.logging.history import HistoryBuffer, to_float
 from jengine.logging.loss_watch import LossWatch
 from jengine.logging.pending_scalars import Part, PendingScalars
 
@@ -192,15 +193,24 @@ class MessageHub:
           resumed: whether checkpoints contain this key.
 
         Raises:
-          TypeError: `value` is not a real number, or is traced. ValueError: `value` does not have
-            one element, or `count` is below 1. ArgumentError: `resumed` differs from earlier
-            updates of the key.
+          TypeError: `value` is not a real number, or is traced, or `count` is not an integer.
+            ValueError: `value` does not have one element, or `count` is below 1. ArgumentError:
+            `resumed` differs from earlier updates of the key.
         """
         # The common cases are one type comparison: this runs for each scalar of each step.
         if type(value) is not float and not (type(value) in _ARRAY_TYPES and value.shape == ()):
-            value = _check_scalar(key, value)
-        if count != 1:
-            count = check_count(count)
+            # a tracer is a jax.Array too, and would be kept after its trace has ended
+            is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+            if is_array and value.size == 1:
+                _ARRAY_TYPES.add(type(value))
+            else:
+                try:
+                    value = to_float(value)
+                except (TypeError, ValueError) as error:
+                    error.add_note(f"in the scalar {key!r}")
+                    raise
+        if count != 1 and (count := operator.index(count)) < 1:
+            raise ValueError(f"`count` of {key!r} must be at least 1, got {count}")
         if self._resumed.get(key) is not resumed:
             self._check_resumed(key, resumed)
         if count == 1:
@@ -217,20 +227,11 @@ class MessageHub:
         """Call `update_scalar` for each item; a value is a scalar or `dict(value=..., count=...)`.
 
         Raises:
-          TypeError: `scalars` is not a mapping. KeyError: a dict lacks 'value' or has other keys.
+          TypeError: a dict lacks 'value' or has other keys.
         """
-        if type(scalars) is not dict and not isinstance(scalars, Mapping):
-            raise TypeError(f"`scalars` must be a dict name -> value, got {type(scalars).__name__}")
         for key, value in scalars.items():
-            if isinstance(value, dict):
-                if "value" not in value or not value.keys() <= {"value", "count"}:
-                    raise KeyError(
-                        f"scalar {key!r} must have the key 'value' and optionally 'count', got "
-                        f"{sorted(value)}"
-                    )
-                self.update_scalar(key, value["value"], value.get("count", 1), resumed)
-            else:
-                self.update_scalar(key, value, resumed=resumed)
+            arguments = value if isinstance(value, dict) else {"value": value}
+            self.update_scalar(key, resumed=resumed, **arguments)
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Set the info `key` to a value of any type; `resumed` as in `update_scalar`."""
@@ -240,8 +241,6 @@ class MessageHub:
 
     def update_info_dict(self, infos: Mapping[str, Any], resumed: bool = True) -> None:
         """Call `update_info` for each item of a mapping."""
-        if not isinstance(infos, Mapping):
-            raise TypeError(f"`infos` must be a dict name -> value, got {type(infos).__name__}")
         for key, value in infos.items():
             self.update_info(key, value, resumed)
 
@@ -325,11 +324,6 @@ class MessageHub:
 
         Other keys, and those with `resumed=False` since, are unchanged.
         """
-        for part in ("log_scalars", "runtime_info"):
-            if part not in state:
-                raise KeyError(
-                    f"the state of a message hub must have the key {part!r}, got {sorted(state)}"
-                )
         self.flush()
         for key, history in state["log_scalars"].items():
             # A key that this run has declared as not resumed keeps its value: hooks set it before
@@ -445,26 +439,3 @@ def _get_history(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuf
     if key not in histories:
         raise UnknownNameError(f"no scalar is called {key!r}{closest(key, histories)}")
     return histories[key]
-
-
-def _check_scalar(key: str, value: Any) -> Any:
-    """Return a one-element device array, or a host value as a Python float.
-
-    Errors as in `update_scalar`.
-    """
-    # First: a tracer is a jax.Array too, and would be kept after its trace has ended.
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(
-            f"scalar {key!r} is a traced value: return it from the compiled function and update "
-            "the hub outside"
-        )
-    if isinstance(value, jax.Array):
-        if value.size != 1:
-            raise ValueError(f"scalar {key!r} must have one element, got shape {value.shape}")
-        _ARRAY_TYPES.add(type(value))
-        return value
-    try:
-        return to_float(value)
-    except (TypeError, ValueError) as error:
-        error.add_note(f"in the update of the scalar {key!r}")
-        raise
