@@ -5,6 +5,8 @@ fetches all pending arrays in one transfer.
 """
 
 import bisect
+import collections
+import copy
 import logging
 import operator
 import types
@@ -39,7 +41,6 @@ class MessageHub:
 
     Attributes:
       iteration: the training iteration for subsequent scalar updates.
-      fetches: number of transfers from the device so far.
       before_read: called before a scalar is read; the Runner flushes its log writer here, whose
         pending jobs hold earlier scalars (see `snapshot`).
       last_snapshot: iteration of the last snapshot.
@@ -63,11 +64,11 @@ class MessageHub:
 
     def __init__(self, name: str = "jengine", capacity: int = 10_000) -> None:
         self.name = name
-        self.fetches = 0
         self.before_read: Callable[[], None] | None = None
         self.losses: LossWatch | None = None
         self.last_snapshot = -1
         self._capacity = capacity
+        self._counts: collections.Counter[str] = collections.Counter()  # snapshots count as well
         self.iteration = 0
         self._pending = PendingScalars()
         self._log_scalars: dict[str, HistoryBuffer] = {}
@@ -104,6 +105,11 @@ class MessageHub:
         """Return the hub created last; the hub called 'jengine' if none exists."""
         hubs = list(cls._instances.values())  # in the order of creation
         return hubs[-1] if hubs else cls.get_instance("jengine")
+
+    @property
+    def fetches(self) -> int:
+        """The number of transfers from the device so far."""
+        return self._counts["fetches"]
 
     @property
     def instance_name(self) -> str:
@@ -258,7 +264,9 @@ class MessageHub:
         KeyError, with a suggestion, for no scalar.
         """
         self.flush()
-        return _get_history(self._log_scalars, key)
+        if key not in self._log_scalars:
+            raise UnknownNameError(f"no scalar is called {key!r}{closest(key, self._log_scalars)}")
+        return self._log_scalars[key]
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:
@@ -282,16 +290,19 @@ class MessageHub:
             self.before_read()
         self._move_to_histories(self._pending)
 
-    def snapshot(self) -> "HubSnapshot":
-        """Move the pending scalars up to the current iteration and a copy of the infos into a
-        snapshot, for a reader in another thread.
+    def snapshot(self) -> "MessageHub":
+        """Return a hub with the pending scalars up to the current iteration and a copy of the
+        infos, for a reader in another thread.
 
         Snapshots share the hub's histories, so you should flush them in the order of creation.
         """
-        pending = self._pending  # the loop goes on without a lock
-        self._pending = pending.split(self.iteration)
+        snapshot = copy.copy(self)
+        snapshot.before_read = None
+        snapshot._runtime_info = dict(self._runtime_info)
+        # the loop goes on without a lock
+        self._pending = snapshot._pending.split(self.iteration)
         self.last_snapshot = self.iteration
-        return HubSnapshot(self, pending, dict(self._runtime_info))
+        return snapshot
 
     def state_dict(self) -> dict[str, Any]:
         """Return the JSON-serializable state for checkpoints, whose size does not grow with the
@@ -347,7 +358,7 @@ class MessageHub:
 
     def _move_to_histories(self, pending: PendingScalars) -> None:
         parts, has_fetched = pending.take()
-        self.fetches += has_fetched
+        self._counts["fetches"] += has_fetched
         for part in parts:
             key = part.key
             self._resumed.setdefault(key, True)
@@ -402,40 +413,3 @@ class MessageHub:
             )
             yield starts[max(epoch - 1, 0)], slice(begin, end)
             begin = end
-
-
-class HubSnapshot:
-    """Message hub at one moment, for a reader in another thread.
-
-    It shares the histories of `hub`; `pending` are scalars that are not in them yet.
-    """
-
-    def __init__(
-        self, hub: MessageHub, pending: PendingScalars, runtime_info: dict[str, Any]
-    ) -> None:
-        self.runtime_info = runtime_info
-        self._hub = hub
-        self._pending = pending
-
-    def flush(self) -> None:
-        """Move the scalars into the histories, fetching device arrays."""
-        self._hub._move_to_histories(self._pending)
-
-    @property
-    def log_scalars(self) -> dict[str, HistoryBuffer]:
-        """All histories by key, with the scalars moved into them so far."""
-        return self._hub._log_scalars
-
-    def get_scalar(self, key: str) -> HistoryBuffer:
-        """Return the history of the scalar `key`; KeyError, with a suggestion, for no scalar."""
-        return _get_history(self.log_scalars, key)
-
-    def get_info(self, key: str, default: Any = None) -> Any:
-        """Return the info `key`, or `default` if there is none."""
-        return self.runtime_info.get(key, default)
-
-
-def _get_history(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuffer:
-    if key not in histories:
-        raise UnknownNameError(f"no scalar is called {key!r}{closest(key, histories)}")
-    return histories[key]

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax.sharding import Mesh, PartitionSpec
 
@@ -149,25 +149,12 @@ class Placement:
             )
         return PartitionSpec(*axes)
 
-    def _build_rule(self, rule: object) -> tuple[str, tuple[Axis, ...]]:
-        if (
-            not isinstance(rule, Sequence)
-            or isinstance(rule, str)
-            or len(rule) != 2
-            or not isinstance(rule[0], str)
-            or isinstance(rule[1], str)
-        ):
+    def _build_rule(self, rule: Any) -> tuple[str, tuple[Axis, ...]]:
+        key, axes = rule
+        if not isinstance(key, str) or isinstance(axes, str):
             raise ConfigError(
                 "a rule must be a pair of a part of a name and the axes, one entry for each, "
                 f"('kernel', (None, 'tensor')), got {rule!r}"
-            )
-        key, axes = rule
-        # `unreduced` and `reduced` describe partial sums, which a parameter never is.
-        if isinstance(axes, PartitionSpec) and (
-            axes.unreduced or axes.reduced or PartitionSpec.UNCONSTRAINED in axes
-        ):
-            raise ConfigError(
-                f"the axes of the rule {key!r} must be axes of the mesh or None, got {axes!r}"
             )
         for axis in axes:
             self._check_axis(axis)

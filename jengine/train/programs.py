@@ -266,12 +266,10 @@ class TrainPrograms:
     def called(self) -> dict[str, tuple[Any, ...]]:
         """Return the last argument shapes of the programs that have been called, by name.
 
-        `compiled[name].trace(*shapes)` is the trace that JAX has kept; a pmap has none.
+        `compiled[name].trace(*shapes)` is the trace that JAX has kept.
         """
         return {
-            kind: guard.shapes
-            for kind, guard in self._guards.items()
-            if guard.shapes is not None and hasattr(self.compiled[kind], "trace")
+            kind: guard.shapes for kind, guard in self._guards.items() if guard.shapes is not None
         }
 
     def hash_jaxprs(self) -> dict[str, str]:

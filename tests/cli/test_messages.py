@@ -143,7 +143,7 @@ MISTAKES = {
     ),
     "images for a network that keeps their axes": (
         ["train_dataloader.dataset={'type': 'mistaken_nets.Images', 'channels': 3}", "val_dataloader=None", "val_cfg=None", "val_evaluator=None"],
-        r"`CrossEntropy.label` must be class indices of the shape of the logits f32\[4,4,4,2\] .*\n  in the config at `model.loss.label`\n"
+        r"`CrossEntropy.label` must be class indices, integers of the shape of the logits f32\[4,4,4,2\] .*\n  in the config at `model.loss.label`\n"
         r"  the network keeps axes of its inputs: flatten them, x.reshape\(len\(x\), -1\), .*\n",
     ),
     "a misspelled loss": (

@@ -204,14 +204,9 @@ def test_replicas_draw_different_random_numbers_and_the_devices_of_one_the_same(
     ("settings", "message"),
     [
         (
-            dict(impl="pmap", mesh=dict(fsdp=2)),
-            "a pmap must have one device per replica, got the mesh .'data': 4, 'fsdp': 2",
-        ),
-        (
             dict(rules=[("up", ("data",))]),
             "must not be sharded over 'data', whose parts are replicas",
         ),
-        (dict(rules=[("up", ("data",))], impl="pmap"), "must not be sharded over 'data', whose parts are replicas\nin"),
         (dict(logical_axes=dict(mlp="data")), "must not be sharded over 'data'"),
         (
             dict(mesh=jax.make_mesh((8,), ("fsdp",))),
