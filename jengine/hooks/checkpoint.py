@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import optax
 
 from jengine.checkpoint.commit import INCOMING, OUTGOING
-from jengine.checkpoint.publish import publish
 from jengine.checkpoint.retention import keep_regular
 from jengine.config.annotations import Count, CountOrNever, Duration, Index
 from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
+from jengine.config.plugins import load_provided
 from jengine.config.registry import HOOKS, is_built_in
 from jengine.config.scores import check_rule, infer_rule, keep_best, pick_metric
 from jengine.config.storage import apply_backend_args, plain_name, storage_path
@@ -558,6 +558,7 @@ class CheckpointHook(Hook):
                 info[key] = os.path.basename(value)
 
     def _publish(self, runner: RunnerProtocol) -> None:
+        publish = load_provided("jengine.checkpoint", "publish")
         runner.checkpointer.wait()  # the newest may still be in the making
         names = [self._last] if self.save_last and self._last else []
         names += [best[0]["name"] for best in self._best.values()]

@@ -15,6 +15,7 @@ provides = {
         "NotebookProgress": "jengine.extras.report.notebook",
     },
     "end_report": {
+        "list_validations": "jengine.extras.report.validations",
         "report_time": "jengine.extras.report.goodput",
     },
     "names": {
