@@ -108,7 +108,7 @@ def compare(
 
     >>> array = jax.ShapeDtypeStruct((3,), jnp.float32)
     >>> print(compare({"fc.bias": array}, {"head.bias": array}, rename=[("fc", "head")]))
-    1 match, 0 missing, 0 unexpected, 0 mismatched
+    1 match, 0 missing, 0 unexpected, 0 mismatched, 1 renamed
     """
     renamed = rename_paths(stored, rename)
     matched = {}

@@ -263,13 +263,13 @@ class HistoryBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the history with a result of `state_dict`."""
         self._clear()
-        weights = state.get("weights")
-        for i, (value, count) in enumerate(zip(state["values"], state["counts"], strict=True)):
-            self.extend(
-                [float(value)], int(count), None if weights is None else [float(weights[i])]
-            )
-        # After the values, whose `extend` has counted them only.
-        self._folded, self._updates = len(self._values), int(state["updates"])
+        self._values = array.array("d", map(float, state["values"]))
+        if any(count != 1 for count in state["counts"]):
+            self._counts = array.array("q", state["counts"])
+        if (weights := state.get("weights")) is not None:
+            self._weights = array.array("d", map(float, weights))
+        self._folded = len(self._values)
+        self._updates = int(state["updates"])
         if "totals" not in state:  # of an earlier version, which had no totals of the epoch
             old = {
                 "sum": state["sum"],

@@ -102,10 +102,9 @@ def _replace_devices(mesh: Mesh, devices: int | Sequence[Any] | None) -> Mesh:
             "mesh: the type of an axis must be Explicit or Auto, got Manual for "
             f"{', '.join(manual)}"
         )
-    count = mesh.size if devices is None else devices if isinstance(devices, int) else len(devices)
-    if count != mesh.size:
+    if isinstance(devices, int) and devices != mesh.size:
         raise ConfigError(
-            f"devices must be left out or be those of the mesh, {mesh.size}, got {count}"
+            f"devices must be left out or be those of the mesh, {mesh.size}, got {devices}"
         )
     if devices is None or isinstance(devices, int):
         return mesh
