@@ -139,15 +139,9 @@ class DataParallel(MeshStrategy):
 
         def run_replica(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
             # `shard_map` keeps the mapped axis with size 1; the step knows nothing of it.
-            state = map_per_replica(lambda x: x[0], state)
-            # The step derives its key from the state's; without an own key, replicas would drop out
-            # the same units.
-            own = state.replace(rng=self._replica_key(state.rng))
+            own = map_per_replica(lambda x: x[0], state)
             with replicas_along(self.axis_name):
                 new_state, metrics = step(own, batch, hyperparams)
-            # The common key goes on: one per replica would not be replicated, as the specs say it
-            # is.
-            new_state = new_state.replace(rng=state.rng)
             return map_per_replica(lambda x: x[None], new_state), metrics
 
         def run(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
@@ -274,17 +268,6 @@ class DataParallel(MeshStrategy):
         """Return how `shard_map` divides each leaf: along the replica axis, or not at all."""
         return paths.map_with_path(
             lambda path, _: self._per_replica if is_per_replica(path) else PartitionSpec(), state
-        )
-
-    def _replica_key(self, rng: jax.Array) -> jax.Array:
-        """Return a different key for each replica.
-
-        A single replica has the key of a single device.
-        """
-        if self.replicas == 1:
-            return rng
-        return jax.random.key_data(
-            jax.random.fold_in(jax.random.wrap_key_data(rng), jax.lax.axis_index(self.axis_name))
         )
 
 

@@ -12,6 +12,7 @@ from jengine.config.annotations import is_mapping
 from jengine.config.errors import ArgumentError, ConfigError, closest
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 from jengine.model.model import Model
+from jengine.model.module_types import has_equinox_modules
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups.modules import (
@@ -131,7 +132,11 @@ class DefaultOptimWrapperConstructor:
             return self.wrap(None, None)
         params, types = get_params(model, module_types)
         if not self.paramwise_cfg:
-            return self.wrap(params, None)
+            wrapper = self.wrap(params, None)
+            # `params` lacks what the modules do not train, and the trees of the caller need not
+            if has_equinox_modules(model):
+                wrapper.grouped.restrict(params)
+            return wrapper
         self.read_optimizer()
         groups: list[dict[str, Any]] = []
         self.add_params(groups, module_tree(params, types))
