@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from jengine.cli.parser import build_parser
 from jengine.config.errors import ConfigError
+from jengine.config.plugins import load_provided, provided
 
 _PLACE = "in the config at "
 # Errors whose traceback shows only a comparison or a wait for another process
@@ -82,13 +83,14 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
         "num_processes": args.num_processes,
         "process_id": args.process_id,
     }
-    if args.launcher == "none" and all(setting is None for setting in settings.values()):
+    is_set = any(setting is not None for setting in settings.values())
+    has_launcher = "launch" in provided("jengine.parallel")
+    if not is_set and (args.launcher == "none" or (args.launcher is None and not has_launcher)):
         yield
         return
-    from jengine.parallel.launchers import launch
     from jengine.parallel.processes import get_processes
 
-    launch(args.launcher, **settings)
+    load_provided("jengine.parallel", "launch")(args.launcher, **settings)
     try:
         yield
     except Exception as error:

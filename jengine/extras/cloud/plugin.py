@@ -4,6 +4,9 @@ provides = {
     "HOOKS": {
         "LocalCheckpointHook": "jengine.extras.cloud.local_checkpoint",
     },
+    "jengine.parallel": {
+        "launch": "jengine.extras.cloud.launchers",
+    },
     "path_schemes": {
         "gs": "jengine.extras.cloud.schemes",
         "s3": "jengine.extras.cloud.schemes",
