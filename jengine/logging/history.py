@@ -291,7 +291,7 @@ class HistoryBuffer:
 
     def _totals(self, window_size: Window) -> Totals:
         """Return the totals over a window."""
-        if window_size not in (None, "epoch") and window_size < self._updates:
+        if window_size is not None and window_size != "epoch" and window_size < self._updates:
             return self._sum_up(window_size)
         self._fold()
         return self._epoch if window_size == "epoch" else self._all
