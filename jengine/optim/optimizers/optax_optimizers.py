@@ -65,7 +65,6 @@ OPTAX_CONTRIB_NAMES = (
     "madgrad",
     "momo",
     "momo_adam",
-    "muon",
     "prodigy",
     "schedule_free_adamw",
     "schedule_free_sgd",
@@ -253,3 +252,5 @@ for _factory in (
     *(getattr(optax.contrib, n) for n in OPTAX_CONTRIB_NAMES),
 ):
     OPTIMIZERS.register_module()(from_factory(_factory))
+# Under the whole path, as `muon` is the name of jengine's own, which trains by role.
+OPTIMIZERS.register_module(name="optax.contrib.muon")(from_factory(optax.contrib.muon))
