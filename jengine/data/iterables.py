@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jengine.config.errors import ConfigError
+from jengine.config.explain import explained
 from jengine.data.batch_check import BatchRules, batch_settings
 from jengine.data.collate import count_examples, default_collate, pad_examples, to_numpy
 from jengine.data.find_source import as_source, set_epoch
@@ -419,7 +420,9 @@ class IterableLoader(FollowsSteps):
             # Padding repeats a real example, whose numbers are valid in every model; the mask gives
             # it no weight.
             own += own[-1:] * (self._elements // processes - len(own))
-        batch = self._collate([to_numpy(example) for example in own])
+        examples = [to_numpy(example) for example in own]
+        with explained(samples=examples):
+            batch = self._collate(examples)
         return (to_numpy(batch) if self.batch_axis is None else batch), count
 
     def _is_last(self, reading: Pass, position: int) -> bool:

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import optax
 
 from jengine.checkpoint.commit import INCOMING, OUTGOING
-from jengine.checkpoint.publish import publish
 from jengine.checkpoint.retention import keep_regular
 from jengine.config.annotations import Count, CountOrNever, Duration, Index
 from jengine.config.duration import parse_duration
@@ -529,6 +528,7 @@ class CheckpointHook(Hook):
                 info[key] = os.path.basename(value)
 
     def _publish(self, runner: RunnerProtocol) -> None:
+        publish = load_provided("jengine.checkpoint", "publish")
         runner.checkpointer.wait()  # the newest may still be in the making
         names = [self._last] if self.save_last and self._last else []
         names += [best[0]["name"] for best in self._best.values()]

@@ -68,7 +68,7 @@ class TrainLoopProtocol(Progress, Protocol):
     steps_per_call: int  # iterations in a chunk
     micro_batches: int  # parts of a device's share of a batch
     batches_per_iteration: int
-    on_recompile: str  # 'warn' or 'raise'
+    on_recompile: str | None  # 'warn' or 'raise'
     epoch_start: int  # `iter` at the start of the current epoch
 
     @property

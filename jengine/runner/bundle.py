@@ -318,9 +318,6 @@ def load_weights(runner: RunnerProtocol, source: LoadFrom) -> None:
     runner.state = runner.state.replace(**values, hook_state=states)
     is_raw = source.raw or (is_evaluated and "evaluated" in rest)
     averaged = "averaged " if "exchanged" in rest and not is_raw else ""
-    runner.logger.info(f"Loaded the {averaged}weights of {weights.label}:\n{report.summary()}")
-    if not report.fits:
-        runner.logger.warning(
-            f"Not all parameters were loaded from {weights.label} (strict=False): {report}"
-        )
+    log = runner.logger.info if report.fits else runner.logger.warning
+    log(f"Loaded the {averaged}weights of {weights.label}: {report}")
     weights.finish(runner, report)

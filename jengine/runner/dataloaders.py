@@ -100,7 +100,7 @@ class DataLoaders:
         loader = self._build(path)
         with config_path(path):
             batch = self._read_example(path, loader)
-            BatchCheck(path, loader.batch_axis, loader.batch_rules)(batch)
+            BatchCheck(path, loader.batch_axis)(batch)
             if path not in self._examples:  # the first time
                 for check in load_each("first_batch_checks"):
                     check(path, batch, self._shard.for_axis(loader.batch_axis), self._processes)

@@ -267,7 +267,7 @@ class Evaluation:
         self.program: EvalProgram | None = None
         self._loop = loop
         self._runner = loop.runner
-        self._check_batch = BatchCheck(self.path, dataloader.batch_axis, dataloader.batch_rules)
+        self._check_batch = BatchCheck(self.path, dataloader.batch_axis)
         self._put = functools.partial(self._runner.strategy.put_batch, rules=dataloader.batch_rules)
         self._counted: int | None = None  # batches in the last evaluation
         self._set_meta()
@@ -367,7 +367,7 @@ class Evaluation:
             raise
         if compilation_counter.count != compiled:  # also without a trace, for another sharding
             timer.relabel("compile")
-            program.traced.check_shardings(*args)
+            program.traced.record_shapes(*args)
         timer.enter(before)
         return outputs
 

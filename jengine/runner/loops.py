@@ -32,7 +32,6 @@ from jengine.parallel.interrupts import WaitedLoader
 from jengine.runner.eval_loops import EvalLoop, mark_inconsistent
 from jengine.train.micro_batches import count_micro_batches
 from jengine.train.phases import batches_per_iteration, count_iterations
-from jengine.train.recompilation import check_on_recompile
 from jengine.train.state import MAX_STEP
 
 PyTree = Any
@@ -103,7 +102,7 @@ class TrainLoop:
       settings: the settings.
       by_epoch: whether the loop counts in epochs.
       steps_per_call: iterations in a chunk.
-      on_recompile: 'warn' or 'raise'.
+      on_recompile: 'warn' or 'raise', or None for the environment's.
       micro_batches: parts of a device's share of a batch.
       repeats_data: whether epochs are parts of one stream over the data, not passes.
       batches_per_iteration: batches of the loader in an iteration; a tuple of them, if there are
@@ -141,7 +140,7 @@ class TrainLoop:
         self.dataloader = dataloader
         self.settings = settings
         self.batches_per_iteration = batches_per_iteration(settings.phases)
-        self.on_recompile = check_on_recompile(settings.on_recompile)
+        self.on_recompile = settings.on_recompile
         self.steps_per_call = settings.steps_per_call
         if settings.max_time is not None and not runner.processes.agree_on_signals:
             raise ConfigError(
@@ -162,9 +161,7 @@ class TrainLoop:
         self.steps_left = 0
         self._last_time = 0.0
         self._waited = WaitedLoader("train_dataloader", dataloader)
-        self._check_batch = BatchCheck(
-            "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
-        )
+        self._check_batch = BatchCheck("train_dataloader", dataloader.batch_axis)
         strategy = runner.strategy
         put = functools.partial(strategy.put_batch, rules=dataloader.batch_rules)
         self._put = None if strategy.takes_host_batches else functools.partial(put_arrays, put=put)

@@ -11,7 +11,6 @@ from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
 from jengine.config.plugins import load_each
 from jengine.config.storage import StorageError, is_url, storage_path
-from jengine.evaluation.table import format_validations
 from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -167,14 +166,7 @@ def log_interruption(runner: RunnerProtocol, iterations: int) -> None:
 
 
 def _log_summary(runner: RunnerProtocol, headline: str, speed: list[str]) -> None:
-    parts = [headline, *speed, list_files(runner.run)]
-    if validations := runner.run.validations:
-        monitored = [
-            (name, rule) for hook in runner.hooks for _, name, rule in hook.monitored_metrics()
-        ]
-        by_epoch = runner.train_loop.by_epoch
-        parts.insert(1, format_validations(validations, by_epoch=by_epoch, monitored=monitored))
-    runner.logger.info("\n".join(parts))
+    runner.logger.info("\n".join([headline, *speed, list_files(runner.run)]))
 
 
 def describe_interruption(runner: RunnerProtocol) -> str:

@@ -240,7 +240,7 @@ class Runner:
         )
         # What computes
         use_compilation_cache()  # before the first compilation
-        strategy = components.build_strategy(parallel, train_cfg)
+        strategy = components.build_strategy(parallel)
         self.model = build_model(model, precision)
         self.hyperparams = Hyperparams()
         # Who acts

@@ -6,6 +6,9 @@ provides = {
     },
     "changed_data": {"continue_with": "jengine.extras.cloud.changed_data"},
     "save_policies": {"OrbaxPolicies": "jengine.extras.cloud.orbax_policies"},
+    "jengine.parallel": {
+        "launch": "jengine.extras.cloud.launchers",
+    },
     "path_schemes": {
         "gs": "jengine.extras.cloud.schemes",
         "s3": "jengine.extras.cloud.schemes",

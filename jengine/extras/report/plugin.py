@@ -20,6 +20,7 @@ provides = {
         "report": "jengine.extras.report.report_command",
     },
     "end_report": {
+        "list_validations": "jengine.extras.report.validations",
         "report_time": "jengine.extras.report.goodput",
     },
     "names": {
