@@ -54,7 +54,8 @@ class Formula:
     """Pure function of the step, with settings: how a value changes at each step.
 
     `epoch_units` names the settings that count steps, which a conversion from epochs to iterations
-    scales; None if the formula cannot be converted.
+    scales; None if the formula cannot be converted. `is_alone` tells that no other schedule may
+    change the value in the same steps.
 
     >>> a, b, c = StepFormula(step_size=2, gamma=0.5).changes(np.arange(5), num_steps=10)
     >>> a.tolist()
@@ -62,6 +63,7 @@ class Formula:
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ()
+    is_alone: ClassVar[bool] = False
 
     @property
     def block(self) -> int:

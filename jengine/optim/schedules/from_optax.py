@@ -43,6 +43,7 @@ class OptaxFormula(Formula):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
+    is_alone: ClassVar[bool] = True
     schedule: Mapping[str, Any] | Schedule
 
     def __post_init__(self) -> None:

@@ -61,7 +61,6 @@ def make_scheduler(
         "__init__": init,
         "__doc__": family.__doc__,
         "__module__": __name__,
-        "family": family,
         "mirrors_betas": param_name == "momentum",
         "skips_zero": skips_zero,
     }

@@ -113,10 +113,20 @@ def test_a_missing_metric_is_reported_with_the_closest_name(make_wrapper, build)
         plateau.step({"accurac": 1.0})
 
 
-def test_metrics_must_be_a_dict(make_wrapper, build):
-    (plateau,) = build(make_wrapper(1.0), SETTINGS)
-    with pytest.raises(TypeError, match="`metrics` must be a dict"):
-        plateau.step([1.0])
+def test_schedules_go_on_from_a_reduction_in_proportion(make_wrapper, build):
+    wrapper = make_wrapper(1.0)
+    plateau, linear = build(
+        wrapper,
+        {**SETTINGS, "patience": 0, "cooldown": 0},
+        {"type": "LinearLR", "start_factor": 1.0, "end_factor": 0.0, "end": 11},
+    )
+    values = []
+    for metric in (1.0, 1.0, 0.5, 0.4):  # the second is not better than the first
+        linear.step()
+        plateau.step()
+        plateau.step({"loss": metric})
+        values.append(wrapper.param_groups[0]["lr"])
+    assert values == pytest.approx([0.9, 0.4, 0.35, 0.3], rel=1e-12)
 
 
 @pytest.mark.parametrize(
