@@ -177,6 +177,8 @@ def _select_hyperparams(group: Mapping[str, Any]) -> dict[str, float]:
 
 def _needs_epoch_length(cfg: Any) -> bool:
     """Return whether a scheduler config depends on the length of an epoch."""
+    if callable(cfg):  # a function of the iteration
+        return False
     if not hasattr(cfg, "items"):
         return any(_needs_epoch_length(entry) for entry in cfg or [])
     if "type" not in cfg:  # schedulers by optimizer
