@@ -134,7 +134,7 @@ def test_hyperparam_shared_by_groups_cannot_be_changed_in_one_of_them():
         "learning_rate": (2,), "momentum": (),
     }  # fmt: skip
     wrapper.param_groups[1]["momentum"] = 0.0
-    with pytest.raises(ValueError, match=r"SGD: momentum must stay equal in the groups \[0, 1\].*got \[0.9, 0.0\]"):
+    with pytest.raises(ValueError, match=r"`momentum` of SGD must stay 0.9 in the groups \[0, 1\].*got \[0.9, 0.0\]"):
         _ = wrapper.hyperparams
 
 
@@ -145,7 +145,7 @@ def test_numpy_scalars_are_numbers():
 def test_momentum_of_zero_at_construction_cannot_be_raised():
     wrapper = OptimWrapper(SGD(lr=0.1))
     wrapper.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(ValueError, match="momentum must stay 0, because the chain was built without it, got 0.9"):
+    with pytest.raises(ValueError, match=r"`momentum` of SGD must stay 0.0 in the groups \[0\], for which the chain was built, got \[0.9\]"):
         _ = wrapper.hyperparams
 
 
