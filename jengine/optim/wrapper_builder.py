@@ -1,6 +1,5 @@
 """Build an optimizer wrapper from the `optim_wrapper` of a config."""
 
-import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -84,9 +83,8 @@ def check_optim_wrapper(cfg: Any) -> dict[str, OptimWrapper]:
 
 def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
     """Check like `check_optim_wrapper`, but at the current config path."""
-    # a copy, as schedulers write into the groups
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):
-        return copy.deepcopy(wrappers_by_name(cfg))
+        return wrappers_by_name(cfg)
     constructor = _build_constructor(cfg)
     # the user's own, whose rules and arguments are unknown
     if not hasattr(constructor, "build_without_params"):
