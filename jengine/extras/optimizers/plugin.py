@@ -40,6 +40,9 @@ provides = {
         "QuadraticWarmupLR": "jengine.extras.optimizers.schedules",
         "QuadraticWarmupMomentum": "jengine.extras.optimizers.schedules",
         "QuadraticWarmupParamScheduler": "jengine.extras.optimizers.schedules",
+        "ReduceOnPlateauLR": "jengine.extras.optimizers.plateau",
+        "ReduceOnPlateauMomentum": "jengine.extras.optimizers.plateau",
+        "ReduceOnPlateauParamScheduler": "jengine.extras.optimizers.plateau",
     },
     "optimizer_parts": {
         "reset_state": "jengine.extras.optimizers.freeze",

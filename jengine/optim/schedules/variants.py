@@ -8,7 +8,6 @@ from typing import Any
 from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import PARAM_SCHEDULERS
 from jengine.optim.schedules import annealing, formulas, from_optax
-from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
 from jengine.optim.schedules.scheduler import ParamScheduler
 
 # Arguments that all schedulers have, after the optimizer, the name and the settings
@@ -110,7 +109,6 @@ _FAMILIES: dict[str, type[Any]] = {
     "Exponential": formulas.ExponentialFormula,
     "Poly": formulas.PolyFormula,
     "CosineAnnealing": annealing.CosineAnnealingFormula,
-    "ReduceOnPlateau": PlateauSettings,
     "Optax": from_optax.OptaxFormula,
 }
 _SCHEDULERS: dict[str, tuple[type[Any], str | None]] = {
@@ -136,7 +134,6 @@ def __getattr__(name: str) -> Any:
         name,
         family,
         param_name,
-        PlateauScheduler if family is PlateauSettings else ParamScheduler,
         skips_zero=param_name == "weight_decay",
     )
     return globals()[name]

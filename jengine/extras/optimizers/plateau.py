@@ -13,6 +13,7 @@ from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, 
 from jengine.config.scores import is_better
 from jengine.optim.schedules.formulas import Changes, Formula, Steps, keep
 from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.optim.schedules.variants import make_variants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,3 +166,8 @@ class PlateauScheduler(ParamScheduler):
     def seek(self, count: int) -> None:
         """Set the number of completed epochs; what the schedule has seen of the metric stays."""
         self.global_step = count
+
+
+ReduceOnPlateauLR, ReduceOnPlateauMomentum, ReduceOnPlateauParamScheduler = make_variants(
+    "ReduceOnPlateau", PlateauSettings, PlateauScheduler
+)
