@@ -7,7 +7,7 @@ from typing import Any
 
 from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import PARAM_SCHEDULERS
-from jengine.optim.schedules import annealing, formulas, from_optax
+from jengine.optim.schedules import formulas, from_optax
 from jengine.optim.schedules.scheduler import ParamScheduler
 
 # Arguments that all schedulers have, after the optimizer, the name and the settings
@@ -108,7 +108,7 @@ _FAMILIES: dict[str, type[Any]] = {
     "MultiStep": formulas.MultiStepFormula,
     "Exponential": formulas.ExponentialFormula,
     "Poly": formulas.PolyFormula,
-    "CosineAnnealing": annealing.CosineAnnealingFormula,
+    "CosineAnnealing": formulas.CosineAnnealingFormula,
     "Optax": from_optax.OptaxFormula,
 }
 _SCHEDULERS: dict[str, tuple[type[Any], str | None]] = {
@@ -117,7 +117,7 @@ _SCHEDULERS: dict[str, tuple[type[Any], str | None]] = {
         for family, formula in _FAMILIES.items()
         for ending, name in _NAMES.items()
     },
-    "CosineAnnealingWeightDecay": (annealing.CosineAnnealingFormula, "weight_decay"),
+    "CosineAnnealingWeightDecay": (formulas.CosineAnnealingFormula, "weight_decay"),
 }
 provides = {"PARAM_SCHEDULERS": dict.fromkeys(_SCHEDULERS, __name__)}
 __all__ = ["make_scheduler", "make_variants", *_SCHEDULERS]

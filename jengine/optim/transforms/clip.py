@@ -61,12 +61,9 @@ def global_norm(grads: Updates, norm_type: float = 2.0) -> jax.Array:
         return jnp.zeros((), jnp.float32)
     if math.isinf(norm_type):
         return jnp.max(jnp.stack([jnp.max(jnp.abs(leaf), initial=0) for leaf in leaves]))
-    # A power with a variable exponent costs a log and an exp per element; so 2 and 1 have their own
-    # forms.
+    # A power with a variable exponent costs a log and an exp per element
     if norm_type == 2:
         return jnp.sqrt(sum(jnp.sum(leaf * leaf) for leaf in leaves))
-    if norm_type == 1:
-        return jnp.asarray(sum(jnp.sum(jnp.abs(leaf)) for leaf in leaves))
     return sum(jnp.sum(jnp.abs(leaf) ** norm_type) for leaf in leaves) ** (1 / norm_type)
 
 
