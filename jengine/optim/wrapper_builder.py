@@ -123,10 +123,6 @@ def _build_constructor(cfg: Any) -> Any:
         if not isinstance(name, str) and not callable(name):
             raise TypeError(f"`constructor` must be a name or a class, got {name!r}")
         constructor_type = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
-        if not callable(constructor_type):
-            raise TypeError(
-                f"an optimizer wrapper constructor must be a name or a class, got {name!r}"
-            )
     return constructor_type(optim_wrapper_cfg=wrapper_cfg, paramwise_cfg=paramwise_cfg)
 
 

@@ -123,7 +123,7 @@ def generated_cases():
     for of, place in places.items():
         for entry_name in list(of):
             entry = of.get(entry_name)
-            if not (entry.__module__ or "").startswith("jengine") or entry_name in ("LBFGS", "SparseAdam"):
+            if not (entry.__module__ or "").startswith("jengine"):
                 continue
             parameters = {n: p for n, p in parameters_of(entry).items() if n not in GIVEN}
             section = "val_cfg" if entry_name == "ValLoop" else place

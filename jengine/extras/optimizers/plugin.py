@@ -26,7 +26,6 @@ provides = {
         "RAdam": "jengine.extras.optimizers.adam_variants",
         "RMSprop": "jengine.extras.optimizers.rmsprop",
         "Rprop": "jengine.extras.optimizers.rmsprop",
-        "SparseAdam": "jengine.extras.optimizers.adam_variants",
         "TorchAdafactor": "jengine.extras.optimizers.adafactor",
         "TorchMuon": "jengine.extras.optimizers.muon",
     },

@@ -14,7 +14,7 @@ and then that of the initial value. The newest counts. A reduction on a plateau 
 import collections
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,17 +32,6 @@ _RANGES = {
     "weight_decay": _RATES,
     "momentum": (-_ROUNDING, 1 + _ROUNDING, "from 0 to 1"),
 }
-
-
-class Groups(Protocol):
-    """The part of an optimizer wrapper that a scheduler uses.
-
-    It may also have `base_param_settings`.
-    """
-
-    @property
-    def param_groups(self) -> Sequence[Group]:
-        """Mappings of host numbers by name (`lr`, `momentum`, ...)."""
 
 
 class Override(NamedTuple):
@@ -131,7 +120,8 @@ class ScheduleChain:
     (0.05, [0.1, 0.1, 0.05, 0.05, 0.025, 0.025])
 
     Args:
-      optimizer: the optimizer wrapper, or any object with `param_groups`.
+      optimizer: the optimizer wrapper, or any object with `param_groups`, mappings of host numbers
+        by name (`lr`, `momentum`, ...); it may also have `base_param_settings`.
 
     Attributes:
       members: the schedulers.
@@ -141,7 +131,7 @@ class ScheduleChain:
       lr_factor: multiplies every learning rate after n iterations, see `auto_scale_lr`; None for 1.
     """
 
-    def __init__(self, optimizer: Groups) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
         self.epoch_length: int | None = None
         self.lr_factor: Callable[[int], float] | None = None
@@ -357,8 +347,6 @@ class ScheduleChain:
 
         Each group gets its multiple, as before any schedule.
         """
-        if not is_host_number(value):
-            raise ConfigError(f"`{name}` must be a number, got {value!r}")
         if not all(name in base for base in self._base):
             raise ConfigError(
                 f"`{name}` must be a known hyperparameter of the optimizer, got one without it"

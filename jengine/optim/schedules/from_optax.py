@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jengine.config.annotations import is_mapping
+from jengine.config.containers import resolve
 from jengine.config.errors import (
     ConfigError,
     config_path,
@@ -47,7 +47,7 @@ class OptaxFormula(Formula):
     schedule: Mapping[str, Any] | Schedule
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schedule", _to_plain(self.schedule))
+        object.__setattr__(self, "schedule", resolve(vars(self))["schedule"])
         with config_path("schedule"):
             first = self._traced
             if first is None:
@@ -142,7 +142,9 @@ def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
         with config_path(key):
             if isinstance(value, Mapping) and "type" in value:
                 value = make_schedule(value)
-            elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            elif isinstance(value, list | tuple) and any(
+                isinstance(item, Mapping) for item in value
+            ):
                 value = [make_schedule(item) for item in value]
         arguments[key] = value
     name = cfg["type"]
@@ -156,10 +158,3 @@ def _host_device() -> Any:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         return jax.local_devices()[0]
-
-
-def _to_plain(value: object) -> Any:
-    """Return `value` with the containers of a config converted to plain dicts and lists."""
-    if is_mapping(value):
-        return {key: _to_plain(item) for key, item in value.items()}
-    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value

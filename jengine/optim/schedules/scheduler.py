@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from jengine.config.annotations import NonNegative, Positive, Range, is_host_number
 from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
-from jengine.optim.schedules.chain import Group, Groups, ScheduleChain, chain_of
+from jengine.optim.schedules.chain import Group, ScheduleChain, chain_of
 from jengine.optim.schedules.formulas import INF, Formula
 
 _LOGGER = logging.getLogger("jengine")
@@ -67,7 +67,7 @@ class ParamScheduler:
 
     def __init__(
         self,
-        optimizer: Groups,
+        optimizer: Any,
         param_name: str,
         settings: Formula,
         begin: NonNegative = 0,
@@ -235,25 +235,21 @@ class ParamScheduler:
         """Raise an error unless a group has the value, as a number."""
         name = self.param_name
         groups = self.chain.groups
-        has_value = [name in group or (self.mirrors_betas and "betas" in group) for group in groups]
-        if not any(has_value):
-            names = {
-                other for group in groups for other, value in group.items() if is_host_number(value)
-            }
+        known = [g for g in groups if name in g or (self.mirrors_betas and "betas" in g)]
+        if not known:
             raise UnknownNameError(
                 f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
-                f"without{closest(name, names)}; write optax.adamw(1e-2) as "
+                f"without{closest(name, groups[0])}; write optax.adamw(1e-2) as "
                 "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2)"
             )
-        for index, group in enumerate(groups):
-            if name in group and not is_host_number(group[name]):
+        for group in known:
+            if not is_host_number(group.get(name, 0.0)):
                 raise ConfigError(
                     f"`{name}` of a parameter group must be a number, got {group[name]!r}"
                 )
-            if is_resumed and has_value[index] and f"initial_{name}" not in group:
+            if is_resumed and f"initial_{name}" not in group:
                 raise UnknownNameError(
-                    f"`last_step` must be -1 unless the groups have {f'initial_{name}'!r}, got "
-                    f"group {index}"
+                    f"`last_step` must be -1 unless all groups have 'initial_{name}', got {group}"
                 )
 
     def _log_values(self) -> None:

@@ -9,7 +9,7 @@ from jengine.config import annotations
 from jengine.config.annotations import Count, checked, is_mapping
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import PARAM_SCHEDULERS, as_config
-from jengine.optim.schedules.chain import Groups, chain_of
+from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.formulas import INF
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers
 
@@ -123,7 +123,7 @@ def _list_entries(
     return entries
 
 
-def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> ParamScheduler:
+def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> ParamScheduler:
     if isinstance(cfg, ParamScheduler):
         return cfg
     entry, arguments, by_epoch, converted = _parse(cfg, run.by_epoch_loop)

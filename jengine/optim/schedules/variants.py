@@ -23,7 +23,6 @@ def make_scheduler(
     param_name: str | None = None,
     base: type[ParamScheduler] = ParamScheduler,
     by_epoch: bool = True,
-    skips_zero: bool = False,
 ) -> type[ParamScheduler]:
     """Create the scheduler class for a family and register it in `PARAM_SCHEDULERS`.
 
@@ -34,7 +33,6 @@ def make_scheduler(
       param_name: the value to schedule; None to make it an argument.
       base: the base class, which defines `step`.
       by_epoch: default of the argument `by_epoch`.
-      skips_zero: whether groups whose initial value is 0 keep it.
 
     Returns:
       A class whose arguments are the optimizer wrapper, `param_name` unless given here, the family
@@ -60,8 +58,9 @@ def make_scheduler(
         "__init__": init,
         "__doc__": family.__doc__,
         "__module__": __name__,
+        "family": family,
         "mirrors_betas": param_name == "momentum",
-        "skips_zero": skips_zero,
+        "skips_zero": param_name == "weight_decay",
     }
     return PARAM_SCHEDULERS.register_module(name)(type(name, (base,), members))
 
@@ -89,18 +88,19 @@ def _signature(family: type[Any], with_name: bool, by_epoch: bool) -> inspect.Si
     )
 
 
+_NAMES = {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}  # by the end of a class name
+
+
 def make_variants(
     name: str, family: type[Any], base: type[ParamScheduler] = ParamScheduler
-) -> tuple[type[ParamScheduler], type[ParamScheduler], type[ParamScheduler]]:
+) -> tuple[type[ParamScheduler], ...]:
     """Create `{name}LR`, `{name}Momentum` and `{name}ParamScheduler` for a family."""
-    return (
-        make_scheduler(f"{name}LR", family, "lr", base),
-        make_scheduler(f"{name}Momentum", family, "momentum", base),
-        make_scheduler(f"{name}ParamScheduler", family, None, base),
+    return tuple(
+        make_scheduler(name + ending, family, param_name, base)
+        for ending, param_name in _NAMES.items()
     )
 
 
-_NAMES = {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}  # by the end of a class name
 _FAMILIES: dict[str, type[Any]] = {
     "Constant": formulas.ConstantFormula,
     "Linear": formulas.LinearFormula,
@@ -130,10 +130,5 @@ def __getattr__(name: str) -> Any:
     if name not in _SCHEDULERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     family, param_name = _SCHEDULERS[name]
-    globals()[name] = make_scheduler(
-        name,
-        family,
-        param_name,
-        skips_zero=param_name == "weight_decay",
-    )
+    globals()[name] = make_scheduler(name, family, param_name)
     return globals()[name]
