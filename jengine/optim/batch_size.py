@@ -46,7 +46,8 @@ class AutoScaleLR(NamedTuple):
 
     def factor(self, batch_size: float, base: float) -> float:
         """Return what multiplies a learning rate for the batch size `base`."""
-        return batch_size / base if self.rule == "linear" else math.sqrt(batch_size / base)
+        ratio = batch_size / base
+        return ratio if self.rule == "linear" else math.sqrt(ratio)
 
 
 def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:

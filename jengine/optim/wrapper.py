@@ -108,7 +108,7 @@ class OptimWrapper:
         self.accumulates = max(self.counts.values) > 1
         self.accumulation_weight = accumulation_weight
         self.inner_count = 0
-        self._max_count = -1  # unknown: no window is shorter
+        self._max_count: int | float = -1  # unknown: no window is shorter
 
     @functools.cached_property
     def tx(self) -> optax.GradientTransformationExtraArgs:
@@ -339,8 +339,8 @@ class OptimWrapper:
           init_counts: iterations already done.
           max_counts: total iterations; -1 or `math.inf` if unknown.
         """
-        self.inner_count = int(init_counts)
-        self._max_count = -1 if math.isinf(max_counts) else int(max_counts)
+        self.inner_count = init_counts
+        self._max_count = max_counts
 
     def start_step(self, step: int | None = None) -> bool:
         """Count one iteration before its step runs.
@@ -364,8 +364,6 @@ class OptimWrapper:
         return self._is_update(self.inner_count + 1)
 
     def _is_update(self, count: int) -> bool:
-        if not self.accumulates:
-            return True
         step = count - 1
         every = self.counts.at(step)
         # The last window before a change, and that of the run, may be shorter.

@@ -88,16 +88,8 @@ def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
     constructor = _build_constructor(cfg)
     # the user's own, whose rules and arguments are unknown
     if not hasattr(constructor, "build_without_params"):
-        kept = {
-            name: value
-            for name, value in cfg.items()
-            if name not in ("constructor", "paramwise_cfg", "modules")
-        }
-        constructor = _build_constructor(
-            kept
-            if "optimizer" in kept
-            else {name: value for name, value in kept.items() if _is_wrapper(value)}
-        )
+        kept = {key: each for key, each in cfg.items() if key == "optimizer" or _is_wrapper(each)}
+        constructor = _build_constructor(kept)
     return constructor.build_without_params()
 
 

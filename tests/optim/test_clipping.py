@@ -70,7 +70,6 @@ def test_norm_is_over_all_parameters_and_computed_after_unscaling():
         ({"max_norm": 1, "norm_type": 0}, ValueError, "norm_type` must be a number above 0 or 'inf', got 0"),
         ({"max_norm": 1, "norm_type": "two"}, ConfigError, "norm_type` must be a number above 0 or 'inf', got 'two'"),
         ({"max_norm": 1, "error_if_nonfinite": True}, ValueError, "error_if_nonfinite` must be False, got True"),
-        (1.0, TypeError, "clip_grad` must be a dict or None, got 1.0"),
     ],
 )
 def test_invalid_clip_grad(clip_grad, error, message):

@@ -68,7 +68,7 @@ class Optimizer:
           groups: setting dicts with `params`: a dotted path, or a list of them; a path includes all
             parameters below it. Parameters in no group are frozen.
         """
-        return dataclasses.replace(self, groups=tuple(dict(g) for g in groups))
+        return dataclasses.replace(self, groups=tuple(groups))
 
     # -------------------- use without a wrapper, as in PyTorch
 

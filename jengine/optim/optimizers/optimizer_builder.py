@@ -45,10 +45,7 @@ def build_optimizer(
     with config_path("optimizer"):
         cfg = as_config(cfg)
         if not is_mapping(cfg):
-            raise TypeError(
-                "an optimizer must be a dict with a 'type', an Optimizer or an optax gradient "
-                f"transformation, got {type(cfg).__name__}: {cfg!r}"
-            )
+            return OPTIMIZERS.build(cfg)  # raises the error
         ignored = [name for name in _TORCH_FLAGS if name in cfg]
         if ignored:
             logger.info("optimizer: ignored %s, which select PyTorch's kernels", ", ".join(ignored))

@@ -86,7 +86,7 @@ class GroupedOptimizer:
             for groups in self.chains
         ]
         # what == compares without a surprise, unlike arrays
-        plain = (bool, int, float, str, tuple, type(None))
+        plain = (int, float, str, tuple, type(None))
         watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
         self._watched = [(name, operator.itemgetter(name)) for name in watched]
         self._dtype: Any = np.float32

@@ -168,13 +168,11 @@ class ScheduleChain:
         self.overrides: dict[tuple[str, int], Override] = {}
         self.epoch_ends: list[int] = []
         self._tracks = {}
-        # The groups before any schedule: `initial_lr` for `lr`
-        self._base: list[dict[str, Any]] = []
+        self._base: list[dict[str, Any]] = []  # the groups before any schedule
         for group in self.groups:
-            initial = {name: now for name, now in group.items() if name.startswith("initial_")}
-            base = {name: now for name, now in group.items() if name not in initial}
-            base |= {name.removeprefix("initial_"): now for name, now in initial.items()}
-            self._base.append(base)
+            # `initial_lr` comes last, as it replaces `lr`
+            items = sorted(group.items(), key=lambda item: item[0].startswith("initial_"))
+            self._base.append({name.removeprefix("initial_"): now for name, now in items})
         self._is_begun = True
 
     def add(self, member: Any) -> None:

@@ -65,11 +65,7 @@ class Formula:
 
     epoch_units: ClassVar[tuple[str, ...] | None] = ()
     is_alone: ClassVar[bool] = False
-
-    @property
-    def block(self) -> int:
-        """The number of steps to compute at once."""
-        return 1024
+    block = 1024  # the number of steps to compute at once
 
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the changes at consecutive steps, counted from `begin`.

@@ -49,9 +49,7 @@ class OptaxFormula(Formula):
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", resolve(vars(self))["schedule"])
         with config_path("schedule"):
-            first = self._traced
-            if first is None:
-                first = make_schedule(self.schedule)(0)
+            first = self._function(0) if self._traced is None else self._traced
             if getattr(first, "shape", ()) != () or not isinstance(first, _NUMBERS):
                 raise TypeError(
                     f"`{current_config_path()}` must return one number for a step, got {first!r}"
@@ -60,7 +58,7 @@ class OptaxFormula(Formula):
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the scheduled values, computed in blocks."""
         if self._traced is None:
-            values = map_floats(make_schedule(self.schedule), steps.tolist())
+            values = map_floats(self._function, steps.tolist())
         else:
             values = self._evaluate(steps)
         return np.zeros(len(steps)), values, np.zeros(len(steps))
@@ -77,9 +75,9 @@ class OptaxFormula(Formula):
         return [initial / reference for initial in initial_values]
 
     @property
-    def block(self) -> int:
+    def block(self) -> int:  # type: ignore[override]
         """One if JAX cannot trace the schedule: each value calls a user's function."""
-        return 1 if self._traced is None else super().block
+        return 1 if self._traced is None else _BLOCK
 
     @property
     def _dtype(self) -> Any:
@@ -88,19 +86,21 @@ class OptaxFormula(Formula):
         return np.int64 if has_function else np.float64
 
     @functools.cached_property
+    def _function(self) -> Schedule:
+        return make_schedule(self.schedule)
+
+    @functools.cached_property
     def _traced(self) -> Any:
         """The value's shape and dtype; None if JAX cannot trace it, as a branch on the step."""
-        schedule = make_schedule(self.schedule)
         try:
-            return jax.eval_shape(schedule, jax.ShapeDtypeStruct((), self._dtype))
+            return jax.eval_shape(self._function, jax.ShapeDtypeStruct((), self._dtype))
         except Exception:  # user code may raise anything when it is called with a tracer
             return None
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Any], jax.Array]:
-        schedule = make_schedule(self.schedule)
         # One call for many steps, as each dispatch has a cost on the host.
-        return jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
+        return jax.jit(jax.vmap(lambda step: jax.numpy.asarray(self._function(step), dtype=float)))
 
     def _evaluate(self, steps: Steps) -> np.ndarray:
         """Compute the values, float64[n], `_BLOCK` steps at a time."""

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from jengine.config import annotations
-from jengine.config.annotations import Count, checked, is_mapping
+from jengine.config.annotations import Count, check_values, checked, is_mapping
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import PARAM_SCHEDULERS, as_config
 from jengine.optim.schedules.chain import chain_of
@@ -86,7 +85,7 @@ def check_param_schedulers(cfg: Any, optimizers: Sequence[str], by_epoch_loop: b
     for _, path, entry in _list_entries(cfg, optimizers):
         with config_path(*path):
             if not isinstance(entry, ParamScheduler):
-                scheduler_type, arguments, _, _ = _parse(entry, by_epoch_loop)
+                scheduler_type, arguments, *_ = _parse(entry, by_epoch_loop)
                 PARAM_SCHEDULERS.check({"type": scheduler_type, **arguments}, optimizer=None)
 
 
@@ -151,7 +150,7 @@ def _parse(
         )
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
     # These two are read here, before the constructor checks its arguments.
-    annotations.check_values("", _read_units, arguments)
+    check_values("", _read_units, arguments)
     converted = arguments.pop("convert_to_iter_based", False)
     entry: Any = arguments.get("type")
     if isinstance(entry, str):
@@ -206,21 +205,17 @@ def _default_end(
     return end
 
 
-def _check_overlaps(scheduler: ParamScheduler, others: Sequence[ParamScheduler]) -> None:
+def _check_overlaps(scheduler: ParamScheduler, earlier: Sequence[ParamScheduler]) -> None:
     """Raise ConfigError if an optax schedule, which sets a value, overlaps with another schedule
     for it.
     """
-    for other in others:
-        pair = (scheduler, other)
-        is_alone = any(each.settings.is_alone for each in pair)
-        is_apart = max(each.begin for each in pair) >= min(each.end for each in pair)
-        if not is_alone or scheduler.param_name != other.param_name:
-            continue
-        if scheduler.by_epoch != other.by_epoch or not is_apart:
-            plain = other if scheduler.settings.is_alone else scheduler
+    for other in earlier:
+        is_alone = scheduler.settings.is_alone or other.settings.is_alone
+        is_after = scheduler.by_epoch == other.by_epoch and scheduler.begin >= other.end
+        if is_alone and not is_after and scheduler.param_name == other.param_name:
             raise ConfigError(
                 "an optax schedule must not overlap with another schedule, because it sets "
-                f"{scheduler.param_name!r} at each step, got {type(plain).__name__} in the same "
-                "range or another unit; give both a `begin` and an `end` in iterations, or use "
-                "one optax.join_schedules"
+                f"{scheduler.param_name!r} at each step, got {type(scheduler).__name__} beside "
+                f"{type(other).__name__}; let each `begin` at the `end` of the one before in the "
+                "list, all in iterations or all in epochs, or use one optax.join_schedules"
             )

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from optax import Params, Updates
 
-from jengine.config.annotations import Range, is_mapping
+from jengine.config.annotations import Range
 from jengine.config.errors import config_path
 from jengine.config.registry import check_arguments
 
@@ -92,15 +92,13 @@ def parse_clip_grad(cfg: Mapping[str, Any] | None) -> ClipByNorm | ClipByValue |
         `'value'`; None for no clipping. It is not modified.
 
     Raises:
-      TypeError: not a dict, an unknown or a missing key, keys of both types, or a value that is not
+      TypeError: an unknown or a missing key, keys of both types, or a value that is not
         a number.
       ValueError: an unknown type, or an illegal value, such as a threshold of 0, which would stop
         training.
     """
     if cfg is None:
         return None
-    if not is_mapping(cfg):
-        raise TypeError(f"`clip_grad` must be a dict or None, got {type(cfg).__name__}: {cfg!r}")
     # `foreach` only chooses an implementation in PyTorch; `_delete_` is for the merging of configs.
     keys = {k: v for k, v in cfg.items() if k not in ("type", "_delete_", "foreach")}
     kind = cfg.get("type") or ("value" if "clip_value" in keys else "norm")

@@ -32,8 +32,9 @@ REFUSED = {
     "a function that makes one": (follows(optax.cosine_decay_schedule), {}, TypeError, "missing 1 required positional argument: 'decay_steps'"),
     "a class": ([OptaxLR], {}, TypeError, "must be a dict with a 'type', or a function from the iteration .*, got type"),
     # several
-    "a warm-up within a function": ([dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=5), COSINE], {}, ValueError, "must not overlap with another schedule.* got LinearLR"),
-    "steps within a function": ([STEP, COSINE], {}, ValueError, "must not overlap with another schedule.* got StepLR"),
+    "a warm-up within a function": ([dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=5), COSINE], {}, ValueError, "must not overlap with another schedule.* got OptaxLR beside LinearLR"),
+    "steps within a function": ([STEP, COSINE], {}, ValueError, "must not overlap with another schedule.* got OptaxLR beside StepLR"),
+    "a warm-up after the function": ([{**follows(COSINE), "begin": 2}, dict(type="LinearLR", by_epoch=False, end=2)], {}, ValueError, "got LinearLR beside OptaxLR; let each `begin` at the `end`"),
     "optimizers for one": ({"gen": {"type": "LinearLR"}}, {}, ValueError, r"must have a 'type', or the names of the optimizers, \[''\], got \['gen'\]"),
 }  # fmt: skip
 
