@@ -286,11 +286,11 @@ class ScheduleChain:
             counts = epochs if member.by_epoch else iters
             steps = np.arange(max(counts.start, begin), min(counts.stop, math.ceil(member.end)))
             if len(steps):
-                changes = member.settings.changes(steps - begin, int(member.end - member.begin))
-                used = (changes[0] != 1.0) | (changes[1] != 0.0) | (changes[2] != 0.0)
+                a, b, c = member.settings.changes(steps - begin, int(member.end - member.begin))
+                used = (a != 1.0) | (b != 0.0) | (c != 0.0)
                 steps = steps[used]
                 times = self._epoch_times(steps) if member.by_epoch else steps.astype(np.float64)
-                parts.append((times, np.full(len(steps), i), *(x[used] for x in changes)))
+                parts.append((times, np.full(len(steps), i), *(x[used] for x in (a, b, c))))
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         # in one iteration the members act in list order
         order = np.argsort(columns[0], kind="stable")

@@ -226,7 +226,7 @@ class ParamScheduler:
             # A minimum above 0 would give a weight decay to the parameters that have none, such as
             # biases.
             and not (self.skips_zero and value == 0.0)
-            and not (self.param_name == "lr" and bool(groups[index].get("fix_lr")))
+            and not (self.param_name == "lr" and groups[index].get("fix_lr"))
             for index, value in enumerate(self.base_values)
         ]
         return self.base_values
