@@ -5,6 +5,7 @@ other differences need separate chains, because each adds to the compile time an
 step.
 """
 
+import collections
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from optax import OptState, Params, Updates
 from jengine.config import paths
 from jengine.config.plugins import load_provided
 from jengine.model.autocast import cast_floating_like
+from jengine.model.roles import Role, parameter_roles
 from jengine.optim.optimizers.common import Parts, strip_weak_types, upcast
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups.param_group import GroupLayout, ParamGroup, assign_groups
@@ -42,11 +44,15 @@ class GroupedOptimizer:
         otherwise.
       chains: the groups in each chain.
       unmatched: config keys that match no parameter, for the table.
+      find_roles: function that returns the parameters' roles; None if they are unknown.
+      stacked: the axes along which layers are stacked by path, as far as they are known.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.unmatched: list[str] = []
+        self.find_roles: Callable[[], Mapping[str, Role]] | None = None
+        self.stacked: Mapping[str, tuple[int, ...]] = {}
         # the paths in each group; None for all parameters
         self._members: list[list[str] | None] = [None]
         self.param_groups = [ParamGroup(optimizer.defaults)]
@@ -55,6 +61,8 @@ class GroupedOptimizer:
                 _build_group(optimizer.defaults, settings) for settings in optimizer.groups
             ]
             self._members = [group.paths for group in self.param_groups]
+        elif optimizer.kinds is not None:
+            self.param_groups.append(ParamGroup({**optimizer.defaults, **optimizer.others}))
         # Schedules change this group, too: it keeps the rate without multipliers, for logs and
         # optax's schedules. A single group has the optimizer's own settings.
         is_single = len(self.param_groups) == 1
@@ -94,6 +102,7 @@ class GroupedOptimizer:
         self._last_values: dict[str, list[Any]] = {}
         self._arrays: dict[str, np.ndarray] = {}  # the hyperparameters, made from `_last_values`
         self._layouts: dict[Any, GroupLayout] = {}  # by tree structure
+        self._roles: dict[Any, Mapping[str, Role]] = {}  # by tree structure, of names and shapes
         self._layout: GroupLayout | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
 
@@ -109,8 +118,26 @@ class GroupedOptimizer:
         treedef = jax.tree.structure(params)
         # optax.masked and optax.partition pass partial trees, each with a structure of its own.
         if treedef not in self._layouts:  # matches all paths: once per structure
-            self._layouts[treedef] = assign_groups(params, self._members)
+            is_by_role = self.optimizer.kinds is not None and self.optimizer.groups is None
+            members = self._split_by_role(params) if is_by_role else self._members
+            self._layouts[treedef] = assign_groups(params, members, self.stacked)
         return self._layouts[treedef]
+
+    def roles(self, params: Params) -> Mapping[str, Role]:
+        """Return the role of each parameter by dotted path."""
+        if self.find_roles is not None:
+            return self.find_roles()
+        if (treedef := jax.tree.structure(params)) not in self._roles:
+            self._roles[treedef] = parameter_roles(None, params)
+        return self._roles[treedef]
+
+    def _split_by_role(self, params: Params) -> list[list[str]]:
+        """Return the paths of the optimizer's `kinds` and of the others."""
+        roles = self.roles(params)
+        trained = self._members[0]  # None for all
+        chosen = [path for path in paths.flatten(params) if trained is None or path in trained]
+        own = [path for path in chosen if not self.optimizer.settings_of(roles[path])]
+        return [own, [path for path in chosen if path not in own]]
 
     def map_groups(self, params: Params, function: Callable[[ParamGroup], float]) -> Params:
         """Return a number for each parameter from the group, float32[] in a tree like `params`, 0
@@ -137,7 +164,9 @@ class GroupedOptimizer:
         # Shapes alone: arrays kept here would keep the initial parameters in memory.
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.optimizer.groups is None:
-            self.param_groups[0].paths = list(layout.paths)
+            for index, group in enumerate(self.param_groups):
+                members = zip(layout.paths, layout.groups, strict=True)
+                group.paths = [path for path, member in members if member == index]
         self._layout = layout
 
     def restrict(self, params: Params) -> None:
@@ -269,6 +298,8 @@ class GroupedOptimizer:
             updates, inner_state = wrap(chain).update(
                 upcast(layout.trainable(grads)), state.inner_state, trainable, **extra
             )
+            if trainable is not None:
+                _check_shapes(layout, updates, trainable, self.optimizer.name)
             # zeros for frozen leaves
             updates = layout.combine(updates, jax.tree.map(jnp.zeros_like, grads))
             # like optax, which computes in the dtype of the gradients and parameters
@@ -301,6 +332,12 @@ class GroupedOptimizer:
             },
             like,
         )
+        if self.optimizer.kinds is not None:
+            known = self.roles(like)
+            members = zip(layout.paths, layout.groups, strict=True)
+            roles = layout.treedef.unflatten(
+                [None if group is None else known[path] for path, group in members]
+            )
         parts = []
         for index, groups in enumerate(self.chains):
             first = self._initial[groups[0]]  # the others differ only in what is per parameter
@@ -316,6 +353,11 @@ class GroupedOptimizer:
                     # float[] if there is one chain, else float[number of chains]
                     values = [value if value.ndim == 0 else value[index] for value in fields]
                     settings[name] = tuple(values) if isinstance(first[name], tuple) else values[0]
+            if self.optimizer.kinds is not None:
+                settings["roles"] = layout.select(roles, groups)
+            if self.optimizer.by_layer:
+                stacked = layout.treedef.unflatten(layout.stacked)
+                settings["stacked"] = layout.select(stacked, groups)
             parts.append(self.optimizer.parts(**settings))
         if len(parts) == 1:
             return _named_chain(*before, *parts[0])
@@ -347,24 +389,27 @@ class GroupedOptimizer:
         pairs = zip(self._layout.paths, self._layout.groups, strict=True)
         return [(path, each if isinstance(each, tuple) else (each,)) for path, each in pairs]
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
+    def table(self, with_roles: bool = False) -> tuple[list[str], list[list[str]]]:
         """Return the parameter groups as a table: column names and rows of strings.
 
-        No rows before `bind`.
+        No rows before `bind`. With a column of the parameters' roles the model may be traced.
 
         There is one row per group, one for frozen parameters if there are any, and one per
         unmatched key. A parameter whose layers are in several groups counts as a tensor in each,
         with the elements in that group.
         """
         members = self._list_members()
+        shapes = {p: jax.ShapeDtypeStruct(s, np.float32) for p, s in self._shapes.items()}
+        roles = self.roles(paths.nest(shapes)) if with_roles and members else {}
+        columns = [*COLUMNS[:2], *(["roles"] if with_roles else []), *COLUMNS[2:]]
         rows: list[list[str]] = []
         frozen = (None, ParamGroup({"group_name": "frozen"}))
         for index, settings in [*enumerate(self.param_groups), frozen] if members else []:
+            own = [(path, layers) for path, layers in members if index in layers]
             # Layers of a stack have equal sizes.
             sizes = [
                 math.prod(self._shapes[path]) // len(layers) * layers.count(index)
-                for path, layers in members
-                if index in layers
+                for path, layers in own
             ]
             if sizes or index is not None:
                 name = str(settings.get("group_name", index))
@@ -372,10 +417,15 @@ class GroupedOptimizer:
                     "" if (v := settings.get(key)) is None else f"{v:.6g}"
                     for key in ("lr", "weight_decay")
                 ]
+                found = [None if roles.get(path) is None else roles[path].kind for path, _ in own]
+                kinds = sorted(collections.Counter(kind or "unknown" for kind in found).items())
+                text = [", ".join(f"{n} {kind}" for kind, n in kinds)] if with_roles else []
                 patterns = ", ".join(settings.patterns)
-                rows.append([name, patterns, str(len(sizes)), f"{sum(sizes):,}", *rates])
+                rows.append([name, patterns, *text, str(len(sizes)), f"{sum(sizes):,}", *rates])
+        blank = [""] if with_roles else []
         unmatched = self.unmatched if members else []
-        return list(COLUMNS), rows + [["no match", key, "0", "0", "", ""] for key in unmatched]
+        rows += [["no match", key, *blank, "0", "0", "", ""] for key in unmatched]
+        return columns, rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return all group settings as JSON-compatible values."""
@@ -429,6 +479,22 @@ def _json_settings(group: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in plain.items()
         if isinstance(value, bool | int | float | str | list | dict | None)
     }
+
+
+def _check_shapes(layout: GroupLayout, updates: Updates, params: Params, name: str) -> None:
+    """Raise ValueError for an update that has another shape than its parameter.
+
+    The sum would broadcast: optimizers for gradients of single examples reduce the first axis, and
+    take that of a parameter for examples.
+    """
+    leaves = zip(layout.paths, layout.flatten(updates), layout.flatten(params), strict=True)
+    for path, update, param in leaves:
+        if param is not None and jnp.shape(update) != param.shape:
+            raise ValueError(
+                f"{name} must return an update of the shape {param.shape} for {path!r}, got "
+                f"{jnp.shape(update)}; an optimizer for gradients of single examples, such as "
+                "dpsgd, needs a `train_step` that computes them"
+            )
 
 
 def _hyperparams_dtype(trainable: Params) -> Any:
