@@ -30,7 +30,7 @@ from jengine.evaluation.sections import (
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
 from jengine.optim.batch_size import read_auto_scale_lr
-from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.optim.schedules.scheduler import Schedulers, flatten_schedulers
 from jengine.optim.schedules.scheduler_builder import check_param_schedulers
 from jengine.optim.wrapper_builder import check_optim_wrapper
 from jengine.train.phases import parse_phases
@@ -71,12 +71,11 @@ def check_top_level(
     return cfg, changes
 
 
-def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[ParamScheduler]]:
+def check_sections(sections: Mapping[str, Any]) -> dict[str, Any]:
     """Check the sections for training, validation and test, among the Runner's arguments by name.
 
     Returns:
-      The sections: loops with their `type`, dataloaders and built evaluators by name; and
-      schedulers of an optimizer without parameters.
+      The sections: loops with their `type`, dataloaders and built evaluators by name.
     """
     checked = {
         name: sections[name] for name in (*itertools.chain(*_SECTIONS.values()), *_TRAINING_OPTIONS)
@@ -105,11 +104,11 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
         raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
     checked["auto_scale_lr"] = read_auto_scale_lr(sections["auto_scale_lr"])
-    if sections["optim_wrapper"] is None:
-        return checked, []
-    return checked, _check_optimizer(
-        sections["optim_wrapper"], sections["param_scheduler"], checked["train_cfg"]
-    )
+    if sections["optim_wrapper"] is not None:
+        wrappers = check_optim_wrapper(sections["optim_wrapper"])
+        by_epoch = is_epoch_based(checked["train_cfg"])
+        check_param_schedulers(sections["param_scheduler"], list(wrappers), by_epoch)
+    return checked
 
 
 def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
@@ -162,16 +161,14 @@ def is_epoch_based(train_cfg: LoopSection | None) -> bool:
     return getattr(train_cfg, "by_epoch", True)  # a loop of the user need not have it
 
 
-def check_hooks(
-    hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sections: Mapping[str, Any]
-) -> None:
+def check_hooks(hooks: Sequence[Hook], schedulers: Schedulers, sections: Mapping[str, Any]) -> None:
     """Check that no two checkpoint hooks write the same files, and what extras check.
 
     Raises:
       ConfigError: two checkpoint hooks with equal file names.
     """
     for check in load_each("hook_checks"):
-        check(hooks, schedulers, sections)
+        check(hooks, flatten_schedulers(schedulers), sections)
     from jengine.hooks.checkpoint import CheckpointHook
 
     files: set[tuple[str, str]] = set()
@@ -248,18 +245,6 @@ def _check_loop(loop: Any, **supplied: Any) -> Any:
             f"`{current_config_path()}` must be a dict or a loop with a method `run`, got {loop!r}"
         )
     return loop
-
-
-def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: LoopSection) -> Sequence[ParamScheduler]:
-    wrappers = check_optim_wrapper(cfg)
-    loop = train_cfg if is_mapping(train_cfg) else {}
-    return check_param_schedulers(
-        schedulers,
-        wrappers if list(wrappers) != [""] else wrappers[""],  # a single one has no name
-        max_epochs=loop.get("max_epochs"),
-        max_iters=loop.get("max_iters"),
-        by_epoch_loop=is_epoch_based(train_cfg),
-    )
 
 
 def _is_config(value: object) -> bool:

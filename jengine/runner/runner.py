@@ -221,7 +221,7 @@ class Runner:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
         # What was asked for: a mistake is refused before anything is built
-        self._sections, schedulers = config_checks.check_sections(arguments)
+        self._sections = config_checks.check_sections(arguments)
         # Who the run is, and where it starts
         processes = get_processes()
         identity = agree_on_identity(
@@ -247,7 +247,7 @@ class Runner:
         visualizer = components.build_visualizer(visualizer, identity.log_dir)
         self.hook_list = HookList()
         self.register_hooks(default_hooks, custom_hooks)
-        config_checks.check_hooks(self.hooks, schedulers, self._sections)
+        config_checks.check_hooks(self.hooks, [], self._sections)
         # What all parts share
         self.run: Run = components.build_run(
             identity,
@@ -328,9 +328,12 @@ class Runner:
             )
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
-            self._group_table, self.param_schedulers = components.build_schedulers(
+            table, schedulers = components.build_schedulers(
                 self.run, self.train_loop, self._sections, wrapper
             )
+            config_checks.check_hooks(self.hooks, schedulers, self._sections)
+            self._group_table = table
+            self.param_schedulers = schedulers
             warn_of_accumulation(wrapper, self.model.module_types, self.logger)
             if self.resume_from is not None:
                 check_resume(self.run, self.train_loop, self.resume_from)

@@ -338,6 +338,19 @@ def test_several_optimizers_act_in_their_phases(make_runner):
     assert runner.programs.update.traces == 1
 
 
+def test_a_number_for_each_group_fits_the_groups_of_the_rules(make_runner):
+    model = LinenModel(nn.Dense(1), MeanSquaredError(target="y"), inputs="x")
+    rules = dict(custom_keys=dict(bias=dict(lr_mult=2.0)))
+    cycle = dict(type="OneCycleLR", eta_max=[0.5, 1.0, 0.25], div_factor=5.0, by_epoch=False)
+    runner = make_runner(
+        model=model, train_dataloader=batches(4), param_scheduler=cycle,
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1), paramwise_cfg=rules), **NO_VAL,
+    )  # fmt: skip
+    runner.prepare_training(abstract=True)
+    lrs = runner.optim_wrapper.get_lr()
+    assert lrs["base_lr"] + lrs["lr"] == pytest.approx([0.05, 0.1, 0.2])
+
+
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_a_frozen_pattern_freezes_in_each_phase(make_runner, steps_per_call):
     class Freeze(Hook):

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jengine.model.model import get_model, is_number
-from jengine.optim.param_groups.chain import FROZEN as PREFIX
+from jengine.optim.param_groups.grouped import FROZEN as PREFIX
 from jengine.train.jaxpr_hash import hash_jaxpr
 from jengine.train.model_attributes import list_models, optimizer_names
 

@@ -29,7 +29,6 @@ provides = {
         "RMSprop": "jengine.extras.optimizers.rmsprop",
         "Rprop": "jengine.extras.optimizers.rmsprop",
         "SOAP": "jengine.extras.optimizers.soap",
-        "SparseAdam": "jengine.extras.optimizers.adam_variants",
         "TorchAdafactor": "jengine.extras.optimizers.adafactor",
         "TorchMuon": "jengine.extras.optimizers.muons",
         "muon": "jengine.extras.optimizers.muons",
@@ -44,6 +43,9 @@ provides = {
         "QuadraticWarmupLR": "jengine.extras.optimizers.schedules",
         "QuadraticWarmupMomentum": "jengine.extras.optimizers.schedules",
         "QuadraticWarmupParamScheduler": "jengine.extras.optimizers.schedules",
+        "ReduceOnPlateauLR": "jengine.extras.optimizers.plateau",
+        "ReduceOnPlateauMomentum": "jengine.extras.optimizers.plateau",
+        "ReduceOnPlateauParamScheduler": "jengine.extras.optimizers.plateau",
     },
     "names": {
         "EvaluatedParamsHook": "jengine.extras.optimizers.evaluated_params",
