@@ -930,6 +930,88 @@ def test_a_radiance_field():
         f'{name}.kernel {kind} 0>1\n{name}.bias bias' for name, kind in kinds.items()))
 
 
+class Modulated(nn.Module):
+    """A convolution whose kernel is scaled for each example, as in StyleGAN."""
+
+    @nn.compact
+    def __call__(self, z):
+        w = nn.relu(nn.Dense(8, name='mapping')(z))
+        x = jnp.broadcast_to(self.param('const', nn.initializers.normal(), (1, 4, 4, 6)), (2, 4, 4, 6))
+        kernel = self.param('weight', nn.initializers.normal(), (3, 3, 6, 5))
+        kernel = kernel * nn.Dense(6, name='affine')(w)[:, None, None, :, None]
+        kernel = kernel * jax.lax.rsqrt((kernel ** 2).sum((1, 2, 3), keepdims=True) + 1e-8)
+        axes = ('NHWC', 'HWIO', 'NHWC')
+        convolve = functools.partial(
+            jax.lax.conv_general_dilated, window_strides=(1, 1), padding='SAME', dimension_numbers=axes)
+        x = jax.vmap(lambda x, k: convolve(x[None], k)[0])(x, kernel) + self.param('noise', nn.initializers.zeros, ()) * jnp.ones((2, 4, 4, 5))
+        return nn.Conv(3, (1, 1), name='to_rgb')(nn.relu(x))
+
+
+def test_kernels_that_the_data_scale():
+    check(roles_of(Modulated(), jnp.zeros((2, 5))), '''
+        mapping.kernel input 0>1
+        mapping.bias bias
+        affine.kernel hidden 0>1
+        affine.bias bias
+        const position
+        weight convolution 0,1,2>3
+        noise scale
+        to_rgb.kernel head 0,1,2>3
+        to_rgb.bias bias
+    ''')
+
+
+class Normalized(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.relu(nn.WeightNorm(nn.Dense(8, name='first'), name='wn')(x))
+        x = nn.relu(nn.SpectralNorm(nn.Dense(7, name='middle'))(x, update_stats=train))
+        return nn.Dense(3, name='last')(x)
+
+
+def test_kernels_with_a_norm():
+    check(roles_of(Normalized(), jnp.zeros((2, 6))), '''
+        first.kernel input 0>1
+        first.bias bias
+        wn.first/kernel/scale scale >0
+        middle.kernel hidden 0>1
+        middle.bias bias
+        last.kernel head 0>1
+        last.bias bias
+    ''')
+
+
+class Member(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.relu(nn.Conv(4, (3, 3), name='full')(x))
+        x = nn.BatchNorm(use_running_average=not train, name='bn')(
+            nn.Conv(4, (3, 3), feature_group_count=4, name='each')(x))
+        return nn.Dense(2, name='out')(x.mean((1, 2)))
+
+
+class Ensemble(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        collections = {'params': 0, 'batch_stats': 0}
+        members = nn.vmap(
+            Member, in_axes=(None, None), variable_axes=collections, split_rngs={'params': True}, axis_size=3)
+        return members(name='members')(x, train)
+
+
+def test_an_ensemble_on_gray_images():
+    check(roles_of(Ensemble(), IMAGES[..., :1]), '''
+        members.full.kernel input 1,2,3>4 stacked=0
+        members.full.bias bias >1 stacked=0
+        members.each.kernel depthwise 1,2,3>4 stacked=0
+        members.each.bias bias >1 stacked=0
+        members.bn.scale norm >1 stacked=0
+        members.bn.bias norm >1 stacked=0
+        members.out.kernel head 1>2 stacked=0
+        members.out.bias bias >1 stacked=0
+    ''')
+
+
 # -------------------- other ways to a loss
 
 def plain_init(rng):

@@ -355,11 +355,15 @@ class _Tracer:
             self._note("data", [x])
         kernel = eqn.invars[1].aval.shape
         groups = eqn.params["feature_group_count"]
-        is_depthwise = groups > 1 and kernel[inputs] == 1
         made = 0
         for bit, axes in w.views:
-            if self._sums(self.uses[bit], axes[inputs].union(*(axes[i] for i in spatial)), x):
+            use = self.uses[bit]
+            if self._sums(use, axes[inputs].union(*(axes[i] for i in spatial)), x):
                 made |= 1 << bit
+            if len(axes[output]) > 1:  # `vmap` merges stacked kernels along the outputs
+                use.stacked.add(min(axes[output]))
+                groups //= use.shape[min(axes[output])]
+        is_depthwise = groups > 1 and kernel[inputs] == 1
         labels = [frozenset[Any]()] * rank
         labels[numbers.out_spec[1]] = self._labels_of(w, output)
         kind = "depthwise" if is_depthwise else "convolution"
@@ -534,6 +538,9 @@ class _Tracer:
 
     def _reshape(self, eqn: Any, values: list[Value]) -> Value:
         old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+        if (order := eqn.params["dimensions"]) is not None:
+            values = [_map_axes(values[0], lambda axes: tuple(axes[i] for i in order))]
+            old = tuple(old[i] for i in order)
         groups = _match_axes(old, new)
         dropped = [i for before, after in groups if not after for i in before]
         for bit, axes in values[0].views:

@@ -6,7 +6,8 @@ provides = {
         "ExpMomentumEMA": "jengine.extras.optimizers.averages",
     },
     "HOOKS": {
-        "ScheduleFreeHook": "jengine.extras.optimizers.schedule_free",
+        "LookaheadHook": "jengine.extras.optimizers.evaluated_params",
+        "ScheduleFreeHook": "jengine.extras.optimizers.evaluated_params",
     },
     "OPTIMIZERS": {
         "ASGD": "jengine.extras.optimizers.averaged_sgd",
@@ -44,7 +45,11 @@ provides = {
         "QuadraticWarmupMomentum": "jengine.extras.optimizers.schedules",
         "QuadraticWarmupParamScheduler": "jengine.extras.optimizers.schedules",
     },
+    "names": {
+        "EvaluatedParamsHook": "jengine.extras.optimizers.evaluated_params",
+    },
     "optimizer_parts": {
+        "keep_slow_params": "jengine.extras.optimizers.evaluated_params",
         "reset_state": "jengine.extras.optimizers.freeze",
         "restrict_to_trainable": "jengine.extras.optimizers.freeze",
         "select_state": "jengine.extras.optimizers.freeze",

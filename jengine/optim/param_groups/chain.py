@@ -132,6 +132,8 @@ class GroupedChain:
             updates, inner_state = wrap(chain).update(
                 upcast(layout.trainable(grads)), state.inner_state, trainable, **extra
             )
+            if trainable is not None:
+                _check_shapes(layout, updates, trainable, self.optimizer.name)
             # zeros for frozen leaves
             updates = layout.combine(updates, jax.tree.map(jnp.zeros_like, grads))
             # like optax, which computes in the dtype of the gradients and parameters
@@ -210,6 +212,22 @@ class GroupedChain:
             for name in self.optimizer.hyperparams
         }
         return [name for name, initial in values.items() if name not in absent or any(initial)]
+
+
+def _check_shapes(layout: GroupLayout, updates: Updates, params: Params, name: str) -> None:
+    """Raise ValueError for an update that has another shape than its parameter.
+
+    The sum would broadcast: optimizers for gradients of single examples reduce the first axis, and
+    take that of a parameter for examples.
+    """
+    leaves = zip(layout.paths, layout.flatten(updates), layout.flatten(params), strict=True)
+    for path, update, param in leaves:
+        if param is not None and jnp.shape(update) != param.shape:
+            raise ValueError(
+                f"{name} must return an update of the shape {param.shape} for {path!r}, got "
+                f"{jnp.shape(update)}; an optimizer for gradients of single examples, such as "
+                "dpsgd, needs a `train_step` that computes them"
+            )
 
 
 def hyperparams_dtype(trainable: Params) -> Any:

@@ -13,6 +13,7 @@ from jengine.config.errors import ArgumentError, ConfigError, closest
 from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 from jengine.model.model import Model
+from jengine.model.module_types import has_equinox_modules
 from jengine.model.roles import Roles, parameter_roles, roles_by_name
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
@@ -141,7 +142,11 @@ class DefaultOptimWrapperConstructor:
             return self.wrap(None, None)
         params, types = self.get_params(model, module_types)
         if not self.paramwise_cfg.keys() - {"roles"} and self.optimizer.kinds is None:
-            return self.wrap(params, None)
+            wrapper = self.wrap(params, None)
+            # `params` lacks what the modules do not train, and the trees of the caller need not
+            if has_equinox_modules(model):
+                wrapper.grouped.restrict(params)
+            return wrapper
         self.read_optimizer()
         groups: list[dict[str, Any]] = []
         self.add_params(groups, self.module_tree())
