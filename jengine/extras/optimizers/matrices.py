@@ -4,6 +4,7 @@ What an optimizer of matrices does is a function of one of them; here it is appl
 mesh without gathering more than one.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -143,7 +144,11 @@ def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices
 
 
 def map_matrices(
-    function: Callable[..., Any], matrices: jax.Array, *others: jax.Array, whole: bool = False
+    function: Callable[..., Any],
+    matrices: jax.Array,
+    *others: jax.Array,
+    shared: Sequence[Scalar] = (),
+    whole: bool = False,
 ) -> Any:
     """Apply a function of one matrix to all.
 
@@ -151,26 +156,27 @@ def map_matrices(
     follows the other, each sharded along the longer side.
 
     Args:
-      function: `(matrix, *others)`, returns an array or a tuple of arrays.
+      function: `(*shared, matrix, *others)`, returns an array or a tuple of arrays.
       matrices: float[N, inputs, outputs].
       *others: arrays with the first axis N.
+      shared: numbers for all of them, which a mapped function must not close over.
       whole: whether a device needs a whole matrix, such as for a decomposition.
     """
     mesh = jax.sharding.get_abstract_mesh()
     batch, side = _choose_axes(mesh, matrices.shape)
     if batch is None:
-        return jax.vmap(function)(matrices, *others)
+        return jax.vmap(functools.partial(function, *shared))(matrices, *others)
     longer = int(matrices.shape[2] >= matrices.shape[1])
     split: list[Any] = [None, None]
     split[longer] = None if whole else side or None
 
-    def apply(matrix: jax.Array, *others: jax.Array) -> Any:
+    def apply(shared: Sequence[Scalar], matrix: jax.Array, *others: jax.Array) -> Any:
         mesh = jax.sharding.get_abstract_mesh()  # without the axes that are mapped
         matrix = set_sharding(matrix, mesh, _Spec(*split))
-        return function(matrix, *(set_sharding(x, mesh, _Spec()) for x in others))
+        return function(*shared, matrix, *(set_sharding(x, mesh, _Spec()) for x in others))
 
     if not batch:
-        return jax.lax.map(lambda arrays: apply(*arrays), (matrices, *others))
+        return jax.lax.map(lambda arrays: apply(shared, *arrays), (matrices, *others))
     # One mesh axis after the other: XLA gathers the whole for a change of several at once.
     steps = [_Spec(batch[:count], *[_Spec.UNCONSTRAINED] * 2) for count in range(1, len(batch) + 1)]
 
@@ -181,13 +187,13 @@ def map_matrices(
 
     # Mapped by hand, as XLA gathers the operands of decompositions.
     mapped = jax.shard_map(
-        jax.vmap(apply),
-        in_specs=_Spec(batch),
+        lambda shared, arrays: jax.vmap(functools.partial(apply, shared))(*arrays),
+        in_specs=(_Spec(), _Spec(batch)),
         out_specs=_Spec(batch),
         axis_names=set(batch),
         check_vma=False,
     )
-    return move(steps[::-1], mapped(*move(steps, (matrices, *others))))
+    return move(steps[::-1], mapped(tuple(shared), move(steps, (matrices, *others))))
 
 
 def _choose_axes(
