@@ -61,6 +61,8 @@ class TrainLoopProtocol(Progress, Protocol):
 
     @property
     def by_epoch(self) -> bool: ...  # whether the loop counts in epochs
+    @property
+    def on_recompile(self) -> str | None: ...  # 'warn' or 'raise'
 
     # whether epochs are parts of one stream over the data, not passes
     repeats_data: bool
@@ -68,7 +70,6 @@ class TrainLoopProtocol(Progress, Protocol):
     steps_per_call: int  # iterations in a chunk
     micro_batches: int  # parts of a device's share of a batch
     batches_per_iteration: int
-    on_recompile: str | None  # 'warn' or 'raise'
     epoch_start: int  # `iter` at the start of the current epoch
 
     @property
