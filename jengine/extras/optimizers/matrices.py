@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as _Spec
 from optax import Params, Updates
 
@@ -123,6 +123,8 @@ def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices
       role: its role; the axes that are neither in `fan_in` nor in `fan_out` number matrices.
       per_head: whether each attention head has a matrix of its own.
     """
+    typed = jax.typeof(x).sharding.spec
+    x = _set_explicit(x, _Spec())
     first = role.fan_out[0]
     shape = (*x.shape[:first], role.parts, x.shape[first] // role.parts, *x.shape[first + 1 :])
     head = role.heads if per_head else None
@@ -138,9 +140,21 @@ def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices
         pairs = zip(sizes, matrices.shape, strict=True)
         kept = [size if math.prod(size) == n else (1,) * len(size) for size, n in pairs]
         split = matrices.reshape(*itertools.chain(*kept)).transpose(np.argsort(order))
-        return split.reshape(*split.shape[:first], -1, *split.shape[first + 2 :])
+        joined = split.reshape(*split.shape[:first], -1, *split.shape[first + 2 :])
+        return _set_explicit(joined, typed) if joined.shape == x.shape else joined
 
     return Matrices(values, sizes[0], join)
+
+
+def _set_explicit(x: jax.Array, spec: _Spec) -> jax.Array:
+    """Return an array with a sharding over the explicit axes of the mesh.
+
+    XLA cannot distribute matrices over these: each device gets the whole parameter.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not axes_of_type(mesh, AxisType.Explicit):
+        return x
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
 
 
 def map_matrices(
