@@ -103,13 +103,15 @@ def test_processes_end_if_one_stands_still_in_a_hook_of_a_resume(run, tmp_path, 
 
 def test_processes_train_without_the_preemption_service_and_say_that_signals_end_one_alone(run, monkeypatch):
     monkeypatch.setenv("JAX_ENABLE_PREEMPTION_SERVICE", "0")
-    outputs = run(2, "seed=3", "refused=1h", own_options={0: ["stop=0"]})
+    outputs = run(2, "seed=3", own_options={0: ["stop=0"]})
     assert [code for code, _ in outputs] == [0, 0], outputs
     assert "JAX's preemption service is off (JAX_ENABLE_PREEMPTION_SERVICE)" in outputs[0][1]
+    for _, output in outputs:  # early stopping on one process stops both after the validation
+        assert ended_at(output) == ["ended at 4 seed 3"]
+    outputs = run(2, "epochs=2", "seed=0", "max_time=1h")
+    assert [code for code, _ in outputs] == [1, 1], outputs
     for _, output in outputs:
         assert "`train_cfg.max_time` must be None for several processes without JAX's preemption service" in output
-        # and early stopping on one process stops both after the validation
-        assert ended_at(output) == ["ended at 4 seed 3"]
 
 
 @pytest.mark.parametrize(

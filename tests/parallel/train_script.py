@@ -1,6 +1,5 @@
 """Train as one process of a run: `train_script.py WORK_DIR [KEY=VALUE ...]`."""
 
-import functools
 import os
 import pathlib
 import signal
@@ -114,8 +113,7 @@ def main(work_dir, *settings):
     sharded = dict(mesh=dict(data=1, fsdp=-1), fsdp_min_size=1) if "fsdp" in options else {}
     epochs = int(options.get("epochs", 2))
     clean, other = (dict(batch_size=4 // count, dataset=make_dataset(size)) for size in (11, 6))
-    make = functools.partial(
-        Runner,
+    runner = Runner(
         model=FunctionalModel(
             init=lambda: {"w": jnp.zeros((2,)), "b": jnp.zeros(())},
             loss=lambda params, batch: jnp.square(predict(params, batch) - batch["y"]),
@@ -125,6 +123,13 @@ def main(work_dir, *settings):
         train_dataloader=dict(batch_size=8 // count, dataset=make_dataset(32))
         if "iters" not in options
         else dict(global_batch_size=8, dataset=make_dataset(int(options.get("examples", 32)))),
+        train_cfg=dict(
+            **(
+                dict(by_epoch=False, max_iters=int(options["iters"])) if "iters" in options else dict(max_epochs=epochs)
+            ),
+            max_time=options.get("max_time"),
+            micro_batch=int(options["micro"]) if "micro" in options else None,
+        ),
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=float(options.get("lr", 0.1))), clip_grad=dict(max_norm=1.0)),
         val_dataloader=dict(clean=clean, other=other) if "several" in options else clean,
         val_cfg=dict(),
@@ -144,17 +149,6 @@ def main(work_dir, *settings):
         resume=options.get("resume") == "yes",
         cfg=dict(work_dir=work_dir, optim_wrapper=dict(lr=float(options.get("lr", 0.1)))),
     )
-    train_cfg = dict(
-        **(dict(by_epoch=False, max_iters=int(options["iters"])) if "iters" in options else dict(max_epochs=epochs)),
-        max_time=options.get("max_time"),
-        micro_batch=int(options["micro"]) if "micro" in options else None,
-    )
-    if "refused" in options:
-        try:
-            make(train_cfg={**train_cfg, "max_time": options["refused"]}).train()
-        except ValueError as error:
-            print(error)
-    runner = make(train_cfg=train_cfg)
     try:
         state = runner.train()
     finally:
