@@ -12,6 +12,7 @@ import pytest
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_TRACEBACK_FILTERING", "off")  # a failing test shows all frames
 os.environ.setdefault("JENGINE_ON_RECOMPILE", "raise")  # an unexpected recompilation fails the test
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(pathlib.Path(__file__).parent.parent / ".cache" / "jax")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"

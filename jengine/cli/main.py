@@ -66,15 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if args.traceback:
             raise
-        is_mistake = _is_user_error(error, args.runs_code)
-        if not is_mistake and not _says_enough(error):
-            from jengine.cli.tracebacks import format_error
-            from jengine.logging.console import log_error
-
-            print(format_error(error, log_error(error)), end="", file=sys.stderr)
-            return 1
-        _print_error(error)
-        return 2 if is_mistake else 1
+        return _print_error(error, args.runs_code)
     except KeyboardInterrupt:
         print("jengine: interrupted", file=sys.stderr)
         return 130
@@ -107,34 +99,43 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
         raise
 
 
-def _print_error(error: Exception) -> None:
-    from jengine.cli.tracebacks import JAX_NOTES
+def _print_error(error: Exception, runs_code: bool) -> int:
+    """Print an error below the lines of the user's code that it passed; return the exit code."""
+    from jengine.config.frames import JAX_NOTES, format_error, has_own_frames
 
-    print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
-    for note in getattr(error, "__notes__", ()):
-        if not note.startswith(JAX_NOTES):
+    notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(JAX_NOTES)]
+    # an explanation with the line of the user's call says more than the frames
+    is_explained = any(note.startswith("called in ") for note in notes)
+    is_code = (
+        has_own_frames(error) and not is_explained and type(error).__name__ not in _WITHOUT_CODE
+    )
+    in_file = any(note.startswith("while loading the config file") for note in notes)
+    is_mistake = in_file or (not is_code and _is_about_config(error, notes, runs_code))
+    if not _says_enough(error, notes) and (is_code or not is_mistake):
+        from jengine.logging.console import log_error
+
+        print(format_error(error, log_error(error)), end="", file=sys.stderr)
+    else:
+        print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
+        for note in notes:
             print(f"  {note}", file=sys.stderr)
+    return 2 if is_mistake else 1
 
 
-def _is_user_error(error: Exception, runs_code: bool) -> bool:
-    """Return whether the message alone is enough, because the error is about the config or a
-    file, not about code.
-    """
+def _is_about_config(error: Exception, notes: Sequence[str], runs_code: bool) -> bool:
+    """Return whether an error is about the config, the command line or a file, not about code."""
     if type(error).__name__ in _WITHOUT_CODE:
         return True
     if not runs_code:
         return isinstance(error, OSError | ValueError | KeyError | ImportError)
-    notes = getattr(error, "__notes__", ())
     in_config = any(note.startswith((_PLACE, "in the argument ")) for note in notes)
     return in_config or isinstance(error, ConfigError | FileNotFoundError)
 
 
-def _says_enough(error: Exception) -> bool:
+def _says_enough(error: Exception, notes: Sequence[str]) -> bool:
     """Return whether the message about a run that failed on the device or disk needs no
     traceback.
     """
     # A program other than the step is in code: that of a hook
     enough = re.compile("the device ran out of memory.*, in (?!a program other)|the disk is full")
-    return type(error).__name__ == "NonFiniteLossError" or any(
-        map(enough.match, getattr(error, "__notes__", ()))
-    )
+    return type(error).__name__ == "NonFiniteLossError" or any(map(enough.match, notes))

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from jengine.config.containers import is_level
 from jengine.config.errors import ConfigError, did_you_mean, suggest_path
+from jengine.config.frames import boundary
 from jengine.config.modules import (
     add_config_module,
     import_listed,
@@ -29,6 +30,7 @@ _PACKAGE = pathlib.Path(__file__).parent.parent
 MODULE_PREFIX = "_jengine_config_"
 
 
+@boundary
 def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
     """Run a config file and apply overrides to the config that `get_config()` returns.
 

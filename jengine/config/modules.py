@@ -16,7 +16,6 @@ import importlib.machinery
 import os
 import pathlib
 import sys
-import traceback
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -267,15 +266,6 @@ def _import_module(name: str) -> types.ModuleType | None:
         # user must see that.
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             return None
-        frames = [
-            frame
-            for frame in traceback.extract_tb(error.__traceback__)
-            if not frame.filename.startswith("<frozen ")
-        ][2:]  # without those of this function and of importlib; a SyntaxError has no others
-        if frames:  # the last one in the module or next to it
-            directory = os.path.dirname(frames[0].filename)
-            frame = [frame for frame in frames if frame.filename.startswith(directory)][-1]
-            error.add_note(f"in {frame.filename}, line {frame.lineno}: {frame.line}")
         error.add_note(f"while importing {name!r}")
         raise
 

@@ -15,6 +15,7 @@ from jengine.config.annotations import checked
 from jengine.config.containers import resolve
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explained
+from jengine.config.frames import boundary
 from jengine.config.plugins import load_provided
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook
@@ -66,6 +67,7 @@ class _NotStarted:
     max_epochs = 0
 
 
+@boundary
 @functools.partial(checked, owner="")
 class Runner:
     """Runner that trains, validates and tests a model, with hooks around one compiled step.
@@ -264,6 +266,7 @@ class Runner:
         self._initializer = StateInitializer(self.model, strategy, identity.seed, lambda: self.cfg)
 
     @classmethod
+    @boundary
     def from_cfg(cls, cfg: Any) -> "Runner":
         """Return a Runner from a config whose keys are the constructor's arguments.
 
@@ -285,6 +288,7 @@ class Runner:
 
     # --- Training ---
 
+    @boundary
     def train(self) -> TrainState:
         """Train to the end and return the final state.
 
@@ -405,6 +409,7 @@ class Runner:
 
     # --- Evaluation and prediction ---
 
+    @boundary
     def val(self) -> dict[str, float]:
         """Validate once and return the metrics.
 
@@ -412,6 +417,7 @@ class Runner:
         """
         return self._evaluate("val")
 
+    @boundary
     def test(self) -> dict[str, float]:
         """Test the trained state, or `load_from`, once and return the metrics.
 
@@ -471,6 +477,7 @@ class Runner:
         copies = jax.tree.map(jnp.copy, (params, merged["model_state"]))
         return get_model(self.model).merge(*copies, train=train)
 
+    @boundary
     def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> PyTree:
         """Return the predictions for all examples of `data`, in order, as NumPy arrays.
 

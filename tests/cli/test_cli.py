@@ -247,3 +247,43 @@ def test_help_imports_no_heavy_libraries():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
                          cwd=pathlib.Path(__file__).parents[2])  # fmt: skip
     assert json.loads(out.stdout.splitlines()[-1]) == []
+
+
+BROKEN = {
+    "class Data:\n    def __len__(self): return 8\n    def __getitem__(self, i):\n        return missing\n": (
+        "cfg['train_dataloader']['dataset'] = dict(type='broken.Data')", "return missing", "NameError"),
+    "def halve(sample):\n    return sampel['x'] / 2\n": (
+        "cfg['train_dataloader']['dataset'] = dict(type='TransformedDataset', dataset=dict(type='broken.rows'), pipeline=['broken.halve'])",
+        "return sampel['x'] / 2", "NameError"),
+    "def stack(samples):\n    return samples.x\n": ("cfg['train_dataloader']['collate_fn'] = 'broken.stack'", "return samples.x", "AttributeError"),
+    "class Loud:\n    def __init__(self):\n        raise KeyError('mode')\n": ("cfg['custom_hooks'] = [dict(type='broken.Loud')]", "raise KeyError('mode')", "KeyError: 'mode'"),
+    "x = 1 / 0\n": ("cfg['custom_hooks'] = [dict(type='broken.Hook')]", "x = 1 / 0", "ZeroDivisionError"),
+}  # fmt: skip
+ROWS = "import numpy as np\nfrom jengine.data import ArrayDataset\ndef rows(): return ArrayDataset(dict(x=np.ones((8, 1), np.float32), y=np.ones((8, 2), np.float32)))\n"
+BASE = """
+def get_config():
+    cfg = dict(model=dict(type="LinenModel", module=dict(type="flax.linen.Dense", features=2), loss=dict(type="MeanSquaredError", target="y"), inputs="x"),
+        train_dataloader=dict(batch_size=4, dataset=dict(type="broken.rows")), optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)), train_cfg=dict(max_epochs=1))
+    CHANGE
+    return cfg
+"""  # fmt: skip
+
+
+@pytest.mark.parametrize("code", BROKEN)
+def test_an_error_in_code_of_the_user_shows_its_line_and_exits_with_1(tmp_path, monkeypatch, capsys, code):
+    change, line, message = BROKEN[code]
+    (tmp_path / "broken.py").write_text(ROWS + code)
+    (tmp_path / "cfg.py").write_text(BASE.replace("CHANGE", change))
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    assert main(["train", str(tmp_path / "cfg.py"), "--work-dir", str(tmp_path / "run")]) == 1
+    shown = capsys.readouterr().err
+    assert f'File "{tmp_path}/broken.py", line ' in shown
+    assert f"\n    {line}\n" in shown
+    assert f"\n{message}" in shown
+    assert "jengine/" not in shown.replace(str(tmp_path), "")
+
+
+def test_an_error_in_a_config_file_shows_its_line_and_exits_with_2(tmp_path, capsys):
+    (tmp_path / "cfg.py").write_text("def get_config():\n    return {'lr': rate}\n")
+    assert main(["train", str(tmp_path / "cfg.py")]) == 2
+    assert f'File "{tmp_path}/cfg.py", line 2, in get_config\n    return {{\'lr\': rate}}\n' in capsys.readouterr().err

@@ -13,6 +13,7 @@ import jax
 from jengine.config.annotations import Count, checked
 from jengine.config.dump import check_written, parse_config, parse_modules
 from jengine.config.errors import ConfigError
+from jengine.config.frames import boundary
 from jengine.config.modules import import_listed
 from jengine.config.storage import read_text
 from jengine.data.batch_check import Batch
@@ -29,6 +30,7 @@ PyTree = Any
 Weights = Literal["evaluated", "averaged", "trained"]
 
 
+@boundary
 @functools.partial(checked, owner="load_model")
 def load_model(
     checkpoint: str | os.PathLike[str],

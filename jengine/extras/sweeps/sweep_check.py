@@ -12,10 +12,10 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from jengine.cli.tracebacks import format_error
 from jengine.config.containers import is_level, resolve
 from jengine.config.dump import format_config
 from jengine.config.errors import ConfigError, closest
+from jengine.config.frames import format_error
 from jengine.config.load import find_config_file, load_config
 from jengine.config.modules import find_config_module
 from jengine.config.overrides import apply_overrides, parse_value
