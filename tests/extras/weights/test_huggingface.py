@@ -178,7 +178,7 @@ def test_biases_of_attentions_and_mlps_are_apart(part, scan, tmp_path):
     other = {"attention": "mlp", "mlp": "attention"}[part]
     config = {**read_config(DATA / "llama"), f"{part}_bias": True, f"{other}_bias": False}
     model = TransformerLM(**transformer_arguments(config), scan=scan)
-    params = model.init(jax.random.key(0), np.zeros((1, 2), int))["params"]
+    params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 2), int))["params"]
     biases = {path.split(".")[-3] for path in paths.flatten(params) if path.endswith(".bias")}
     assert biases == {{"attention": "attn", "mlp": "mlp"}[part]}
     export_hub(params, tmp_path, config)
