@@ -10,7 +10,6 @@ from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
 
-
 SAVE = 3  # iterations between checkpoints
 
 
