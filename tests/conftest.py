@@ -66,7 +66,7 @@ def lowered_programs():
 def forgotten_programs(lowered_programs):
     """Forget programs from time to time: JAX keeps thousands, and each hundred makes the next a millisecond slower to lower."""
     yield
-    if len(lowered_programs) > 600:
+    if len(lowered_programs) > 2000:
         sys.modules["jax"].clear_caches()
         lowered_programs.clear()
 
