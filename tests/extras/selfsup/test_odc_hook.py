@@ -147,7 +147,14 @@ def test_a_resumed_run_ends_with_the_same_memory(tmp_path, parallel):
     uninterrupted = make_runner(tmp_path / "uninterrupted", SETTINGS, **changes)
     uninterrupted.train()
 
-    resumed = make_runner(tmp_path / "resumed", SETTINGS, resume=tmp_path / "uninterrupted" / "iter_7", **changes)
+    class Stop(Hook):
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            if runner.iter == 7:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        make_runner(tmp_path / "interrupted", SETTINGS, Stop(), **changes).train()
+    resumed = make_runner(tmp_path / "interrupted", SETTINGS, resume=True, **changes)
     resumed.train()
     for a, b in zip(
         jax.tree.leaves((uninterrupted.state.params, uninterrupted.state.model_state)),
