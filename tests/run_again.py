@@ -53,10 +53,18 @@ PAGES: dict[str, dict[str, Again]] = {
     "data.md": {"runs/hard": _HOST_DATA._replace(exports=True)},
     "devices.md": {},
     "ema.md": {"work_dirs/schedule_free": EVERYTHING},
-    "equinox.md": {"work_dirs/equinox": EVERYTHING, "work_dirs/equinox_state": EVERYTHING},
+    "equinox.md": {
+        "work_dirs/equinox": EVERYTHING,
+        "work_dirs/equinox_head": EVERYTHING,
+        "work_dirs/equinox_state": EVERYTHING,
+        "work_dirs/equinox_step": EVERYTHING,
+    },
     "evaluation.md": {},
     "house.md": {},
-    "finetuning.md": dict.fromkeys(["adapted", "lora", "network", "pretrained", "qlora"], EVERYTHING),
+    "finetuning.md": {
+        **dict.fromkeys(["adapted", "lora", "network", "pretrained", "qlora"], EVERYTHING),
+        "head": NO_PREDICTIONS,
+    },
     "hooks.md": {"work_dirs/chunks": NO_PREDICTIONS},
     "imix.md": {"work_dirs/imix": EVERYTHING},
     "language.md": dict.fromkeys([f"work_dirs/{name}" for name in ("generator", "instruct", "packed")], EVERYTHING),
@@ -69,6 +77,7 @@ PAGES: dict[str, dict[str, Again]] = {
     "own_step.md": {
         "work_dirs/author": NO_PREDICTIONS,
         "work_dirs/five": NO_PREDICTIONS,
+        "work_dirs/private": EVERYTHING,
         "work_dirs/sam": EVERYTHING,
     },
     "predict.md": {"work_dirs/digits_cnn": EVERYTHING},

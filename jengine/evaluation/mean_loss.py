@@ -11,6 +11,7 @@ from jengine.config.registry import METRICS, MODELS
 from jengine.data.host_entries import Batch
 from jengine.data.masking import are_whole
 from jengine.evaluation.metric import BaseMetric, Mean, Predictions, example_mask
+from jengine.model.adapters import to_loss_dict
 from jengine.model.autocast import at_least_float32
 
 
@@ -73,9 +74,7 @@ class MeanLoss(BaseMetric):
 
         ValueError if the loss has other keys than `parts`, or another axis.
         """
-        losses = self.loss(predictions, batch)
-        if not isinstance(losses, Mapping):
-            losses = {"loss": losses}
+        losses = to_loss_dict(self.loss(predictions, batch))
         if set(losses) != set(state):
             hint = "" if self.parts else f"; set parts={sorted(losses)}"
             raise ValueError(

@@ -98,7 +98,9 @@ def call_loss(
 
 
 def to_loss_dict(losses: Any) -> Losses:
-    """Return losses by name; anything but a dict becomes the entry 'loss'."""
+    """Return losses by name: a dict or a NamedTuple; anything else becomes the entry 'loss'."""
+    if isinstance(losses, tuple) and hasattr(losses, "_asdict"):  # no pair (sum, weight)
+        losses = losses._asdict()
     return dict(losses) if isinstance(losses, Mapping) else {"loss": losses}
 
 

@@ -11,7 +11,16 @@ from jengine.config.paths import closest_paths, flatten
 from jengine.config.plugins import load_provided
 from jengine.config.registry import MODELS
 from jengine.model.adapters import to_loss_dict, train_arguments
-from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree
+from jengine.model.model import (
+    FROZEN,
+    ONE_GRADIENT,
+    Batch,
+    Losses,
+    Model,
+    ModelState,
+    Params,
+    PyTree,
+)
 from jengine.model.module_types import has_equinox_modules
 
 _INIT_ARGUMENTS = ("rng", "batch")
@@ -56,7 +65,12 @@ class FunctionalModel(Model):
         rules in `paramwise_cfg`. Without it, names and shapes tell norms and convolutions.
       train_step: function `(state, batch, ctx) -> (state, metrics)`, a whole training step in the
         place of the built-in one; see `Model.train_step`. `loss` is not needed then, and `init` may
-        return `(params, model_state)`.
+        return `(params, model_state)`. The loss functions that it passes to `ctx` get what `loss`
+        would get, such as a module of Equinox.
+      trainable: the parameters to train: a function `(path, array) -> bool`, where a path is
+        dotted, or a list of regular expressions for paths; None for all. The others are in
+        `model_state['frozen']`. The functions get all of them, as `init` returns them, and
+        `state.params` are nested dicts.
 
     Raises:
       TypeError: an argument is not a function, or a function requires something else.
@@ -70,6 +84,7 @@ class FunctionalModel(Model):
         predict: Callable[..., Any] | None = None,
         module_types: Mapping[str, str] | None = None,
         train_step: Callable[..., Any] | None = None,
+        trainable: Callable[[str, Any], bool] | Sequence[str] | None = None,
     ) -> None:
         if loss is None and train_step is None:
             raise TypeError(
@@ -90,7 +105,8 @@ class FunctionalModel(Model):
             "predict", predict, _PREDICT_ARGUMENTS, _MAIN_ARGUMENTS, train=False
         )
         self._given_types = self.module_types = dict(module_types or {})
-        self._partition: Any = None  # what `init` found beside arrays
+        self._trainable = trainable
+        self._partition: Any = None  # what `init` found beside trained arrays
         self._has_state = any(fn.accepts("model_state") for fn in self._losses.values())
 
     def init(self, rng: jax.Array, batch: Batch) -> tuple[PyTree, PyTree]:
@@ -99,14 +115,12 @@ class FunctionalModel(Model):
         The state is {} if `loss` has no argument `model_state`.
         """
         variables = self._init(rng=rng, batch=batch)
-        has_state = self._has_state or (self._train_step is not None and type(variables) is tuple)
-        params, model_state = (
-            _check_pair("init", "params", variables) if has_state else (variables, {})
+        self._has_state = self._has_state or (
+            self._train_step is not None and type(variables) is tuple
         )
-        if has_equinox_modules(params):
-            split = load_provided("module_trees", "split_module")
-            self._partition, params, model_state, types = split(params, model_state)
-            self.module_types = dict(self._given_types or types)
+        params, model_state = (
+            _check_pair("init", "params", variables) if self._has_state else (variables, {})
+        )
         # A misspelled path would switch rules for norms off without a word.
         leaves = flatten(params) if self._given_types else {}
         for module in self._given_types:
@@ -114,6 +128,18 @@ class FunctionalModel(Model):
                 raise ConfigError(
                     f"FunctionalModel: `module_types` must be paths of modules, got {module!r}"
                     f"{closest_paths(module, leaves)}"
+                )
+        if self._trainable is not None or has_equinox_modules(params):
+            split = load_provided("module_trees", "split_module")
+            self._partition, params, model_state, types = split(
+                params, model_state, self._trainable
+            )
+            self.module_types = dict(self._given_types or types)
+            if self._partition.has_frozen:  # pretrained weights need not have tables and keys
+                self.adapter_paths = frozenset(
+                    path
+                    for path, leaf in flatten(model_state[FROZEN]).items()
+                    if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact)
                 )
         return params, model_state
 
@@ -134,7 +160,7 @@ class FunctionalModel(Model):
                 if phase
                 else "a function if there is a single optimizer"
             )
-            given = f"a dict with {names}" if names else "a function"
+            given = f"a dict with {names}" if names else f"a function{ONE_GRADIENT}"
             raise KeyError(f"FunctionalModel: `loss` must be {required}, got {given}")
         fn = self._losses[phase]
         module, state = self._combine(params, model_state)
@@ -160,6 +186,8 @@ class FunctionalModel(Model):
         """Run the training step that was given; see `Model.train_step`."""
         if self._train_step is None:
             return super().train_step(state, batch, ctx)
+        if self._partition is not None:
+            ctx = ctx.with_modules(self._combine, self._partition.update)
         return self._train_step(state, batch, ctx)
 
     @property
@@ -183,8 +211,8 @@ class FunctionalModel(Model):
         return self._predict(params=module, model_state=state, batch=batch, rng=rng)
 
     def merge(self, params: Params, model_state: ModelState, *, train: bool = False) -> Any:
-        """Return the module of Equinox, or the pair of it and its state, in training or in
-        inference mode.
+        """Return what `init` has returned, such as a module of Equinox or the pair of it and its
+        state, in training or in inference mode.
         """
         if self._partition is None:
             return super().merge(params, model_state, train=train)
@@ -194,9 +222,7 @@ class FunctionalModel(Model):
     def _combine(
         self, params: Params, model_state: ModelState, *, train: bool = True
     ) -> tuple[PyTree, PyTree]:
-        """Return the variables as the user's functions take them: modules of Equinox where
-        `init` returned some.
-        """
+        """Return the variables as the user's functions take them: as `init` has returned them."""
         if self._partition is None:
             return params, model_state
         module, state = self._partition.combine(params, model_state, train)

@@ -24,6 +24,11 @@ Losses = dict[str, Any]  # name -> array of any shape (averaged), (sum, weight),
 # hyperparameters by name; traced, so the host can change them between steps
 Scalars = Mapping[str, Any]
 FROZEN = "frozen"  # item of the model state with parameters that are not trained, see `Model`
+# for a loss without phases
+ONE_GRADIENT = (
+    "; one loss for several networks has one gradient, and takes one optimizer: "
+    "`paramwise_cfg.custom_keys` with a `lr` for each, or optax.partition"
+)
 # apart from the keys of training steps, which fold a small number into the same seed
 _PREDICTION_STREAM = 0x70726564
 
@@ -152,7 +157,7 @@ class Model:
         raise NotImplementedError(
             f"{type(self).__name__} is trained by several optimizers, so it must define "
             "`phase_loss(phase, params, model_state, batch, ...)`; a FunctionalModel takes a dict "
-            "of losses"
+            f"of losses{ONE_GRADIENT}"
         )
 
     @property
@@ -225,17 +230,36 @@ class Model:
     def base_variables(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
         """Return the variables under the paths that pretrained weights and sharding rules use.
 
-        These are the arguments, unless the model is an adapter around another, such as `LoRA`.
+        These are the arguments, with the frozen parameters in a model state `{'frozen': ...,
+        'state': ...}` among the parameters; or those of another model, for an adapter such as
+        `LoRA`.
         """
-        return params, model_state
+        if not _has_frozen(model_state):
+            return params, model_state
+        merged = {**paths.flatten(model_state[FROZEN]), **paths.flatten(params)}
+        return paths.nest(merged), model_state["state"]
 
     def replace_base(
         self, params: Params, model_state: ModelState, base_params: Params, base_state: PyTree
     ) -> tuple[PyTree, PyTree]:
         """Return the variables with those that `base_variables` returns replaced by
         `base_params` and `base_state`.
+
+        Those that are not in `base_params`, such as adapters, stay.
         """
-        return base_params, base_state
+        if not _has_frozen(model_state):
+            return base_params, base_state
+        # A part of the parameters is in the state, and a base checkpoint has them all in one tree.
+        base = paths.flatten(base_params)
+        params, frozen = (
+            paths.map_with_path(lambda path, leaf: base.get(path, leaf), tree)
+            for tree in (params, model_state[FROZEN])
+        )
+        return params, {FROZEN: frozen, "state": base_state}
+
+
+def _has_frozen(model_state: ModelState) -> bool:
+    return isinstance(model_state, Mapping) and set(model_state) == {FROZEN, "state"}
 
 
 class ModelWrapper(Model):

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jengine.config import paths
 from jengine.config.errors import config_path
 from jengine.config.plugins import load_each, load_provided
 from jengine.config.registry import MODELS, as_config
@@ -44,7 +43,6 @@ from jengine.model.nnx_state import (
     is_variable,
     list_module_types,
     list_variables,
-    merge,
     shapes,
     to_dict,
 )
@@ -180,32 +178,6 @@ class NnxModel(Model):
         adapters = [path for path in trained if isinstance(variables[path], nnx.LoRAParam)]
         self.adapter_paths = frozenset(map(".".join, adapters))
         return params, {FROZEN: to_dict(frozen), "state": rest}
-
-    def base_variables(self, params: Params, model_state: ModelState) -> tuple[PyTree, PyTree]:
-        """Return all parameters under the module's paths, and the model state without frozen
-        ones.
-        """
-        if not self._get_structure().has_frozen:
-            return params, model_state
-        return merge(model_state[FROZEN], params), model_state["state"]
-
-    def replace_base(
-        self, params: Params, model_state: ModelState, base_params: Params, base_state: PyTree
-    ) -> tuple[PyTree, PyTree]:
-        """Return the variables with the parameters that `base_params` has replaced.
-
-        Others, as adapters, stay.
-        """
-        base = paths.flatten(base_params)
-        # With `wrt` a part of the parameters lives in the state, and a base checkpoint has them all
-        # in one tree.
-        if not self._get_structure().has_frozen:
-            return base_params, base_state
-        params, frozen = (
-            paths.map_with_path(lambda path, leaf: base.get(path, leaf), tree)
-            for tree in (params, model_state[FROZEN])
-        )
-        return params, {FROZEN: frozen, "state": base_state}
 
     def loss(
         self,

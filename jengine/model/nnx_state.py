@@ -97,18 +97,6 @@ def from_dict(values: PyTree, like: "nnx.State") -> Any:
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested dicts with the arrays of both.
-
-    >>> merge({"a": {"b": 1}}, {"a": {"c": 2}})
-    {'a': {'b': 1, 'c': 2}}
-    """
-    merged: dict[str, Any] = traverse_util.unflatten_dict(
-        traverse_util.flatten_dict(first) | traverse_util.flatten_dict(second)
-    )
-    return merged
-
-
 def shapes(variable: Any) -> dict[Path, tuple[int, ...]]:
     """Return the array shapes in a variable by path."""
     return {path: jnp.shape(leaf) for path, leaf in named_leaves(variable).items()}

@@ -439,11 +439,11 @@ class OptimWrapper:
             return {}
         return {"momentum": [get_momentum(group) for group in self.param_groups]}
 
-    def group_table(self) -> tuple[list[str], list[list[str]]]:
+    def group_table(self, with_roles: bool = False) -> tuple[list[str], list[list[str]]]:
         """Return the parameter groups as a table: column names, and rows of strings once
-        parameters are known.
+        parameters are known; with their roles if asked for, for which the model may be traced.
         """
-        return self.grouped.table()
+        return self.grouped.table(with_roles)
 
     def group_state_dict(self) -> dict[str, Any]:
         """Return all group settings as JSON-compatible values."""

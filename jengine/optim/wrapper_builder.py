@@ -2,19 +2,27 @@
 
 import copy
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from jengine.config.containers import resolve
 from jengine.config.errors import config_path
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.model.roles import Roles
 from jengine.optim.optimizers.optimizer_builder import is_optimizer
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 
+# from `paramwise_cfg['roles']` and optionally `phases`
+RolesFinder: TypeAlias = Callable[..., Roles]
+
 
 def build_optim_wrapper(
-    params_or_model: Any, cfg: Mapping[str, Any], *, module_types: Mapping[str, str] | None = None
+    params_or_model: Any,
+    cfg: Mapping[str, Any],
+    *,
+    module_types: Mapping[str, str] | None = None,
+    roles: RolesFinder | None = None,
 ) -> Any:
     """Build an optimizer wrapper.
 
@@ -38,7 +46,9 @@ def build_optim_wrapper(
         Or a dict of these by name, for several optimizers (see `MultiOptimWrapperConstructor`). It
         is not modified.
       module_types: dotted module path -> class name, by which rules recognise norms and
-        convolutions; without it they use names and shapes.
+        convolutions; without it they use roles.
+      roles: function from `paramwise_cfg['roles']` to the roles of the parameters, see
+        `jengine.model.parameter_roles`; without it names and shapes tell roles.
 
     Returns:
       The result of the constructor: an OptimWrapper, or an OptimWrapperDict.
@@ -48,11 +58,14 @@ def build_optim_wrapper(
       ArgumentError, KeyError, TypeError, ValueError: an invalid config.
     """
     with config_path("optim_wrapper"):
-        return construct(params_or_model, cfg, module_types)
+        return construct(params_or_model, cfg, module_types, roles)
 
 
 def construct(
-    params_or_model: Any, cfg: Mapping[str, Any], module_types: Mapping[str, str] | None
+    params_or_model: Any,
+    cfg: Mapping[str, Any],
+    module_types: Mapping[str, str] | None,
+    roles: RolesFinder | None,
 ) -> Any:
     """Build like `build_optim_wrapper`, but at the current config path.
 
@@ -61,6 +74,8 @@ def construct(
     if isinstance(cfg, OptimWrapper) or (isinstance(cfg, OptimWrapperDict) and len(cfg) == 1):
         return cfg
     constructor = _build_constructor(dict(cfg) if isinstance(cfg, OptimWrapperDict) else cfg)
+    if hasattr(constructor, "find_roles"):
+        constructor.find_roles = roles
     # custom constructors only have to accept the model
     if "module_types" in inspect.signature(constructor.__call__).parameters:
         return constructor(params_or_model, module_types=module_types)

@@ -98,12 +98,12 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
             for key, value in get(wrapper).items()
         }
 
-    def group_table(self) -> tuple[list[str], list[list[str]]]:
+    def group_table(self, with_roles: bool = False) -> tuple[list[str], list[list[str]]]:
         """Return one table of the groups of all wrappers, called `<name>.<group>`."""
         columns: list[str] = []
         rows: list[list[str]] = []
         for name, wrapper in self.items():
-            columns, group_rows = wrapper.group_table()
+            columns, group_rows = wrapper.group_table(with_roles)
             rows += [[f"{name}.{row[0]}", *row[1:]] for row in group_rows]
         return columns, rows
 

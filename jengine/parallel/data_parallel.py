@@ -151,15 +151,8 @@ class DataParallel(MeshStrategy):
             )
 
         def replica(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
-            # The step derives its key from the state's; without an own key, replicas would drop out
-            # the same units.
             with replicas_along(self.axis_name):
-                new_state, metrics = step(
-                    state.replace(rng=self._replica_key(state.rng)), batch, hyperparams
-                )
-            # The common key goes on: one per replica would not be replicated, as the specs say it
-            # is.
-            return new_state.replace(rng=state.rng), metrics
+                return step(state, batch, hyperparams)
 
         return (
             self._pmap(replica, chunked)
@@ -335,17 +328,6 @@ class DataParallel(MeshStrategy):
         """Return how `shard_map` divides each leaf: along the replica axis, or not at all."""
         return paths.map_with_path(
             lambda path, _: self._per_replica if is_per_replica(path) else PartitionSpec(), state
-        )
-
-    def _replica_key(self, rng: jax.Array) -> jax.Array:
-        """Return a different key for each replica.
-
-        A single replica has the key of a single device.
-        """
-        if self.replicas == 1:
-            return rng
-        return jax.random.key_data(
-            jax.random.fold_in(jax.random.wrap_key_data(rng), jax.lax.axis_index(self.axis_name))
         )
 
 

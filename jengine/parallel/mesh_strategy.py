@@ -128,8 +128,9 @@ class MeshStrategy(Strategy):
         """Return the sharding for every leaf in a training state, or in a part that is `under` a
         path with a dot.
 
-        A leaf is sharded like the parameter whose path is the end of the leaf's path; other leaves
-        are replicated.
+        A leaf is sharded like the parameter whose path is the end of the leaf's path. What an
+        optimizer keeps for a parameter in another shape is sharded by its size; other leaves are
+        replicated.
         """
         return paths.map_with_path(
             lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree
@@ -247,11 +248,16 @@ class MeshStrategy(Strategy):
         # Moments, averages and frozen parameters have the parameter's path at the end of their own.
         # The shape tells them from factored moments of the same name.
         parts = path.split(".")
-        for start in range(len(parts)):  # from the whole path to its last segment
-            param_shape, spec = self._specs.get(".".join(parts[start:]), (None, None))
-            if spec is not None and param_shape == tuple(shape):
+        names = [".".join(parts[start:]) for start in range(len(parts))]  # the longest first
+        found = [self._specs[name] for name in names if name in self._specs]
+        for param_shape, spec in found:
+            if param_shape == tuple(shape):
                 return spec
-        return PartitionSpec()
+        return (
+            self._placement.spec_by_size(shape)
+            if found and parts[0] == "opt_state"
+            else PartitionSpec()
+        )
 
     def sharding(self, *axes: Axis) -> NamedSharding:
         """Return the sharding over these mesh axes, one entry per array axis.

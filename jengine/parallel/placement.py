@@ -123,14 +123,22 @@ class Placement:
             return Placed(
                 self._spec(path, shape, axes, f"its logical axes {tuple(names)}"), "logical axes"
             )
+        spec = self.spec_by_size(shape)
+        return Placed(spec, "fsdp" if spec else "")
+
+    def spec_by_size(self, shape: tuple[int, ...]) -> PartitionSpec:
+        """Return the sharding of an array without a rule.
+
+        If it is large, it is `fsdp` along the largest divisible axis.
+        """
         count = self.mesh.shape.get("fsdp", 1)
         # JAX rejects a sharding that does not divide the array's axis evenly.
         divisible = [axis for axis, size in enumerate(shape) if size % count == 0]
         # A small parameter saves little memory, and gathering it costs an exchange in each step.
         if count == 1 or math.prod(shape) < self._fsdp_min_size or not divisible:
-            return Placed(PartitionSpec(), "")
+            return PartitionSpec()
         largest = max(divisible, key=lambda axis: shape[axis])
-        return Placed(PartitionSpec(*(None,) * largest, "fsdp"), "fsdp")
+        return PartitionSpec(*(None,) * largest, "fsdp")
 
     def _logical_axis(self, name: Axis) -> Axis:
         """Return the mesh axis, or axes, for a logical axis; None if there is none."""

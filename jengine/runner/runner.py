@@ -26,6 +26,7 @@ from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import Progress
 from jengine.model.model import get_model
 from jengine.model.precision import build_model
+from jengine.model.roles import parameter_roles
 from jengine.optim.batch_size import warn_of_accumulation
 from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper import OptimWrapper
@@ -349,9 +350,19 @@ class Runner:
             optim_wrapper = self._sections["optim_wrapper"]
             if not isinstance(optim_wrapper, OptimWrapper):
                 with self._loaders.example("train_dataloader") as batch:
-                    params = self._initializer.param_shapes(batch)
+                    params, model_state = self._initializer.shapes(batch)
+                    find_roles = functools.partial(
+                        parameter_roles,
+                        self.model,
+                        params,
+                        batch=jax.eval_shape(lambda: batch),
+                        model_state=model_state,
+                    )
                     optim_wrapper = build_optim_wrapper(
-                        params, optim_wrapper, module_types=self.model.module_types
+                        params,
+                        optim_wrapper,
+                        module_types=self.model.module_types,
+                        roles=find_roles,
                     )
             self.optim_wrapper = optim_wrapper
             for wrapper in wrappers_by_name(optim_wrapper).values():

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from optax import Params, Updates
 
+from jengine.config import paths
 from jengine.data.batch_check import Batch
+from jengine.model.adapters import to_loss_dict
 from jengine.model.model import Model
 from jengine.optim.gradients import loss_names
 from jengine.optim.transforms.fields import get_field
@@ -27,9 +29,11 @@ from jengine.train.traced_hooks import StepContext, TracedHooks
 
 PyTree = Any
 LossFn = Callable[[PyTree], Any]  # params -> losses, or (losses, model_state)
+Combine = Callable[[PyTree, PyTree], tuple[PyTree, PyTree]]
 # Within a model's own step, the entry of `hook_state` with the decision of hooks on the update,
 # bool[]; it is part of the state because `ctx.apply` may be called in a loop of JAX.
 _APPLY = "apply_update"
+_SHARED_STREAM = 0x73686172  # apart from the keys of a single device, and from small numbers
 
 
 class LossGradients(NamedTuple):
@@ -70,27 +74,45 @@ class UpdateContext:
     Attributes:
       batch: the batch, as `train_step` gets it: `ctx.update` leaves out the examples that its mask
         marks as padding.
-      rng: key<fry>[], of this iteration; see `fold_in`.
+      rng: key<fry>[], of this iteration, and of this replica; see `fold_in`.
+      shared_rng: key<fry>[], of this iteration, the same on all replicas and on any number of them:
+        for noise that is added to a sum over replicas.
       hyperparams: f32 arrays by name: those of the optimizers, and those that hooks have set.
       optimizers: the optimizer wrappers by name, '' for a single one.
-      axis_name: the replicas' mapped axis, None without one; see `mean`.
+      axis_name: the replicas' mapped axis, None without one; see `mean` and `sum`.
     """
 
     batch: Batch
     rng: jax.Array
+    shared_rng: jax.Array
     hyperparams: Mapping[str, Any]
     optimizers: Mapping[str, OptimWrapper]
     axis_name: str | None
     _hooks: TracedHooks
     _constrain: Constrain
     _gather_tables: Gather
+    _combine: Combine = lambda params, model_state: (params, model_state)
+    _update_state: Callable[[PyTree, PyTree], PyTree] = lambda old, new: new
+
+    def with_modules(
+        self, combine: Combine, update_state: Callable[[PyTree, PyTree], PyTree]
+    ) -> "UpdateContext":
+        """Return a context whose loss functions get modules, or other trees, in the place of
+        parameters.
+
+        Args:
+          combine: `(params, model_state) -> (module, module's state)`.
+          update_state: `(model_state, module's new state) -> model_state`.
+        """
+        return dataclasses.replace(self, _combine=combine, _update_state=update_state)
 
     def fold_in(self, data: int | jax.Array) -> "UpdateContext":
-        """Return a context with another key, for one of several updates.
+        """Return a context with other keys, for one of several updates.
 
         Hooks derive their keys from it.
         """
-        return dataclasses.replace(self, rng=jax.random.fold_in(self.rng, data))
+        rng, shared_rng = (jax.random.fold_in(key, data) for key in (self.rng, self.shared_rng))
+        return dataclasses.replace(self, rng=rng, shared_rng=shared_rng)
 
     def gradients(self, state: TrainState, loss_fn: LossFn, optimizer: str = "") -> LossGradients:
         """Differentiate a loss at `state.params`, with respect to the parameters that the optimizer
@@ -126,7 +148,8 @@ class UpdateContext:
 
         Args:
           state, optimizer: as for `gradients`.
-          grads: unscaled gradients, like the parameters; those of replicas are averaged.
+          grads: unscaled gradients, like the parameters; those of replicas are averaged. Without
+            replicas also those of single examples, for an optimizer such as `optax.contrib.dpsgd`.
           metrics: the metrics so far, which hooks see: `NumericsGuardHook` looks at the losses.
           weight: f32[], the weight of these gradients in a mean over replicas, as in
             `LossGradients`.
@@ -134,7 +157,19 @@ class UpdateContext:
         Returns:
           The new state, and the metrics with those of the optimizer and of hooks, such as
           'grad_norm'.
+
+        Raises:
+          ValueError: gradients of single examples on replicas, whose mean would mix examples.
         """
+        if self.replicas > 1:
+            shapes = paths.flatten(state.params)
+            for path, grad in paths.flatten(grads).items():
+                if path in shapes and jnp.shape(grad) != jnp.shape(shapes[path]):
+                    raise ValueError(
+                        f"`grads` must have the shapes of the parameters on replicas, got "
+                        f"{jax.typeof(grad).str_short()} for {path!r}; clip gradients of single "
+                        "examples and add them up in the step, with `ctx.sum`"
+                    )
         phase = Phase(optimizer, self._wrapper(optimizer), _no_loss)
         if (scale := self._loss_scale(state, optimizer)) is not None:
             # The wrapper divides by the scale again, so gradients that were computed without it
@@ -164,6 +199,19 @@ class UpdateContext:
         """
         return tree if self.axis_name is None else jax.lax.pmean(tree, self.axis_name)
 
+    def sum(self, tree: PyTree) -> PyTree:
+        """Return the sum over replicas of `DataParallel`.
+
+        The tree itself elsewhere, where there is one batch. `apply` takes the mean of its gradients
+        over replicas, which leaves a sum as it is.
+        """
+        return tree if self.axis_name is None else jax.lax.psum(tree, self.axis_name)
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas, each with a batch of its own; 1 except in `DataParallel`."""
+        return 1 if self.axis_name is None else jax.lax.axis_size(self.axis_name)
+
     def _wrapper(self, optimizer: str) -> OptimWrapper:
         if optimizer not in self.optimizers:
             names = (
@@ -176,10 +224,12 @@ class UpdateContext:
         def loss(
             params: Params, model_state: PyTree, batch: Batch, **_: Any
         ) -> tuple[Mapping[str, Any], PyTree]:
-            losses, new_state = (
-                outputs if isinstance(outputs := loss_fn(params), tuple) else (outputs, model_state)
-            )
-            return losses if isinstance(losses, Mapping) else {"loss": losses}, new_state
+            outputs = loss_fn(self._combine(params, model_state)[0])
+            losses = outputs
+            if type(outputs) is tuple:  # a NamedTuple may be the losses
+                losses, new_state = outputs
+                model_state = self._update_state(model_state, new_state)
+            return to_loss_dict(losses), model_state
 
         return Phase(optimizer, self._wrapper(optimizer), loss)
 
@@ -265,6 +315,7 @@ class OwnStep(NamedTuple):
             update_ctx = UpdateContext(
                 ctx.batch,
                 ctx.rng,
+                jax.random.fold_in(jax.random.fold_in(state.key, _SHARED_STREAM), state.step),
                 ctx.hyperparams,
                 self.optimizers,
                 ctx.axis_name,

@@ -88,8 +88,13 @@ class TrainStep:
         iteration updates or not.
         """
         batches = batch if any(phase.batch for phase in self.phases) else (batch,)
+        axis_name = next(iter(wrappers_by_name(self.optim_wrapper).values())).axis_name
+        key = state.key
+        # without a key of their own, replicas would drop out the same units
+        if axis_name is not None and jax.lax.axis_size(axis_name) > 1:
+            key = jax.random.fold_in(key, jax.lax.axis_index(axis_name))
         # no chain of splits: a resumed run has the same keys
-        rng = jax.random.fold_in(state.key, state.step)
+        rng = jax.random.fold_in(key, state.step)
         ctx = StepContext(
             step=state.step,
             rng=rng,
@@ -101,8 +106,7 @@ class TrainStep:
             model_state=state.model_state,
             opt_state=state.opt_state,
             old_params=state.params,
-            # which all optimizers share
-            axis_name=next(iter(wrappers_by_name(self.optim_wrapper).values())).axis_name,
+            axis_name=axis_name,  # which all optimizers share
         )
         ctx, hook_state = self.hooks.run("traced_batch", ctx, state.hook_state)
         if self.own is not None:

@@ -19,7 +19,7 @@ class StepContext(struct.PyTreeNode):
 
     Attributes:
       step: int32[], iterations done before this one.
-      rng: key<fry>[], for this hook in this iteration.
+      rng: key<fry>[], for this hook in this iteration, another one on each replica.
       batch: the batch.
       hyperparams: f32 arrays by name, passed by the host.
       params: parameters; before the update at `traced_batch` and `traced_grads`, after it at

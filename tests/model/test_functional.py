@@ -6,11 +6,14 @@ import typing
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from jengine.config.errors import ConfigError
+from jengine.evaluation import MeanLoss
 from jengine.model import FunctionalModel
-from jengine.optim import build_optim_wrapper
+from jengine.optim import OptimWrapper, build_optim_wrapper
+from jengine.train import build_train_step, create_train_state
 
 BATCH = {"x": jnp.array([1.0, 3.0])}
 
@@ -118,3 +121,36 @@ def test_a_named_tuple_of_two_fields_is_the_parameters_and_not_a_pair():
     assert model_state == {}
     with pytest.raises(TypeError, match=r"must return \(params, model_state\), .* got ActorCritic"):
         FunctionalModel(init, lambda params, model_state, batch: 0.0).init(jax.random.key(0), None)
+
+
+class Losses(typing.NamedTuple):
+    policy_loss: jax.Array
+    value_loss: jax.Array
+    entropy: jax.Array
+
+
+def joint(params, batch):
+    return Losses((params["w"] * batch["x"]).mean(), jnp.square(params["w"]), 0.5)
+
+
+def own_step(state, batch, ctx):
+    return ctx.update(state, lambda params: joint(params, batch))
+
+
+@pytest.mark.parametrize("functions", [dict(loss=joint), dict(train_step=own_step)])
+def test_losses_may_be_a_named_tuple(functions):
+    model = FunctionalModel(lambda: {"w": jnp.ones(())}, **functions)
+    wrapper = OptimWrapper(optax.sgd(0.5))
+    state = create_train_state(*model.init(jax.random.key(0), BATCH), wrapper, rng=jax.random.key(0))
+    state, metrics = jax.jit(build_train_step(model, wrapper))(state, BATCH, wrapper.hyperparams)
+    # the mean of 1 and 3, and 1 squared; 1 - 0.5 * (2 + 2 * 1)
+    assert {name: float(value) for name, value in metrics.items()} == {
+        "loss": 3.0, "policy_loss": 2.0, "value_loss": 1.0, "entropy": 0.5,
+    }  # fmt: skip
+    assert float(state.params["w"]) == -1.0
+
+
+def test_a_mean_loss_may_be_a_named_tuple():
+    metric = MeanLoss(lambda outputs, batch: Losses(outputs, 2 * outputs, outputs), parts=["policy_loss", "value_loss", "entropy"])
+    state = metric.update(metric.init(), jnp.array([1.0, 3.0]), BATCH)
+    assert metric.compute(state) == {"loss": 6.0, "policy_loss": 2.0, "value_loss": 4.0, "entropy": 2.0}

@@ -292,3 +292,60 @@ def test_a_hyperparameter_of_one_of_several_optimizers_is_set_by_its_name(train)
     assert runner.optim_wrapper["critic"].param_groups[0]["betas"] == (0.25, 0.999)
     assert runner.optim_wrapper["gen"].param_groups[0]["betas"] == (0.9, 0.999)
     assert not runner.hyperparams
+
+
+def joint_loss(params, batch):
+    advantage = batch["x"] @ params["critic"]["w"] - batch["y"]
+    return jnp.square(advantage) + advantage * (batch["x"] @ params["actor"]["w"])
+
+
+def joint_init():
+    return {"actor": {"w": jnp.ones(2)}, "critic": {"w": jnp.zeros(2)}}
+
+
+CHAINS = {"a": optax.adam(3e-2), "c": optax.sgd(1e-1)}
+GROUPS = {"actor": dict(lr=1e-2), "critic": dict(lr=1e-1)}
+JOINT = [{"x": x, "y": x[:, 0]} for x in np.random.default_rng(1).standard_normal((4, 8, 2)).astype(np.float32)]
+
+
+def both_from_one_gradient(state, batch, ctx):
+    loss, grads = jax.value_and_grad(lambda params: joint_loss(params, batch).mean())(state.params)
+    state, metrics = ctx.apply(state, grads, {"loss": loss}, "actor")
+    return ctx.apply(state, grads, metrics, "critic")
+
+
+@pytest.mark.parametrize(
+    ("optim_wrapper", "txs"),
+    [
+        (optax.partition(CHAINS, {"actor": "a", "critic": "c"}), (CHAINS["a"], CHAINS["c"])),
+        (
+            dict(optimizer=dict(type="SGD", lr=1.0), paramwise_cfg=dict(custom_keys=GROUPS)),
+            (optax.sgd(1e-2), optax.sgd(1e-1)),
+        ),
+        (dict(actor=CHAINS["a"], critic=CHAINS["c"]), (CHAINS["a"], CHAINS["c"])),
+    ],
+    ids=["chains", "groups", "own step"],
+)
+def test_two_networks_are_updated_from_one_gradient(optim_wrapper, txs, tmp_path):
+    is_own = "actor" in optim_wrapper if isinstance(optim_wrapper, dict) else False
+    step = dict(train_step=both_from_one_gradient) if is_own else dict(loss=joint_loss)
+    runner = Runner(FunctionalModel(joint_init, **step), tmp_path, train_dataloader=JOINT, optim_wrapper=optim_wrapper,
+                    train_cfg=dict(by_epoch=False, max_iters=4))  # fmt: skip
+    params = runner.train().params
+    expected = joint_init()
+    opt_states = {name: tx.init(expected[name]) for name, tx in zip(expected, txs, strict=True)}
+    for batch in JOINT:
+        grads = jax.grad(lambda params: joint_loss(params, batch).mean())(expected)  # noqa: B023
+        for name, tx in zip(("actor", "critic"), txs, strict=True):
+            updates, opt_states[name] = tx.update(grads[name], opt_states[name], expected[name])
+            expected = {**expected, name: optax.apply_updates(expected[name], updates)}
+    for name in expected:
+        np.testing.assert_allclose(params[name]["w"], expected[name]["w"], rtol=1e-5)
+
+
+def test_one_loss_for_several_optimizers_is_refused_with_the_form_of_one_chain(tmp_path):
+    wrappers = dict(actor=optax.sgd(0.1), critic=optax.sgd(0.1))
+    runner = Runner(FunctionalModel(joint_init, joint_loss), tmp_path, train_dataloader=JOINT, optim_wrapper=wrappers,
+                    train_cfg=dict(by_epoch=False, max_iters=4))  # fmt: skip
+    with pytest.raises(KeyError, match=r"one loss for several networks .* takes one optimizer: .* or optax.partition"):
+        runner.train()

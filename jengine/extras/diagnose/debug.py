@@ -19,6 +19,7 @@ from jengine.config.errors import ConfigError
 from jengine.config.plugins import load_provided, provided
 from jengine.data.collate import stack_batches
 from jengine.data.host_entries import select_arrays
+from jengine.extras.diagnose.unreached import describe_unreached
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.tables import format_table
@@ -49,7 +50,7 @@ class DebugHook(Hook):
     def before_train(self, runner: Any) -> None:
         """Compile the step and report its memory before it can fail on the device."""
         self._stop = runner.iter + max(_STEPS, runner.train_loop.steps_per_call)
-        self.report += describe_memory(runner)
+        self.report += [*describe_memory(runner), *describe_unreached(runner)]
         print("\n".join(self.report), flush=True)
 
     def after_train_iter(

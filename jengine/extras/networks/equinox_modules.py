@@ -1,5 +1,5 @@
-"""Equinox modules as parameters: split into arrays by path and static parts, and put together
-again.
+"""Trees of which a part is trained, such as Equinox modules: split into arrays by path and static
+parts, and put together again.
 
 An `eqx.Module` is a pytree with arrays, and with functions and numbers that are no parameters, such
 as the activation in an `eqx.nn.MLP`. The engine trains and stores nested dicts with arrays, so that
@@ -9,21 +9,30 @@ paths, checkpoints and rules are as for other networks; user functions get the m
 import dataclasses
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jengine.config import paths
+from jengine.config.errors import ConfigError
+from jengine.extras.networks.path_rules import check_match, compile_rule, is_match
 from jengine.model.model import FROZEN, ModelState, Params, PyTree
-from jengine.model.module_types import ModuleType, describe_modules
+from jengine.model.module_types import ModuleType, describe_modules, has_equinox_modules
+
+# A function of the dotted path and the array, or regular expressions for paths
+Trainable = Callable[[str, Any], bool] | Sequence[str] | None
 
 
 def select_params(tree: PyTree) -> tuple[PyTree, dict[str, ModuleType]]:
     """Return modules with None for all but the floating-point arrays, `eqx.filter(tree,
     eqx.is_inexact_array)`, and the module types by dotted path.
     """
-    params = jax.tree.map(lambda leaf: leaf if _is_trained(leaf) else None, tree)
+    fixed = _fixed_paths(tree)
+    params = paths.map_with_path(
+        lambda path, leaf: leaf if _is_trained(leaf) and not path.startswith(fixed) else None, tree
+    )
     return params, list_module_types(tree)
 
 
@@ -64,7 +73,7 @@ class Partition(NamedTuple):
 
     module: "_Static"
     state: "_Static"
-    has_frozen: bool  # whether there are arrays of integers or keys, which are not trained
+    has_frozen: bool  # whether there are arrays that are not trained
 
     def combine(
         self, params: Params, model_state: ModelState, train: bool
@@ -76,7 +85,7 @@ class Partition(NamedTuple):
             (model_state[FROZEN], model_state["state"]) if self.has_frozen else ({}, model_state)
         )
         module = self.module.build({**paths.flatten(params), **paths.flatten(frozen)})
-        if not train:
+        if not train and has_equinox_modules(module):
             module = sys.modules["equinox"].nn.inference_mode(module)
         return module, self.state.build(paths.flatten(state))
 
@@ -100,19 +109,26 @@ class _Static(NamedTuple):
 
 
 def split_module(
-    module: PyTree, state: PyTree
+    module: PyTree, state: PyTree, trainable: Trainable = None
 ) -> tuple[Partition, PyTree, PyTree, dict[str, ModuleType]]:
     """Split modules and an `eqx.nn.State` into static parts, parameters and model state.
 
     Args:
-      module: an `eqx.Module`, or a tree with several.
+      module: an `eqx.Module`, a tree with several, or another tree of arrays.
       state: the state from `eqx.nn.make_with_state`; {} for none.
+      trainable: which floating-point arrays to train; None for all. Those within a class
+        `NonTrainable`, as that of paramax, never are: it stops their gradients.
 
     Returns:
-      The partition, the floating-point arrays as nested dicts, and the model state: the arrays in
+      The partition, the trained arrays as nested dicts, and the model state: the arrays in
       `state` as nested dicts, in an item `state` if the module has other arrays, which are in
       `frozen`; and the module types by dotted path.
+
+    Raises:
+      ConfigError: `trainable` selects nothing, or has a rule that does.
     """
+    if not has_equinox_modules(module):
+        module = jax.tree.map(jnp.asarray, module)  # its numbers are arrays too
     if any(_is_state(node) for node in jax.tree.leaves(module, is_leaf=_is_state)):
         raise TypeError(
             "the parameters must be modules, got an eqx.nn.State among them; `init` may return "
@@ -121,7 +137,18 @@ def split_module(
         )
     leaves = paths.flatten(module)
     state_leaves = _state_leaves(state)
-    params = {path: leaf for path, leaf in leaves.items() if _is_trained(leaf)}
+    is_selected = _build_filter(trainable, leaves)
+    fixed = _fixed_paths(module)
+    params = {
+        path: leaf
+        for path, leaf in leaves.items()
+        if _is_trained(leaf) and not path.startswith(fixed) and is_selected(path, leaf)
+    }
+    if trainable is not None and not params:
+        raise ConfigError(
+            "FunctionalModel: `trainable` must select a floating-point array, got none of "
+            f"{', '.join(leaves)}"
+        )
     # Keys and integer tables cannot be differentiated, but belong in checkpoints.
     frozen = {
         path: x for path, x in leaves.items() if isinstance(x, jax.Array) and path not in params
@@ -141,13 +168,36 @@ def split_module(
     )
 
 
+def _build_filter(trainable: Trainable, leaves: Mapping[str, Any]) -> Callable[[str, Any], bool]:
+    if trainable is None:
+        return lambda path, leaf: True
+    if callable(trainable):
+        return trainable
+    rules = [compile_rule(pattern, "FunctionalModel") for pattern in trainable]
+    for rule in rules:
+        check_match("FunctionalModel", "trainable", "a parameter", rule, list(leaves))
+    return lambda path, leaf: any(is_match(rule, path) for rule in rules)
+
+
+def _fixed_paths(tree: PyTree) -> tuple[str, ...]:
+    """Return the starts of the paths of arrays whose gradients their module stops."""
+    # By name: paramax and flowjax have a class each, and neither need be installed.
+    return tuple(
+        "".join(f"{name}." for name in path)
+        for path, module in _iterate_modules(tree, ())
+        if any(cls.__name__ == "NonTrainable" for cls in type(module).__mro__)
+    )
+
+
 def _is_module(node: object) -> bool:
-    # through `sys.modules`: a tree with modules means that Equinox is imported
-    return isinstance(node, sys.modules["equinox"].Module)
+    # If Equinox is not imported, no tree can contain its modules
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(node, equinox.Module)
 
 
 def _is_state(node: object) -> bool:
-    return isinstance(node, sys.modules["equinox"].nn.State)
+    equinox = sys.modules.get("equinox")
+    return equinox is not None and isinstance(node, equinox.nn.State)
 
 
 def _is_trained(leaf: Any) -> bool:

@@ -21,6 +21,7 @@ from jengine.config import paths
 from jengine.config.annotations import ConfigOf, Count, Index, Positive
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import MODELS, check_arguments
+from jengine.extras.networks.path_rules import Rule, check_match, compile_rule, is_match
 from jengine.model.model import (
     FROZEN,
     Batch,
@@ -99,7 +100,7 @@ class LoRA(ModelWrapper):
         with config_path("targets"):
             self._targets = _parse_targets(targets, {"rank": rank, "alpha": alpha})
         with config_path("trainable"):
-            self._trainable = [_compile(pattern) for pattern in trainable]
+            self._trainable = [compile_rule(pattern, "LoRA") for pattern in trainable]
         self._treedef: Any = None
         self._paths: list[str] = []
 
@@ -119,14 +120,14 @@ class LoRA(ModelWrapper):
         trained = {
             path: leaf
             for path, leaf in leaves.items()
-            if any(_matches(rule, path) for rule in self._trainable)
+            if any(is_match(rule, path) for rule in self._trainable)
         }
         frozen = {path: leaf for path, leaf in leaves.items() if path not in trained}
         self._check_all_match(leaves, frozen)
         scales = {}
         keys = jax.random.fold_in(rng, 0x10A)  # apart from the keys of the model
         for index, (path, kernel) in enumerate(frozen.items()):
-            matching = (target for rule, target in self._targets if _matches(rule, path))
+            matching = (target for rule, target in self._targets if is_match(rule, path))
             target = next(
                 (target for target in matching if self._is_kernel(path, kernel, target)), None
             )
@@ -230,9 +231,9 @@ class LoRA(ModelWrapper):
     def _check_all_match(self, leaves: Mapping[str, Any], frozen: Mapping[str, Any]) -> None:
         for rule, target in self._targets:
             kernels = [path for path, leaf in frozen.items() if self._is_kernel(path, leaf, target)]
-            _check_match("targets", "a kernel that is not trained itself", rule, kernels)
+            check_match("LoRA", "targets", "a kernel that is not trained itself", rule, kernels)
         for rule in self._trainable:
-            _check_match("trainable", "a parameter", rule, list(leaves))
+            check_match("LoRA", "trainable", "a parameter", rule, list(leaves))
 
 
 def add_updates(
@@ -251,9 +252,7 @@ def add_updates(
     return merged
 
 
-def _parse_targets(
-    targets: Any, defaults: Mapping[str, Any]
-) -> list[tuple[re.Pattern[str], Target]]:
+def _parse_targets(targets: Any, defaults: Mapping[str, Any]) -> list[tuple[Rule, Target]]:
     parsed = []
     # A list of pairs is allowed since keys of a ConfigDict must have no dots, which patterns have.
     for item in targets.items() if hasattr(targets, "items") else targets:
@@ -267,36 +266,10 @@ def _parse_targets(
         with config_path(pattern):
             arguments = {**defaults, **dict(settings)}
             check_arguments(Target, arguments)
-            parsed.append((_compile(pattern), Target(**arguments)))
+            parsed.append((compile_rule(pattern, "LoRA"), Target(**arguments)))
     if not parsed:
         raise ConfigError("LoRA: `targets` must have at least one rule, got none")
     return parsed
-
-
-def _compile(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"LoRA: a rule must be a regular expression, got {pattern!r}: {error}"
-        ) from None
-
-
-def _matches(rule: re.Pattern[str], path: str) -> bool:
-    return any(rule.search(alias) for alias in paths.path_aliases(path))
-
-
-def _check_match(
-    argument: str, required: str, rule: re.Pattern[str], candidates: Sequence[str]
-) -> None:
-    if not any(_matches(rule, path) for path in candidates):
-        hint = (
-            paths.closest_paths(rule.pattern, candidates)
-            or f"; the first are {', '.join(candidates[:5])}"
-        )
-        raise ConfigError(
-            f"LoRA: each rule of `{argument}` must match {required}, got {rule.pattern!r}{hint}"
-        )
 
 
 def _init_pair(

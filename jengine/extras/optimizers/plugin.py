@@ -6,7 +6,8 @@ provides = {
         "ExpMomentumEMA": "jengine.extras.optimizers.averages",
     },
     "HOOKS": {
-        "ScheduleFreeHook": "jengine.extras.optimizers.schedule_free",
+        "LookaheadHook": "jengine.extras.optimizers.evaluated_params",
+        "ScheduleFreeHook": "jengine.extras.optimizers.evaluated_params",
     },
     "OPTIMIZERS": {
         "ASGD": "jengine.extras.optimizers.averaged_sgd",
@@ -19,16 +20,19 @@ provides = {
         "LARS": "jengine.extras.optimizers.large_batch",
         "Lamb": "jengine.extras.optimizers.large_batch",
         "Lion": "jengine.extras.optimizers.muon",
-        "Muon": "jengine.extras.optimizers.aliases",
+        "Muon": "jengine.extras.optimizers.muon",
         "NAdam": "jengine.extras.optimizers.adam_variants",
         "Prodigy": "jengine.extras.optimizers.estimated_rate",
+        "NorMuon": "jengine.extras.optimizers.muon",
         "ProximalAdan": "jengine.extras.optimizers.adan",
         "RAdam": "jengine.extras.optimizers.adam_variants",
         "RMSprop": "jengine.extras.optimizers.rmsprop",
         "Rprop": "jengine.extras.optimizers.rmsprop",
+        "SOAP": "jengine.extras.optimizers.soap",
         "SparseAdam": "jengine.extras.optimizers.adam_variants",
         "TorchAdafactor": "jengine.extras.optimizers.adafactor",
         "TorchMuon": "jengine.extras.optimizers.muon",
+        "muon": "jengine.extras.optimizers.muon",
     },
     "PARAM_SCHEDULERS": {
         "CosineRestartLR": "jengine.extras.optimizers.schedules",
@@ -41,11 +45,20 @@ provides = {
         "QuadraticWarmupMomentum": "jengine.extras.optimizers.schedules",
         "QuadraticWarmupParamScheduler": "jengine.extras.optimizers.schedules",
     },
+    "names": {
+        "EvaluatedParamsHook": "jengine.extras.optimizers.evaluated_params",
+    },
     "optimizer_parts": {
+        "keep_slow_params": "jengine.extras.optimizers.evaluated_params",
         "reset_state": "jengine.extras.optimizers.freeze",
         "restrict_to_trainable": "jengine.extras.optimizers.freeze",
         "select_state": "jengine.extras.optimizers.freeze",
         "skip_frozen": "jengine.extras.optimizers.freeze",
+        "warn_of_muon": "jengine.extras.optimizers.muon",
+    },
+    "parameter_roles": {
+        "outline_step": "jengine.extras.optimizers.parameter_uses",
+        "trace_roles": "jengine.extras.optimizers.parameter_uses",
     },
     "OPTIM_WRAPPER_CONSTRUCTORS": {
         "LayerDecayOptimizerConstructor": "jengine.extras.optimizers.layer_decay",

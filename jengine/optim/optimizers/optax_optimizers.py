@@ -16,6 +16,7 @@ import optax.contrib
 from optax import OptState, Params, Updates
 
 from jengine.config.annotations import Decay, Fraction, NonNegative, check_values
+from jengine.config.plugins import load_provided
 from jengine.config.registry import OPTIMIZERS
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -64,7 +65,6 @@ OPTAX_CONTRIB_NAMES = (
     "madgrad",
     "momo",
     "momo_adam",
-    "muon",
     "prodigy",
     "schedule_free_adamw",
     "schedule_free_sgd",
@@ -99,7 +99,7 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
         hyperparams = {
             "learning_rate" if name == "lr" else name: value for name, value in settings.items()
         }
-        return [("optax", _set_hyperparams(tx, hyperparams) if hyperparams else tx)]
+        return [("optax", _plain(_set_hyperparams(tx, hyperparams) if hyperparams else tx))]
 
     # Nobody knows what a foreign transformation does with a tensor, so layers of a stack cannot
     # have settings of their own.
@@ -139,7 +139,7 @@ def from_factory(factory: Factory) -> Callable[..., Optimizer]:
         def parts(**arguments: Any) -> Parts:
             if has_rate:
                 arguments["learning_rate"] = arguments.pop("lr")
-            return [(name, factory(**arguments))]
+            return [(name, _plain(factory(**arguments)))]
 
         return Optimizer(name, settings, parts, hyperparams, per_parameter=(), whole_tensor=True)
 
@@ -211,17 +211,35 @@ def _set_hyperparams(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def _plain(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Return a transformation for the network's parameters: `optax.lookahead` takes a pair."""
+    state = _example_state(tx)
+    kinds = optax.LookaheadState
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
+    if not any(isinstance(node, kinds) for node in nodes):
+        return tx
+    keep_slow_params = load_provided("optimizer_parts", "keep_slow_params")
+    return keep_slow_params(optax.with_extra_args_support(tx))
+
+
+def _example_state(tx: optax.GradientTransformation) -> OptState | None:
+    """Return the state for small parameters; None for a transformation that requires others."""
+    leaf = {"parameter": jax.ShapeDtypeStruct((1,), jnp.float32)}
+    try:
+        # A pair for `optax.lookahead`, and a tree for others
+        return jax.eval_shape(tx.init, optax.LookaheadParams(leaf, leaf))
+    except Exception:
+        return None
+
+
 def _find_injected_hyperparams(tx: optax.GradientTransformation) -> dict[str, float]:
     """Return the hyperparameters that `optax.inject_hyperparams` keeps in the state and that
     have no schedule.
     """
-    try:
-        state = jax.eval_shape(tx.init, {"parameter": jax.ShapeDtypeStruct((1,), jnp.float32)})
-    except Exception:  # a transformation that requires other parameters
+    if not isinstance(_example_state(tx), optax.InjectStatefulHyperparamsState):
         return {}
-    if not isinstance(state, optax.InjectStatefulHyperparamsState):
-        return {}
-    state = tx.init({"parameter": jnp.zeros(1)})
+    leaf = {"parameter": jnp.zeros(1)}
+    state: Any = tx.init(optax.LookaheadParams(leaf, leaf))
     return {
         k: float(v)
         for k, v in state.hyperparams.items()
@@ -234,3 +252,5 @@ for _factory in (
     *(getattr(optax.contrib, n) for n in OPTAX_CONTRIB_NAMES),
 ):
     OPTIMIZERS.register_module()(from_factory(_factory))
+# Under the whole path, as `muon` is the name of jengine's own, which trains by role.
+OPTIMIZERS.register_module(name="optax.contrib.muon")(from_factory(optax.contrib.muon))

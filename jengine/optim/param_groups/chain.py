@@ -16,6 +16,7 @@ from optax import OptState, Params, Updates
 
 from jengine.config.plugins import load_provided
 from jengine.model.autocast import cast_floating_like
+from jengine.model.roles import Role
 from jengine.optim.optimizers.common import Parts, strip_weak_types, upcast
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups.param_group import GroupLayout
@@ -64,6 +65,7 @@ class GroupedChain:
         before: Parts,
         wrap: Wrap,
         layout_of: Callable[[Params], GroupLayout],
+        roles_of: Callable[[Params], Mapping[str, Role]],
         hyperparams_of: Callable[[], Any],
     ) -> optax.GradientTransformationExtraArgs:
         """Return the chain with the hyperparameters in the state, as in `optax.inject_hyperparams`.
@@ -77,6 +79,7 @@ class GroupedChain:
           before: parts that act on all gradients, before the optimizer.
           wrap: wraps the chain (see `accumulate_gradients`); it must not depend on hyperparameters.
           layout_of: returns the groups of the leaves in a tree.
+          roles_of: returns the roles of the leaves by path, for an optimizer by role.
           hyperparams_of: returns the initial hyperparameters.
         """
 
@@ -87,7 +90,7 @@ class GroupedChain:
             hyperparams = {
                 name: jnp.array(value, dtype) for name, value in hyperparams_of().items()
             }
-            inner = wrap(self._build(before, hyperparams, layout, params))
+            inner = wrap(self._build(before, hyperparams, layout, params, roles_of))
             inner_state = inner.init(upcast(layout.trainable(params)))
             # a weak type would be strong after the first update, and the step would compile twice
             return GroupHyperparamsState(hyperparams, strip_weak_types(inner_state))
@@ -115,7 +118,8 @@ class GroupedChain:
             layout = layout_of(grads if params is None else params)
             # Built anew in each trace: optax's factories close over their hyperparameters, here
             # over traced values.
-            chain = self._build(before, values, layout, grads if params is None else params)
+            like = grads if params is None else params
+            chain = self._build(before, values, layout, like, roles_of)
             if any(name.startswith(FROZEN) for name in given):
                 skip_frozen = load_provided("optimizer_parts", "skip_frozen")
                 chain = skip_frozen(chain, layout, given, self.members)
@@ -128,6 +132,8 @@ class GroupedChain:
             updates, inner_state = wrap(chain).update(
                 upcast(layout.trainable(grads)), state.inner_state, trainable, **extra
             )
+            if trainable is not None:
+                _check_shapes(layout, updates, trainable, self.optimizer.name)
             # zeros for frozen leaves
             updates = layout.combine(updates, jax.tree.map(jnp.zeros_like, grads))
             # like optax, which computes in the dtype of the gradients and parameters
@@ -143,7 +149,12 @@ class GroupedChain:
         return optax.GradientTransformationExtraArgs(init, update)
 
     def _build(
-        self, before: Parts, hyperparams: Mapping[str, jax.Array], layout: GroupLayout, like: Params
+        self,
+        before: Parts,
+        hyperparams: Mapping[str, jax.Array],
+        layout: GroupLayout,
+        like: Params,
+        roles_of: Callable[[Params], Mapping[str, Role]],
     ) -> optax.GradientTransformationExtraArgs:
         """Return the chain for the hyperparameters of a step.
 
@@ -155,6 +166,12 @@ class GroupedChain:
         per_parameter = layout.broadcast(
             {name: hyperparams[self.fields[name][0]] for name in names}, like
         )
+        if self.optimizer.kinds is not None:
+            known = roles_of(like)
+            members = zip(layout.paths, layout.groups, strict=True)
+            roles = layout.treedef.unflatten(
+                [None if group is None else known[path] for path, group in members]
+            )
         chains = []
         for index, groups in enumerate(self.members):
             first = self.settings[groups[0]]  # the others differ only in what is per parameter
@@ -172,6 +189,11 @@ class GroupedChain:
                     # float[] if there is one chain, else float[number of chains]
                     values = [value if value.ndim == 0 else value[index] for value in fields]
                     settings[name] = tuple(values) if isinstance(first[name], tuple) else values[0]
+            if self.optimizer.kinds is not None:
+                settings["roles"] = layout.select(roles, groups)
+            if self.optimizer.by_layer:
+                stacked = layout.treedef.unflatten(layout.stacked)
+                settings["stacked"] = layout.select(stacked, groups)
             chains.append(self.optimizer.parts(**settings))
         if len(chains) == 1:
             return _named_chain(*before, *chains[0])
@@ -190,6 +212,22 @@ class GroupedChain:
             for name in self.optimizer.hyperparams
         }
         return [name for name, initial in values.items() if name not in absent or any(initial)]
+
+
+def _check_shapes(layout: GroupLayout, updates: Updates, params: Params, name: str) -> None:
+    """Raise ValueError for an update that has another shape than its parameter.
+
+    The sum would broadcast: optimizers for gradients of single examples reduce the first axis, and
+    take that of a parameter for examples.
+    """
+    leaves = zip(layout.paths, layout.flatten(updates), layout.flatten(params), strict=True)
+    for path, update, param in leaves:
+        if param is not None and jnp.shape(update) != param.shape:
+            raise ValueError(
+                f"{name} must return an update of the shape {param.shape} for {path!r}, got "
+                f"{jnp.shape(update)}; an optimizer for gradients of single examples, such as "
+                "dpsgd, needs a `train_step` that computes them"
+            )
 
 
 def hyperparams_dtype(trainable: Params) -> Any:

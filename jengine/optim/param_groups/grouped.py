@@ -3,6 +3,7 @@
 What the compiled step does with them is in `chain`.
 """
 
+import collections
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ import optax
 from optax import Params
 
 from jengine.config import paths
+from jengine.model.roles import Role, parameter_roles
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.param_groups.chain import GroupedChain, Wrap, hyperparams_dtype
@@ -34,11 +36,15 @@ class GroupedOptimizer:
       base_param_settings: with more than one group, a group with the optimizer's own settings; None
         otherwise.
       unmatched: config keys that match no parameter, for the table.
+      find_roles: function that returns the parameters' roles; None if they are unknown.
+      stacked: the axes along which layers are stacked by path, as far as they are known.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.unmatched: list[str] = []
+        self.find_roles: Callable[[], Mapping[str, Role]] | None = None
+        self.stacked: Mapping[str, tuple[int, ...]] = {}
         # the paths in each group; None for all parameters
         self._members: list[list[str] | None] = [None]
         self.param_groups = [ParamGroup(optimizer.defaults)]
@@ -47,6 +53,8 @@ class GroupedOptimizer:
                 _build_group(optimizer.defaults, settings) for settings in optimizer.groups
             ]
             self._members = [group.paths for group in self.param_groups]
+        elif optimizer.kinds is not None:
+            self.param_groups.append(ParamGroup({**optimizer.defaults, **optimizer.others}))
         # Schedules change this group, too: it keeps the rate without multipliers, for logs and
         # optax's schedules. then the group itself has the optimizer's own settings
         is_single = len(self.param_groups) == 1
@@ -65,12 +73,13 @@ class GroupedOptimizer:
         self._last_values: dict[str, list[Any]] = {}
         self._arrays: dict[str, np.ndarray] = {}  # the hyperparameters, made from `_last_values`
         self._layouts: dict[Any, GroupLayout] = {}  # by tree structure
+        self._roles: dict[Any, Mapping[str, Role]] = {}  # by tree structure, of names and shapes
         self._layout: GroupLayout | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def transformation(self, before: Parts, wrap: Wrap) -> optax.GradientTransformationExtraArgs:
         """Return the chain for the groups; see `GroupedChain.transformation`."""
-        return self._chain.transformation(before, wrap, self.layout, self.hyperparams)
+        return self._chain.transformation(before, wrap, self.layout, self.roles, self.hyperparams)
 
     # -------------------- the group of each parameter
 
@@ -84,8 +93,26 @@ class GroupedOptimizer:
         treedef = jax.tree.structure(params)
         # optax.masked and optax.partition pass partial trees, each with a structure of its own.
         if treedef not in self._layouts:  # matches all paths: once per structure
-            self._layouts[treedef] = assign_groups(params, self._members)
+            is_by_role = self.optimizer.kinds is not None and self.optimizer.groups is None
+            members = self._split_by_role(params) if is_by_role else self._members
+            self._layouts[treedef] = assign_groups(params, members, self.stacked)
         return self._layouts[treedef]
+
+    def roles(self, params: Params) -> Mapping[str, Role]:
+        """Return the role of each parameter by dotted path."""
+        if self.find_roles is not None:
+            return self.find_roles()
+        if (treedef := jax.tree.structure(params)) not in self._roles:
+            self._roles[treedef] = parameter_roles(None, params)
+        return self._roles[treedef]
+
+    def _split_by_role(self, params: Params) -> list[list[str]]:
+        """Return the paths of the optimizer's `kinds` and of the others."""
+        roles = self.roles(params)
+        trained = self._members[0]  # None for all
+        chosen = [path for path in paths.flatten(params) if trained is None or path in trained]
+        own = [path for path in chosen if not self.optimizer.settings_of(roles[path])]
+        return [own, [path for path in chosen if path not in own]]
 
     @property
     def chains(self) -> Sequence[Sequence[int]]:
@@ -121,7 +148,9 @@ class GroupedOptimizer:
         # Shapes alone: arrays kept here would keep the initial parameters in memory.
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.optimizer.groups is None:
-            self.param_groups[0].paths = list(layout.paths)
+            for index, group in enumerate(self.param_groups):
+                members = zip(layout.paths, layout.groups, strict=True)
+                group.paths = [path for path, member in members if member == index]
         self._layout = layout
 
     def restrict(self, params: Params) -> None:
@@ -227,10 +256,10 @@ class GroupedOptimizer:
                 settings[path] = dict(self.param_groups[member])
         return settings
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
+    def table(self, with_roles: bool = False) -> tuple[list[str], list[list[str]]]:
         """Return the parameter groups as a table: column names and rows of strings.
 
-        No rows before `bind`.
+        No rows before `bind`. With a column of the parameters' roles the model may be traced.
 
         There is one row per group, one for frozen parameters if there are any, and one per
         unmatched key. A parameter whose layers are in several groups counts as a tensor in each,
@@ -239,6 +268,9 @@ class GroupedOptimizer:
         if self._layout is None:
             return list(COLUMNS), []
         groups = self.param_groups
+        shapes = {p: jax.ShapeDtypeStruct(s, np.float32) for p, s in self._shapes.items()}
+        roles = self.roles(paths.nest(shapes)) if with_roles else {}
+        kinds: list[collections.Counter[str]] = [collections.Counter() for _ in (*groups, None)]
         tensors = [0] * (len(groups) + 1)  # the last is frozen
         parameters = [0] * (len(groups) + 1)
         for path, member in zip(self._layout.paths, self._layout.groups, strict=True):
@@ -251,6 +283,8 @@ class GroupedOptimizer:
             )
             for group in set(layers):
                 tensors[group] += 1
+                role = roles.get(path)
+                kinds[group]["unknown" if role is None else role.kind] += 1
                 # Layers of a stack have equal sizes.
                 parameters[group] += size // len(layers) * layers.count(group)
         rows = []
@@ -264,7 +298,14 @@ class GroupedOptimizer:
             rows.append([name, ", ".join(settings.patterns), *counts, *rates])
         if tensors[-1]:
             rows.append(["frozen", "", str(tensors[-1]), f"{parameters[-1]:,}", "", ""])
-        return list(COLUMNS), rows + [["no match", key, "0", "0", "", ""] for key in self.unmatched]
+        rows += [["no match", key, "0", "0", "", ""] for key in self.unmatched]
+        if not with_roles:
+            return list(COLUMNS), rows
+        texts = [", ".join(f"{n} {kind}" for kind, n in sorted(found.items())) for found in kinds]
+        texts += [""] * len(self.unmatched)
+        texts = texts if tensors[-1] else [*texts[: len(groups)], *texts[len(groups) + 1 :]]
+        rows = [[*row[:2], text, *row[2:]] for row, text in zip(rows, texts, strict=True)]
+        return [*COLUMNS[:2], "roles", *COLUMNS[2:]], rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return all group settings as JSON-compatible values."""

@@ -103,9 +103,18 @@ def test_debug_does_everything_once_and_leaves_nothing(config, tmp_path, capsys)
     curve = preview_schedules(resolve(load_config(config)))["lr"]
     assert f"lr {', '.join(f'{rate:.4g}' for rate in curve[:3])}" in out  # those of 20 epochs
     assert "3 steps: loss 0.5, " in out
+    assert "No loss reaches" not in out
     assert "saved, and restored at iteration 3" in out
     assert "The whole run has 160 iterations." in out
     assert [path.name for path in tmp_path.iterdir()] == ["slope.py"]
+
+
+def test_debug_names_the_parameters_that_the_loss_does_not_reach(config, capsys):
+    text = pathlib.Path(config).read_text().replace('"a": jnp.zeros(())', '"a": jnp.zeros(()), "b": jnp.ones(2)')
+    text = text.replace('params["a"] * batch["x"]', 'params["a"] * batch["x"] + stop_gradient(params["b"].sum() - 2)')
+    pathlib.Path(config).write_text("from jax.lax import stop_gradient\n" + text)
+    assert main(["train", config, "--debug"]) == 0
+    assert "No loss reaches the parameters b: a weight decay moves them" in capsys.readouterr().out
 
 
 def test_debug_finds_what_would_fail_at_the_end(config, tmp_path, capsys):

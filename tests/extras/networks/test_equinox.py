@@ -74,14 +74,14 @@ EVALUATION = dict(
 )
 
 
-def make_runner(work_dir, epochs=2, **changes):
+def make_runner(work_dir, epochs=2, model=None, **changes):
     arguments = dict(
         train_dataloader=dict(
             batch_size=8, dataset=ArrayDataset(DATA), sampler=dict(type="DefaultSampler", shuffle=False)
         ),
         train_cfg=dict(max_epochs=epochs), optim_wrapper=ADAMW, randomness=dict(seed=0), custom_hooks=EMA,
     )  # fmt: skip
-    return Runner(make_model(), work_dir, **{**arguments, **EVALUATION, **changes})
+    return Runner(model or make_model(), work_dir, **{**arguments, **EVALUATION, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -213,3 +213,114 @@ def test_a_module_with_a_typed_key_is_saved_when_its_data_fail(tmp_path):
     with pytest.raises(OSError, match="the disk is gone"):
         Runner(model, tmp_path / "run", **cfg).train()
     assert [path.name for path in (tmp_path / "run").glob("iter_*")] == ["iter_5"]
+
+
+class NonTrainable(eqx.Module):  # as that of paramax and flowjax
+    tree: jax.Array
+
+    def unwrap(self):
+        return jax.lax.stop_gradient(self.tree)
+
+
+class Scaled(eqx.Module):
+    w: jax.Array
+    scale: NonTrainable
+
+    def __call__(self, x):
+        return x @ (self.w * self.scale.unwrap())
+
+
+def make_scaled():
+    return Scaled(jnp.ones(6), NonTrainable(jnp.full(6, 2.0)))
+
+
+def test_arrays_whose_gradients_a_module_stops_do_not_decay(tmp_path):
+    model = FunctionalModel(make_scaled, lambda model, batch: jnp.square(model(batch["image"]) - batch["label"]))
+    decaying = dict(optimizer=dict(type="AdamW", lr=0.1, weight_decay=0.1))
+    runner = Runner(
+        model, tmp_path, train_dataloader=[DATA], train_cfg=dict(by_epoch=False, max_iters=5), optim_wrapper=decaying
+    )
+    runner.train()
+    np.testing.assert_array_equal(runner.module().scale.tree, np.full(6, 2.0))
+    assert list(paths.flatten(runner.state.params)) == ["w"]
+    # and in a loop by hand, with and without rules
+    for rules in ({}, dict(paramwise_cfg=dict(norm_decay_mult=0.0))):
+        wrapper = build_optim_wrapper(make_scaled(), {**decaying, **rules})
+        params = make_scaled()
+        updates, _ = wrapper.update(jax.tree.map(jnp.zeros_like, params), wrapper.init(params), params)
+        np.testing.assert_array_equal(updates.scale.tree, np.zeros(6))
+        np.testing.assert_allclose(updates.w, -0.1 * 0.1 * np.ones(6), rtol=1e-6)
+
+
+def own_step(state, batch, ctx):
+    network, norm_state = MODEL_OF_OWN_STEP.merge(state.params, state.model_state, train=True)
+    assert isinstance(network, Net)
+
+    def loss(network):
+        return compute_loss(network, norm_state, batch, ctx.rng)
+
+    return ctx.update(state, loss)
+
+
+MODEL_OF_OWN_STEP = FunctionalModel(lambda: eqx.nn.make_with_state(Net)(jax.random.key(0)), train_step=own_step)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+def test_a_step_of_ones_own_gets_the_module(chunk, tmp_path):
+    length = dict(max_epochs=2, steps_per_call=chunk)
+    changes = dict(optim_wrapper=optax.adam(1e-2), custom_hooks=[], train_cfg=length)
+    expected = make_runner(tmp_path / "built_in", **changes).train()
+    unevaluated = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
+    runner = make_runner(tmp_path / "own", model=MODEL_OF_OWN_STEP, **changes, **unevaluated)
+    state = runner.train()
+    for item in ("params", "model_state"):
+        leaves = paths.flatten(getattr(expected, item))
+        for path, leaf in paths.flatten(getattr(state, item)).items():
+            np.testing.assert_allclose(leaf, leaves[path], rtol=1e-5, atol=1e-6, err_msg=path)
+    assert isinstance(runner.module()[0], Net)
+
+
+def test_gradients_of_single_examples_of_a_module_are_summed(tmp_path):
+    def one(network, image, label):
+        return jnp.square(network(image)[0] - label)
+
+    def train_step(state, batch, ctx):
+        each = jax.vmap(lambda x, y: ctx.gradients(state, lambda network: one(network, x, y)))(*batch.values())
+        clipped, _ = optax.per_example_global_norm_clip(jax.tree.leaves(each.grads), 0.1)
+        grads = jax.tree.structure(each.grads).unflatten([ctx.sum(g) / 32 for g in clipped])
+        return ctx.apply(state, grads, {"loss": each.metrics["loss"].mean()})
+
+    model = FunctionalModel(lambda: eqx.nn.Linear(6, 1, key=jax.random.key(0)), train_step=train_step)
+    states = [
+        Runner(model, tmp_path / str(devices), train_dataloader=[DATA], train_cfg=dict(by_epoch=False, max_iters=3),
+               optim_wrapper=optax.sgd(1.0), parallel=dict(type="DataParallel", devices=devices)).train()
+        for devices in (1, 4)
+    ]  # fmt: skip
+    network = eqx.nn.Linear(6, 1, key=jax.random.key(0))
+    for _ in range(3):
+        grads = jax.vmap(jax.grad(one), (None, 0, 0))(network, *DATA.values())
+        flat = np.concatenate([np.reshape(g, (32, -1)) for g in (grads.weight, grads.bias)], axis=1)
+        factor = np.minimum(1, 0.1 / np.linalg.norm(flat, axis=1))
+        network = jax.tree.map(lambda p, g: p - jnp.tensordot(factor, g, 1) / 32, network, grads)  # noqa: B023
+    for state in states:
+        np.testing.assert_allclose(state.params["weight"], network.weight, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(state.params["bias"], network.bias, rtol=0, atol=1e-6)
+
+
+def test_the_last_layer_alone_is_trained(tmp_path):
+    def make_network():
+        return eqx.nn.MLP(6, 2, 8, depth=1, key=jax.random.key(0))
+
+    def loss(network, batch):
+        logits = jax.vmap(network)(batch["image"])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+
+    model = FunctionalModel(make_network, loss, trainable=["layers.1"])
+    runner = Runner(
+        model, tmp_path, train_dataloader=[DATA], train_cfg=dict(by_epoch=False, max_iters=3), optim_wrapper=ADAMW
+    )
+    runner.train()
+    network, start = runner.module(), make_network()
+    np.testing.assert_array_equal(network.layers[0].weight, start.layers[0].weight)
+    assert (network.layers[1].weight != start.layers[1].weight).all()
+    assert list(paths.flatten(runner.state.params)) == ["layers.1.bias", "layers.1.weight"]

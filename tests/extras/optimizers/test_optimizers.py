@@ -63,9 +63,7 @@ def test_adafactor_factors_the_last_two_axes():
     assert_close(actual, {"kernel": w, "bias": v}, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [("Adafactor", "TorchAdafactor"), ("Adan", "ProximalAdan"), ("Muon", "TorchMuon")]
-)
+@pytest.mark.parametrize(("old", "new"), [("Adafactor", "TorchAdafactor"), ("Adan", "ProximalAdan")])
 def test_names_that_differ_from_those_of_optax_in_case_only_are_aliases_with_a_warning(old, new):
     with pytest.warns(FutureWarning, match=f"{old} is optax's {old.lower()}; .* is {new}"):
         alias = OPTIMIZERS.build({"type": old, "lr": 0.5})
@@ -217,7 +215,7 @@ TORCH_NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*TORCH_NAMES, "adamw", "sgd", "muon"])
+@pytest.mark.parametrize("name", [*TORCH_NAMES, "adamw", "sgd", "muon", "Muon", "NorMuon", "SOAP"])
 def test_negative_learning_rate_is_rejected_by_every_optimizer(name):
     lr = "learning_rate" if name.islower() else "lr"
     with pytest.raises(
