@@ -227,13 +227,11 @@ class CheckpointHook(Hook):
         """Raise ConfigError if no checkpoint has a key to publish, and no custom hook may add
         it.
         """
-        users = [
-            h
-            for h in hooks
-            if not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()
-        ]
         for key in self.published_keys:
-            if key not in _CHECKPOINT_KEYS and not users:
+            if key not in _CHECKPOINT_KEYS and not any(
+                not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()
+                for h in hooks
+            ):
                 hint = closest(key, _CHECKPOINT_KEYS)
                 raise ConfigError(
                     f"`{type(self).__name__}.published_keys` must be keys of a checkpoint, got "

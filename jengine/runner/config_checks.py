@@ -104,7 +104,7 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
                     parse_phases(loop.get("phases"))
             checked["train_cfg"] = loop
         else:
-            checked |= _check_evaluations(mode, *(sections[name] for name in names))
+            checked |= _check_evaluations(mode, *map(sections.__getitem__, names))
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
         raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
     checked["auto_scale_lr"] = read_auto_scale_lr(sections["auto_scale_lr"])
@@ -185,9 +185,11 @@ def check_names(
     ]
     known = _known_metrics(hooks, sections)
     # Their passes end in a suffix: 'accuracy_origin'
-    has_suffixes = any(type(hook).eval_variables is not Hook.eval_variables for hook in hooks)
     for path, metric in monitored:
-        if known and metric not in known and not (has_suffixes and metric.startswith(known)):
+        if not known or metric in known:
+            continue
+        has_suffixes = any(type(hook).eval_variables is not Hook.eval_variables for hook in hooks)
+        if not (has_suffixes and metric.startswith(known)):
             raise ConfigError(
                 f"`{path}` must be a metric of val_evaluator, got "
                 f"{metric!r}{closest(metric, known)}"
@@ -202,13 +204,14 @@ def check_names(
                 with config_path("save_best"):
                     hook.check_auto(known[0])
             name = type(hook).__name__
-            if files & hook.file_names:
+            own = hook.file_names
+            if files & own:
                 raise ConfigError(
                     f"`{name}.out_dir` must differ between two checkpoint hooks with the same "
                     "file names, "
                     f"or each removes the checkpoints of the other; got {hook.out_dir!r}"
                 )
-            files |= hook.file_names
+            files |= own
 
 
 def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
@@ -227,24 +230,21 @@ def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[
     cfg = sections["val_cfg"]
     if not is_mapping(cfg) or cfg["type"] not in _VAL_LOOPS:
         return ()
-    if any(
-        type(evaluator) is not Evaluator or not evaluator.names for evaluator in evaluators.values()
-    ):
-        return ()
-    if any(
-        "after_val_epoch" in h.get_triggered_stages() and not is_built_in(type(h)) for h in hooks
-    ):
-        return ()
-    return tuple(
-        f"{name}/{x}" if name else x
-        for name, evaluator in evaluators.items()
-        for x in evaluator.names
-    )
+    names: list[str] = []
+    for name, evaluator in evaluators.items():
+        if type(evaluator) is not Evaluator or not (own := evaluator.names):
+            return ()
+        names += [f"{name}/{x}" for x in own] if name else own
+    for hook in hooks:
+        if not is_built_in(type(hook)) and "after_val_epoch" in hook.get_triggered_stages():
+            return ()
+    return tuple(names)
 
 
 def _check_loader(name: str, cfg: Any) -> None:
     with config_path(name):
-        cfg = name_to_function(cfg)
+        if isinstance(cfg, str):
+            cfg = name_to_function(cfg)
         if hasattr(cfg, "items"):
             check_dataloader(cfg)
         elif not isinstance(cfg, DataLoader | IterableLoader) and (
@@ -284,7 +284,7 @@ def _check_evaluations(
 
 
 def _check_loop(loop: Any, **supplied: Any) -> Any:
-    if is_mapping(loop):
+    if hasattr(loop, "items"):
         # None where the Runner supplies the value
         LOOPS.check(loop, runner=None, dataloader=None, **supplied)
     elif not callable(getattr(loop, "run", None)):

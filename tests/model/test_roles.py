@@ -1,6 +1,7 @@
 """Roles of parameters of tiny models, named and built as different authors would."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,10 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+from jengine.extras.networks.lora import LoRA
+from jengine.extras.networks.networks import SmallCNN, SmallViT
+from jengine.extras.networks.transformer import TransformerLM
+from jengine.model import CrossEntropy
 from jengine.model.functional import FunctionalModel
 from jengine.model.linen import LinenModel
 from jengine.model.nnx import NnxModel
@@ -868,7 +873,6 @@ def test_low_rank_adapters():
 
 def test_adapters_added_to_fixed_weights():
     inner = LinenModel(nn.Sequential([nn.Dense(6), nn.relu, nn.Dense(3)]), loss=total, inputs='x')
-    from jengine.extras.networks.lora import LoRA
     model, batch = LoRA(inner, targets=['layers_0'], rank=2, trainable=['layers_2']), {'x': jnp.zeros((2, 4))}
     params, _ = jax.eval_shape(model.init, jax.random.key(0), batch)
     check(parameter_roles(model, params, batch=batch), '''
@@ -1107,3 +1111,49 @@ def test_several_optimizers():
     roles = parameter_roles(model, params, batch=batch, phases=tuple(losses))
     assert {path: role.kind for path, role in roles.items()} == {
         'critic.first': 'input', 'critic.last': 'head', 'generator.first': 'input', 'generator.last': 'hidden'}
+
+
+# -------------------- jengine's own networks
+
+def test_the_transformer_stacked_and_not():
+    settings = dict(vocab_size=11, width=8, heads=4, kv_heads=2, mlp_width=12, experts=4)
+    stacked, unrolled = (
+        roles_of(TransformerLM(**settings, scan=scan), TOKENS) for scan in (True, False))
+    check(stacked, '''
+        embed.embedding embedding 0>1
+        layers.attn_norm.scale norm >1 stacked=0
+        layers.attn.query.kernel hidden 1>2,3 stacked=0 heads=2
+        layers.attn.key.kernel hidden 1>2,3 stacked=0 heads=2
+        layers.attn.value.kernel hidden 1>2,3 stacked=0 heads=2
+        layers.attn.out.kernel hidden 1,2>3 stacked=0 heads=1
+        layers.mlp_norm.scale norm >1 stacked=0
+        layers.experts.router.kernel router 1>2 stacked=0
+        layers.experts.gate hidden 2>3 stacked=0,1
+        layers.experts.up hidden 2>3 stacked=0,1
+        layers.experts.down hidden 2>3 stacked=0,1
+        norm.scale norm >0
+        head.kernel head 0>1
+    ''')
+    for path, role in unrolled.items():
+        other = stacked[re.sub(r'layers_\d', 'layers', path)]
+        assert role.kind == other.kind, path
+        if path.startswith('layers'):
+            assert [axis + 1 for axis in role.fan_in + role.fan_out] == [*other.fan_in, *other.fan_out], path
+
+
+def test_the_small_image_classifiers():
+    cross_entropy = CrossEntropy(label='label')
+    batch = {'image': IMAGES, 'label': jnp.zeros(2, jnp.int32)}
+    kinds = []
+    for module in (SmallViT(patch=2, width=8, depth=1, heads=2), SmallCNN(widths=(4, 6))):
+        model = LinenModel(module, cross_entropy)
+        params, _ = jax.eval_shape(model.init, jax.random.key(0), batch)
+        roles = parameter_roles(model, params, batch=batch)
+        kinds.append({path: role.kind for path, role in roles.items() if role.kind not in ('bias', 'norm')})
+    assert kinds[0] == {
+        'patch_embed.kernel': 'input', 'cls_token': 'position', 'pos_embed': 'position', 'head.kernel': 'head',
+        **{f'layers_0.{name}.kernel': 'hidden' for name in (
+            'attn.query', 'attn.key', 'attn.value', 'attn.out', 'fc1', 'fc2')}}
+    assert kinds[1] == {
+        'conv0_0.kernel': 'input', 'conv0_1.kernel': 'convolution', 'conv1_0.kernel': 'convolution',
+        'conv1_1.kernel': 'convolution', 'head.kernel': 'head'}

@@ -1,6 +1,8 @@
 """Roles that are given, guessed or unknown, and what shows them."""
 
+import gc
 import logging
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -134,3 +136,14 @@ def test_the_table_of_groups_has_the_roles():
         ["no match", "none", "", "0"],
     ]
     assert wrapper.group_table()[0] == columns[:2] + columns[3:]
+
+
+def test_a_wrapper_that_knows_roles_does_not_keep_the_parameters():
+    kernel = jnp.ones((3, 2))
+    is_alive = weakref.ref(kernel)
+    cfg = dict(optimizer=dict(type="AdamW", weight_decay=1.0), paramwise_cfg=dict(norm_decay_mult=0.0))
+    wrapper = build_optim_wrapper({"head": {"kernel": kernel}, "norm": {"scale": jnp.ones(2)}}, cfg)
+    del kernel
+    gc.collect()
+    assert is_alive() is None
+    assert [row[2] for row in wrapper.group_table(with_roles=True)[1]] == ["1 head", "1 norm"]

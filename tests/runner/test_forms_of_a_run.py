@@ -46,7 +46,7 @@ def test_a_run_with_on_recompile_raise_stops_before_compiling(make_runner):
     with pytest.raises(RecompilationError, match="batch: was a dict, is a Renamed"):
         make_runner(train_dataloader=batches, train_cfg=dict(max_epochs=1, on_recompile="raise")).train()
     with pytest.raises(
-        ValueError, match="on_recompile` must be 'warn' or 'raise' or None, got 'Warn'; did you mean 'warn'"
+        ValueError, match="on_recompile` must be 'warn' or 'raise' or None, got 'Warn'"
     ):
         make_runner(train_cfg=dict(max_epochs=1, on_recompile="Warn")).train()
 

@@ -34,6 +34,7 @@ provides = {
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
         "list_host_entries": "jengine.extras.diagnose.host_entries",
         "name_model_settings": "jengine.extras.diagnose.model_settings",
+        "name_unregistered": "jengine.extras.diagnose.unregistered",
         "name_versions": "jengine.extras.diagnose.written_versions",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
         "suggest_metrics": "jengine.extras.diagnose.metric_names",

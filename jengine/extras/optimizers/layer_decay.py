@@ -272,6 +272,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         "backbone",
         "layer_pattern",
         "stem_pattern",
+        "roles",
     )
 
     def __init__(

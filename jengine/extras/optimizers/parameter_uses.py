@@ -138,6 +138,7 @@ def outline_step(
     ctx = _Outline(
         batch=batch,
         rng=rng,
+        shared_rng=rng,
         hyperparams=collections.defaultdict(lambda: 1.0),
         optimizers={name: OptimWrapper(optax.identity()) for name in names or ("",)},
         axis_name=None,
@@ -425,8 +426,8 @@ class _Tracer:
     def _choose_kernel(self, values: Sequence[Value]) -> int | None:
         """Return which operand is the kernel: the parameter, or of two the right one."""
         candidates = [i for i in (0, 1) if values[i].views]
-        plain = [i for i in candidates if not values[i].is_activation]
-        return (plain or candidates or [None])[-1]
+        plain = [i for i in candidates if not values[i].is_activation] or candidates
+        return plain[-1] if plain else None
 
     def _stack_labels(self, labels: Iterable[Any]) -> None:
         for label in labels:

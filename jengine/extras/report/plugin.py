@@ -5,6 +5,8 @@ provides = {
         "ckpt ls": "jengine.extras.report.commands",
         "ckpt rm": "jengine.extras.report.commands",
         "ckpt show": "jengine.extras.report.commands",
+        "completion": "jengine.extras.report.commands",
+        "diff": "jengine.extras.report.commands",
         "report": "jengine.extras.report.commands",
         "table": "jengine.extras.report.commands",
     },

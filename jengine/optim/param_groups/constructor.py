@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 from optax import Params
 
 from jengine.config import paths
@@ -255,7 +256,6 @@ class DefaultOptimWrapperConstructor:
             {"type": "OptimWrapper", **self.optim_wrapper_cfg}, optimizer=optimizer
         )
         wrapper.grouped.unmatched = self.unmatched  # for the group table
-        wrapper.grouped.find_roles = self.get_roles if params is not None else None
         if params is not None:
             if optimizer.by_layer:
                 leaves = self.module_tree().named_parameters()
@@ -264,6 +264,10 @@ class DefaultOptimWrapperConstructor:
             is_optax = optimizer.defaults.get("muon_weight_dimension_numbers", ...) is None
             if is_optax and "warn_of_muon" in provided("optimizer_parts"):
                 load_provided("optimizer_parts", "warn_of_muon")(params, self.get_roles())
+            # without the arrays, which would live as long as the wrapper
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+            self._given = shapes, self._given[1]
+            wrapper.grouped.find_roles = self.get_roles
         return wrapper
 
     def add_params(

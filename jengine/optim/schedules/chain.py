@@ -100,17 +100,16 @@ class _Track:
         self.range = value_range(name)
         self.written: list[float] = []
 
-        def columns(values: Sequence[Any]) -> np.ndarray:
-            return np.array([[row[i] for i in self.indices] for row in values], float)
-
-        every = range(len(bases))
-        self.scheduled = columns([[i in m.scheduled for i in every] for m in members]) > 0
-        self.targets = np.where(self.scheduled, columns([m.targets for m in members]), 0.0)
-        self.initials = np.where(self.scheduled, columns([m.base_values for m in members]), 0.0)
-        floors = np.array([[member.settings.floor()] for member in members])
-        self.floors = np.where(self.scheduled, floors, -math.inf)
-        counts = [[m.global_step for m in members if m.by_epoch is unit] for unit in (False, True)]
-        self.iters, self.epochs = (max([0, *count]) for count in counts)
+        rows = [
+            (np.isin(self.indices, m.scheduled), m.targets, m.base_values, m.settings.floor())
+            for m in members
+        ]
+        self.scheduled, targets, initials, floors = map(np.array, zip(*rows, strict=True))
+        self.targets = np.where(self.scheduled, targets[:, self.indices], 0.0)
+        self.initials = np.where(self.scheduled, initials[:, self.indices], 0.0)
+        self.floors = np.where(self.scheduled, floors[:, None], -math.inf)
+        self.iters = max([0, *[m.global_step for m in members if not m.by_epoch]])
+        self.epochs = max([0, *[m.global_step for m in members if m.by_epoch]])
 
     def start(self, values: np.ndarray) -> None:
         """Set the values from the current iteration on, float64[n, G]."""
@@ -325,7 +324,7 @@ class ScheduleChain:
                 used = (changes[0] != 1.0) | (changes[1] != 0.0) | (changes[2] != 0.0)
                 steps = steps[used]
                 times = self._epoch_times(steps) if member.by_epoch else steps.astype(np.float64)
-                parts.append((times, np.full(len(steps), i), steps, *(x[used] for x in changes)))
+                parts.append((times, np.full(len(steps), i), steps, *np.array(changes)[:, used]))
             if counts.start == 0 and member.reductions:
                 at = np.array(member.reductions)
                 # after what is scheduled for the same time
@@ -335,7 +334,7 @@ class ScheduleChain:
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         # in one iteration the members act in list order
         order = np.argsort(columns[0], kind="stable")
-        return _Rows(*(column[order] for column in columns))
+        return _Rows(*[column[order] for column in columns])
 
     def _find_epoch_length(self) -> int | None:
         """Return the iterations per epoch; if no member counts iterations, an epoch is one."""
@@ -567,8 +566,8 @@ def _apply(value: np.ndarray, a: np.ndarray, y: np.ndarray, z: np.ndarray) -> np
     """
     values = np.empty_like(y)
     for column, now in enumerate(value.tolist()):  # Python's floats: short rows are slow in NumPy
-        columns = (a[:, column % a.shape[1]], y[:, column], z[:, column])
-        terms = zip(*(each.tolist() for each in columns), strict=True)
+        factors = a[:, column % a.shape[1]].tolist()
+        terms = zip(factors, y[:, column].tolist(), z[:, column].tolist(), strict=True)
         values[:, column] = [now := x * now + more + last for x, more, last in terms]
     return values
 

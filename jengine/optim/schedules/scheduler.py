@@ -98,7 +98,7 @@ class ParamScheduler:
         self.epoch_length: int | None = None
         self.base_values: list[float] = []
         self.targets: list[float] = []
-        self.scheduled: frozenset[int] = frozenset()
+        self.scheduled: list[int] = []
         self._check_groups(is_resumed=last_step > -1)
         self.last_step = last_step
         self.seek(0 if last_step == -1 else int(begin) + last_step + 1)
@@ -223,7 +223,7 @@ class ParamScheduler:
         self.targets = self.find_targets(
             known, present[-1] if default_group(self.optimizer) else present[0]
         )
-        self.scheduled = frozenset(
+        self.scheduled = [
             index
             for index, value in enumerate(self.base_values)
             if initials[index] is not None
@@ -231,7 +231,7 @@ class ParamScheduler:
             # biases.
             and not (self.skips_zero and value == 0.0)
             and not (self.param_name == "lr" and groups[index].get("fix_lr"))
-        )
+        ]
         return [
             None if old is None else new
             for old, new in zip(initials, self.base_values, strict=True)

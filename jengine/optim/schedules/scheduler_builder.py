@@ -140,6 +140,7 @@ def _build_list(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedul
     chain = chain_of(wrapper)
     built = []
     chain.begin()
+    chain.epoch_length = run.epoch_length
     if cfg is not None and not isinstance(cfg, list | tuple):
         built = _build_one(cfg, wrapper, run)
     else:
@@ -147,9 +148,9 @@ def _build_list(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedul
             with config_path(index):
                 built += _build_one(item, wrapper, run)
         _check_overlaps(built, run)
-    chain.epoch_length = run.epoch_length
-    chain.members = list(built)  # in the order of the config
-    chain.refresh()
+    if chain.members != built:  # the config has schedulers that were built before
+        chain.members = list(built)
+        chain.refresh()
     return built
 
 
@@ -171,10 +172,7 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
     # These two are read here, before the constructor checks its arguments.
     annotations.check_values("", _read_units, arguments)
     converted = arguments.pop("convert_to_iter_based", False)
-    entry: Any = arguments.get("type")
-    if isinstance(entry, str):
-        with config_path("type"):
-            entry = PARAM_SCHEDULERS.get(entry)
+    entry: Any = PARAM_SCHEDULERS.get_type(arguments.get("type"))
     if not callable(entry):
         PARAM_SCHEDULERS.check(arguments)  # raises the error
     if not isinstance(entry, type):  # a schedule, or a function that returns one, such as optax's

@@ -186,9 +186,9 @@ def test_what_the_config_of_a_run_in_python_lacks_is_named_at_the_start_and_when
     first = subprocess.run([sys.executable, "mean.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
     (line,) = [line for line in first.stdout.splitlines() if "cannot be run again" in line]
     assert "`model.init` must be a literal or importable" in line
-    assert "`if __name__ == '__main__':`" in line
+    assert "of a script or notebook: write" in line
     assert "`train_dataloader.dataset` must be" in line
-    assert "got Twos: write `dict(type=Twos, count=...)`" in line
+    assert "got Twos: write `dict(type=..., **arguments)`" in line
     assert main(["train", str(tmp_path / "runs" / "mean" / "config.py")]) == 2
     error = capsys.readouterr().err
     assert "the config must have `train_dataloader.dataset` (Twos), which the run that wrote it had in memory" in error
@@ -252,7 +252,7 @@ def test_a_moved_config_whose_modules_are_gone_says_which(project, tmp_path, cap
 
 def test_a_class_in_the_config_file_that_is_not_registered_is_named_with_its_path(project, capsys):
     assert main(["train", "configs/config.py", "--config.custom_hooks[1].type=OwnHook"]) == 2
-    assert "got 'OwnHook', which is not registered: write type='config.OwnHook', or register" in capsys.readouterr().err
+    assert "'OwnHook' is not registered: write type='config.OwnHook', or register" in capsys.readouterr().err
 
 
 def test_a_file_next_to_the_config_takes_precedence_over_a_registered_name(project, capsys):

@@ -162,7 +162,7 @@ def test_each_optimizer_can_have_its_own_schedulers(make_wrapper):
         ({"type": "OneCycleLR", "eta_max": 1.0, "total_steps": 2}, ValueError, "got nan from OneCycleLR in epoch 4", ""),
         ({"type": "OneCycleLR", "eta_max": [1.0, 2.0]}, ValueError, "each of the 1 parameter groups, got 2", "[1]"),
         ({"type": "OneCycleLR", "eta_max": 1.0, "pct_start": 2}, ValueError, r"pct_start` must be a number in \[0, 1\]", "[1]"),
-        ({"type": "OneCycleLR", "eta_max": 1.0, "anneal_strategy": "lin"}, ValueError, "got 'lin'; did you mean", "[1]"),
+        ({"type": "OneCycleLR", "eta_max": 1.0, "anneal_strategy": "lin"}, ValueError, "got 'lin'", "[1]"),
         ({"type": "StepParamScheduler", "param_name": "weight", "step_size": 1}, KeyError, "a known `weight`, got one without", "[1]"),
         (
             {"type": "StepParamScheduler", "param_name": "name", "step_size": 1},
