@@ -13,16 +13,15 @@ from collections.abc import Iterator, Sequence
 
 from jengine.cli.parser import build_parser
 from jengine.config.errors import ConfigError
+from jengine.config.plugins import load_provided, provided
 
 _PLACE = "in the config at "
-# Errors whose traceback shows only a comparison, a wait for another process, or how samples are
-# stacked
+# Errors whose traceback shows only a comparison or a wait for another process
 _WITHOUT_CODE = (
     "CheckpointMismatchError",
     "CorruptCheckpointError",
     "ProcessError",
     "StorageError",
-    "UnequalSamplesError",
 )
 
 
@@ -84,13 +83,14 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
         "num_processes": args.num_processes,
         "process_id": args.process_id,
     }
-    if args.launcher == "none" and all(setting is None for setting in settings.values()):
+    is_set = any(setting is not None for setting in settings.values())
+    has_launcher = "launch" in provided("jengine.parallel")
+    if not is_set and (args.launcher == "none" or (args.launcher is None and not has_launcher)):
         yield
         return
-    from jengine.parallel.launchers import launch
     from jengine.parallel.processes import get_processes
 
-    launch(args.launcher, **settings)
+    load_provided("jengine.parallel", "launch")(args.launcher, **settings)
     try:
         yield
     except Exception as error:
@@ -133,9 +133,11 @@ def _is_about_config(error: Exception, notes: Sequence[str], runs_code: bool) ->
 
 
 def _says_enough(error: Exception, notes: Sequence[str]) -> bool:
-    """Return whether the message about a run that failed on the device or disk needs no
-    traceback.
+    """Return whether the message about a run that failed on the device or disk, or about samples,
+    needs no traceback.
     """
     # A program other than the step is in code: that of a hook
-    enough = re.compile("the device ran out of memory.*, in (?!a program other)|the disk is full")
+    enough = re.compile(
+        "the device ran out of memory.*, in (?!a program other)|the disk is full|samples of a batch"
+    )
     return type(error).__name__ == "NonFiniteLossError" or any(map(enough.match, notes))

@@ -11,17 +11,15 @@ from jengine.config.containers import check_keys
 from jengine.config.dump import check_written
 from jengine.config.errors import (
     ConfigError,
-    closest,
     config_path,
     current_config_path,
 )
 from jengine.config.plugins import load_each
-from jengine.config.registry import LOOPS, Config, as_config, check_arguments, is_built_in
+from jengine.config.registry import LOOPS, Config, as_config, check_arguments
 from jengine.data.build import check_dataloader, name_to_function
 from jengine.data.find_source import as_source, is_stream
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
-from jengine.evaluation.evaluator import Evaluator
 from jengine.evaluation.sections import (
     EvalSettings,
     build_evaluators,
@@ -46,7 +44,6 @@ _SECTIONS = {
 _TRAINING_OPTIONS = ("param_scheduler", "auto_scale_lr")
 LoopSection = Config | TrainLoopProtocol | EvalLoopProtocol  # `train_cfg`, `val_cfg` or `test_cfg`
 EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
-_VAL_LOOPS = ("ValLoop", "MultiValLoop")
 
 
 def check_top_level(
@@ -165,51 +162,27 @@ def is_epoch_based(train_cfg: LoopSection | None) -> bool:
     return getattr(train_cfg, "by_epoch", True)  # a loop of the user need not have it
 
 
-def check_names(
+def check_hooks(
     hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sections: Mapping[str, Any]
 ) -> None:
-    """Check the names that hooks and schedules expect elsewhere in the config, from
-    `check_sections`.
+    """Check that no two checkpoint hooks write the same files, and what extras check.
 
     Raises:
-      ConfigError: a metric that no evaluator computes, a misspelled key, or two checkpoint hooks
-        with equal file names.
+      ConfigError: two checkpoint hooks with equal file names.
     """
-    monitored = [
-        (f"{type(hook).__name__}.{name}", metric)
-        for hook in hooks
-        for name, metric, _ in hook.monitored_metrics()
-    ]
-    monitored += [
-        ("param_scheduler.monitor", s.settings.monitor) for s in schedulers if s.need_val_args
-    ]
-    known = _known_metrics(hooks, sections)
-    # Their passes end in a suffix: 'accuracy_origin'
-    for path, metric in monitored:
-        if not known or metric in known:
-            continue
-        has_suffixes = any(type(hook).eval_variables is not Hook.eval_variables for hook in hooks)
-        if not (has_suffixes and metric.startswith(known)):
-            raise ConfigError(
-                f"`{path}` must be a metric of val_evaluator, got "
-                f"{metric!r}{closest(metric, known)}"
-            )
+    for check in load_each("hook_checks"):
+        check(hooks, schedulers, sections)
     from jengine.hooks.checkpoint import CheckpointHook
 
     files: set[tuple[str, str]] = set()
     for hook in hooks:
         if isinstance(hook, CheckpointHook):
-            hook.check_published_keys(hooks)
-            if known:
-                with config_path("save_best"):
-                    hook.check_auto(known[0])
-            name = type(hook).__name__
             own = hook.file_names
             if files & own:
                 raise ConfigError(
-                    f"`{name}.out_dir` must differ between two checkpoint hooks with the same "
-                    "file names, "
-                    f"or each removes the checkpoints of the other; got {hook.out_dir!r}"
+                    f"`{type(hook).__name__}.out_dir` must differ between two checkpoint hooks "
+                    "with the same file names, or each removes the checkpoints of the other; got "
+                    f"{hook.out_dir!r}"
                 )
             files |= own
 
@@ -222,23 +195,6 @@ def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
 
     if any(isinstance(hook, CheckpointHook) for hook in hooks):
         check_storable(dict(vars(shapes)))
-
-
-def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of all validation metrics; () if custom classes may add others."""
-    evaluators = sections["val_evaluator"] or {}
-    cfg = sections["val_cfg"]
-    if not is_mapping(cfg) or cfg["type"] not in _VAL_LOOPS:
-        return ()
-    names: list[str] = []
-    for name, evaluator in evaluators.items():
-        if type(evaluator) is not Evaluator or not (own := evaluator.names):
-            return ()
-        names += [f"{name}/{x}" for x in own] if name else own
-    for hook in hooks:
-        if not is_built_in(type(hook)) and "after_val_epoch" in hook.get_triggered_stages():
-            return ()
-    return tuple(names)
 
 
 def _check_loader(name: str, cfg: Any) -> None:

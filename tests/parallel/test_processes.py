@@ -73,7 +73,7 @@ def ended_at(output):
 
 
 def test_two_processes_train_and_validate_like_one_with_as_many_devices(run, tmp_path):
-    options = ["seed=3", "several=yes"]  # evaluations of 11 and of 6 examples; test_launchers.py has a single one
+    options = ["seed=3", "several=yes"]  # evaluations of 11 and of 6 examples; tests/extras/cloud/test_launchers.py has a single one
     train_script.main(tmp_path / "one", *options, "devices=4", f"save={tmp_path}")
     for code, output in run(2, *options, devices=2):
         assert code == 0, output

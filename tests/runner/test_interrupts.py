@@ -488,6 +488,6 @@ def test_weights_can_be_renamed_and_loaded_in_part(make_runner, tmp_path):
     np.testing.assert_array_equal(runner.state.params["head"]["w"], trained.params["w"])
     assert runner.state.params["head"]["scale"] == 7.0
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
-    assert "Not all parameters were loaded" in log
+    assert "WARNING - Loaded the weights of" in log
     with pytest.raises(TypeError, match="no argument 'renames'; did you mean 'rename'"):
         make_runner(load_from=dict(path=tmp_path / "run", renames=[]))

@@ -38,7 +38,7 @@ class FrozenAttributes:
 
     It compares the plain attributes of the hooks with traced points, the model, and the losses and
     models that these hold. If one has changed, the step is traced again: the run stops if it
-    computes something else now. See `RunWatch`.
+    computes something else now. See `IterTimerHook`.
     """
 
     def __init__(self) -> None:

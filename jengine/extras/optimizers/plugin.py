@@ -50,7 +50,7 @@ provides = {
     },
     "optimizer_parts": {
         "keep_slow_params": "jengine.extras.optimizers.evaluated_params",
-        "reset_state": "jengine.extras.optimizers.freeze",
+        "reset_optimizer": "jengine.extras.optimizers.reset",
         "restrict_to_trainable": "jengine.extras.optimizers.freeze",
         "select_state": "jengine.extras.optimizers.freeze",
         "skip_frozen": "jengine.extras.optimizers.freeze",

@@ -68,10 +68,11 @@ class GroupedOptimizer:
         plain = (bool, int, float, str, tuple, type(None))
         watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
         self._watched = [(name, operator.itemgetter(name)) for name in watched]
-        self._dtype: Any = np.float32
+        self._dtype = np.dtype(np.float32)
         # of each setting in the groups, when it was last read
         self._last_values: dict[str, list[Any]] = {}
-        self._arrays: dict[str, np.ndarray] = {}  # the hyperparameters, made from `_last_values`
+        # the hyperparameters, made from `_last_values`
+        self._arrays: dict[str, np.ndarray | np.generic] = {}
         self._layouts: dict[Any, GroupLayout] = {}  # by tree structure
         self._roles: dict[Any, Mapping[str, Role]] = {}  # by tree structure, of names and shapes
         self._layout: GroupLayout | None = None
@@ -144,7 +145,7 @@ class GroupedOptimizer:
         layout = self.layout(params)
         layout.check_stacked(self._chain.members, self.optimizer)
         self._last_values = {}  # the dtype may change
-        self._dtype = hyperparams_dtype(layout.trainable(params))
+        self._dtype = np.dtype(hyperparams_dtype(layout.trainable(params)))
         # Shapes alone: arrays kept here would keep the initial parameters in memory.
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.optimizer.groups is None:
@@ -207,8 +208,11 @@ class GroupedOptimizer:
         for i, field in enumerate(self._chain.fields[name]):
             # betas are a tuple in a group, and a field each in the step
             column = [value[i] for value in values] if isinstance(values[0], tuple) else values
-            self._arrays[field] = np.asarray(column if len(column) > 1 else column[0], self._dtype)
-            self._arrays[field].setflags(write=False)  # the same array is returned again
+            if len(column) == 1:
+                self._arrays[field] = self._dtype.type(column[0])
+                continue
+            self._arrays[field] = array = np.asarray(column, self._dtype)
+            array.setflags(write=False)  # the same array is returned again
 
     def _check(self, name: str) -> None:
         """Check that the chain supports the current values of a setting."""

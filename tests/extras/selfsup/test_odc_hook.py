@@ -175,7 +175,6 @@ def one_device(tmp_path_factory):
     [
         dict(type="Pjit", devices=4),
         dict(type="DataParallel", devices=4),
-        dict(type="DataParallel", devices=4, impl="pmap"),
         dict(type="DataParallel", mesh=dict(data=2, tensor=2), devices=4),
     ],
 )

@@ -144,7 +144,6 @@ def test_a_resumed_run_ends_with_the_same_state(tmp_path, parallel):
 STRATEGIES = [
     dict(type="Pjit", devices=4),
     dict(type="DataParallel", devices=4),
-    dict(type="DataParallel", devices=4, impl="pmap"),
     dict(type="DataParallel", mesh=dict(data=2, tensor=2), devices=4),
 ]
 

@@ -13,7 +13,7 @@ from jengine.cli import main
 from tests.cli.test_cli import CONFIG
 from tests.parallel.test_processes import PATIENCE, address, environment, free_port
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
+ROOT = pathlib.Path(__file__).parents[3]
 
 ENTRY = "import sys; from jengine.cli import main; sys.exit(main())"
 HALF_BATCH = ["--config.train_dataloader.batch_size=4", "--config.val_dataloader.batch_size=4"]

@@ -1,0 +1,24 @@
+"""Warnings, when training starts, about settings that have no effect in the run."""
+
+from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.runner.components import has_own_step
+
+
+def name_without_effect(runner: RunnerProtocol) -> None:
+    """Warn of chunks that hooks make single steps, and of traced points that no step calls."""
+    run = runner.run
+    steps_per_call = runner.train_loop.steps_per_call
+    blockers = runner.hook_list.list_chunk_blockers(runner)
+    if steps_per_call > 1 and blockers:
+        names = ", ".join(type(hook).__name__ for hook in blockers)
+        run.logger.warning(
+            f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
+            "iterations run one by one. To allow chunks, set `every` or `acts_on`."
+        )
+    traced = [type(hook).__name__ for hook in runner.hooks if hook.get_traced_points()]
+    if has_own_step(runner) and traced:
+        run.logger.warning(
+            f"{type(runner).__name__}.train_step replaces the built-in step: the traced points of "
+            f"{', '.join(traced)} have no effect unless it calls `super().train_step(batch)`. A "
+            "`train_step` of the model runs them."
+        )
