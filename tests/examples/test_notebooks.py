@@ -78,6 +78,7 @@ def test_the_first_run_learns_the_digits_and_continues(tmp_path):
     assert report.startswith('<iframe srcdoc="&lt;!DOCTYPE html&gt;')
 
 
+@pytest.mark.many_processes
 def test_the_own_hook_and_optimizer_find_the_weights(tmp_path):
     text, _, _ = run("own_parts", tmp_path)
     assert "80 1.00 2.00 3.00 4.00 loss 0.0000" in text
@@ -87,6 +88,7 @@ def test_the_own_hook_and_optimizer_find_the_weights(tmp_path):
     assert weights == pytest.approx([1, 2, 3, 4], abs=0.2)
 
 
+@pytest.mark.many_processes
 def test_many_devices_give_the_results_of_one(tmp_path):
     text, _, _ = run("many_devices", tmp_path)
     assert text.count("CpuDevice(id=") == 8

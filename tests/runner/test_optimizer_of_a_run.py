@@ -141,11 +141,6 @@ def test_a_small_batch_accumulated_equals_the_large_batch(make_runner):
 
 
 def test_a_run_resumed_within_a_window_loses_no_gradient(make_runner, tmp_path):
-    class StopAt(Hook):
-        def before_train_iter(self, runner, batch_idx, data_batch=None):
-            if runner.iter == 5:
-                raise KeyboardInterrupt
-
     def make(work_dir, **changes):
         return make_runner(
             work_dir=work_dir,
@@ -158,9 +153,7 @@ def test_a_run_resumed_within_a_window_loses_no_gradient(make_runner, tmp_path):
         )
 
     whole = make(tmp_path / "whole").train()
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path / "broken", custom_hooks=[StopAt()]).train()
-    resumed = make(tmp_path / "broken", resume=True).train()
+    resumed = make(tmp_path / "rest", resume=tmp_path / "whole" / "iter_5").train()
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
 
 

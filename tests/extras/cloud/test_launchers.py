@@ -99,7 +99,10 @@ def start(tmp_path, config):
         (SRUN, ["--launcher", "slurm"]),
         pytest.param(MPIRUN, ["--launcher", "mpi"], marks=pytest.mark.many_processes),
         pytest.param(MPIEXEC, ["--launcher", "mpi", "--coordinator", "ADDRESS"], marks=pytest.mark.many_processes),
-        (MANUAL, ["--coordinator", "ADDRESS", "--num-processes", "2", "--process-id", "TASK"]),
+        pytest.param(
+            MANUAL, ["--coordinator", "ADDRESS", "--num-processes", "2", "--process-id", "TASK"],
+            marks=pytest.mark.many_processes,
+        ),
     ],
     ids=["srun", "mpirun", "mpiexec", "manual"],
 )

@@ -330,7 +330,7 @@ def test_a_run_may_continue_with_a_non_finite_loss(make_runner, caplog, on_nonfi
 
 
 @pytest.mark.parametrize(("steps_per_call", "counts"), [(1, 1), (1, 3), (4, 3)])
-@pytest.mark.parametrize("bad", [0, 1, 2, 3, 4])  # in any iteration of the first or the second window
+@pytest.mark.parametrize("bad", [0, 2, 3])  # in the first or the last iteration of a window, or in the second
 def test_steps_that_a_loss_scale_skips_do_not_count(make_runner, steps_per_call, counts, bad):
     amp = dict(type="AmpOptimWrapper", dtype="float32", loss_scale=2.0**126, accumulative_counts=counts)
     huge = falling_data([])
