@@ -1,6 +1,8 @@
-"""Warnings, when training starts, about settings that have no effect in the run."""
+"""Warnings, when training starts, about settings without the effect that their names promise."""
 
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.model.module_types import is_batch_norm
+from jengine.optim.wrapper import OptimWrapper
 from jengine.runner.components import has_own_step
 
 
@@ -22,3 +24,17 @@ def name_without_effect(runner: RunnerProtocol) -> None:
             f"{', '.join(traced)} have no effect unless it calls `super().train_step(batch)`. A "
             "`train_step` of the model runs them."
         )
+
+
+def name_small_batches(runner: RunnerProtocol) -> None:
+    """Warn of batch norms under gradient accumulation."""
+    wrapper = runner.optim_wrapper
+    norms = [path for path, kind in runner.model.module_types.items() if is_batch_norm(kind)]
+    if not (isinstance(wrapper, OptimWrapper) and wrapper.accumulates and norms):
+        return
+    count = max(wrapper.counts.values)
+    runner.run.logger.warning(
+        f"Gradients are accumulated over {count} iterations, but BatchNorm "
+        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its "
+        "statistics from each small batch: the result differs from that of the large batch."
+    )

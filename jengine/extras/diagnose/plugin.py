@@ -55,6 +55,7 @@ provides = {
         "check_labels": "jengine.extras.diagnose.labels",
     },
     "start_checks": {
+        "name_small_batches": "jengine.extras.diagnose.no_effect",
         "name_without_effect": "jengine.extras.diagnose.no_effect",
     },
     "result_checks": {
