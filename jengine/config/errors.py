@@ -103,14 +103,6 @@ def _initials(name: str) -> str:
     return "".join(word[:1] for word in name.split("_")) if "_" in name.strip("_") else ""
 
 
-def suggest_path(path: Any) -> str:
-    """Return a suggestion like `did_you_mean` for a `pathlib.Path`, or one on object storage,
-    that does not exist.
-    """
-    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    return did_you_mean(path.name, names).replace("'", f"'{path.parent}/", 1)
-
-
 def closest(name: str, candidates: Iterable[str]) -> str:
     """Return a suggestion like `did_you_mean`, or ".
 

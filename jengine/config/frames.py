@@ -49,8 +49,8 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            config = getattr(sys.modules.get("jax"), "config", None)
-            if getattr(config, "jax_traceback_filtering", "") != "off" and not _is_library(
+            jax = sys.modules.get("jax")
+            if (jax is None or jax.config.jax_traceback_filtering != "off") and not _is_library(
                 sys._getframe(1).f_code.co_filename
             ):
                 _hide_frames(error, _ALL)
@@ -61,9 +61,7 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
 
 def has_own_frames(error: BaseException) -> bool:
     """Return whether an error was raised in the user's code, or in what that code has called."""
-    return any(
-        not _is_library(frame.filename) for frame in traceback.extract_tb(error.__traceback__)
-    )
+    return bool(_own_frames(error))
 
 
 def format_error(error: BaseException, log_file: str | None) -> str:
@@ -94,7 +92,7 @@ def _hide_frames(error: BaseException, where: str) -> None:
     A note says `where` all are.
     """
     frames = list(_frames(error.__traceback__))
-    own = [frame for frame in frames if not _is_library(frame.tb_frame.f_code.co_filename)]
+    own = _own_frames(error)
     # An error that nobody has raised on purpose, such as that of a missing key, is a bug
     if not own and frames and not _is_raised(frames[-1]):
         return
@@ -114,6 +112,11 @@ def _hide_frames(error: BaseException, where: str) -> None:
 def _is_raised(frame: types.TracebackType) -> bool:
     line = linecache.getline(frame.tb_frame.f_code.co_filename, frame.tb_lineno)
     return line.strip().startswith("raise")
+
+
+def _own_frames(error: BaseException) -> list[types.TracebackType]:
+    frames = _frames(error.__traceback__)
+    return [frame for frame in frames if not _is_library(frame.tb_frame.f_code.co_filename)]
 
 
 def _frames(tb: types.TracebackType | None) -> Iterator[types.TracebackType]:
