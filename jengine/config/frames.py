@@ -1,6 +1,7 @@
 """Errors with the frames in the user's code alone, on a terminal and in a script or notebook."""
 
 import functools
+import itertools
 import linecache
 import pathlib
 import sys
@@ -61,9 +62,20 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
 
 def has_own_frames(error: BaseException) -> bool:
     """Return whether an error was raised in the user's code, or in what that code has called."""
-    return any(
-        not _is_library(frame.filename) for frame in traceback.extract_tb(error.__traceback__)
-    )
+    return bool(list_own_frames(error.__traceback__))
+
+
+def list_own_frames(
+    tb: types.TracebackType | None, *, inside: bool = False
+) -> list[traceback.FrameSummary]:
+    """Return the frames of a traceback in the user's code, the innermost at the end.
+
+    `inside` leaves out those outside of all libraries, of the script that starts the run.
+    """
+    frames = [(frame, _is_library(frame.filename)) for frame in traceback.extract_tb(tb)]
+    if inside:
+        frames = list(itertools.dropwhile(lambda found: not found[1], frames))
+    return [frame for frame, is_library in frames if not is_library]
 
 
 def format_error(error: BaseException, log_file: str | None) -> str:

@@ -31,6 +31,13 @@ def add_commands(commands: Commands) -> None:
     short.add_argument(
         "--debug", action="store_const", dest="run", const=f"{_TRAIN}:train_debug", help=debug
     )
+    check = (
+        "check each operation of the step (NaN, division by zero, indices out of bounds, "
+        "`checkify.check`), recompilations, and what hooks read; slow"
+    )
+    commands["train"].add_argument(
+        "--check", action="store_const", dest="run", const=f"{_ROOM}.check:train_check", help=check
+    )
     overfit = "train on the first N batches alone, in WORK_DIR_overfit, and print the final loss"
     short.add_argument("--overfit", type=int, metavar="N", action=_Overfit, help=overfit)
     schedule = commands.add(

@@ -41,6 +41,9 @@ provides = {
     "label_checks": {
         "check_labels": "jengine.extras.diagnose.labels",
     },
+    "step_checks": {
+        "StepChecks": "jengine.extras.diagnose.check",
+    },
     "run_watches": {
         "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",
