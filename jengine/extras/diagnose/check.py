@@ -1,8 +1,8 @@
 """`jengine train --check` and `Runner(check=True)`: training that checks all that a step computes.
 
 The step is functionalized by checkify, so that each operation that makes a NaN, divides by zero or
-reads out of bounds, and each `checkify.check` of the user, is an error. It keeps its arguments, with
-which the failing operation and the failing examples are found afterwards.
+reads out of bounds, and each `checkify.check` of the user, is an error. Its arguments are kept, to
+find the operation and the examples that fail.
 """
 
 import argparse
@@ -55,7 +55,13 @@ rules.scatter_oob = _check_scatter
 
 
 class CheckError(FloatingPointError):
-    """Error for a check that failed: in the step, or what a hook does between two steps."""
+    """Error for a check that failed: in the step, or what a hook does between two steps.
+
+    Attributes:
+      examples: indices in the batch of the examples with which alone the step fails.
+    """
+
+    examples: Sequence[int] = ()
 
 
 class StepChecks:
@@ -210,6 +216,7 @@ class CheckedProgram:
             f"{failure.text} in the step of iteration {int(jax.device_get(state.step))}{where}"
             f"{failure.describe()}"
         )
+        error.examples = examples if found else ()
         for name, tree in (("the batch", inputs[0]), ("the parameters", state.params)):
             if bad := _list_non_finite(tree):
                 error.add_note(f"before the step, not finite in {name}: {', '.join(bad)}")

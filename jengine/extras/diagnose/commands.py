@@ -105,6 +105,17 @@ def add_commands(commands: Commands) -> None:
     replay.add_argument(
         "dump", metavar="DUMP", help="the file named in the error of the numerics guard"
     )
+    also = replay.add_mutually_exclusive_group()
+    also.add_argument(
+        "--check",
+        action="store_true",
+        help="check each operation, as `jengine train --check` does; print the first that fails",
+    )
+    also.add_argument(
+        "--bisect",
+        action="store_true",
+        help="also find the examples with which alone the loss or a gradient is not finite",
+    )
 
     profile = commands.add(
         "profile",

@@ -1,12 +1,15 @@
 """The examples of a batch with which a step fails, found by halves."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jengine.data.batch_check import Batch
+from jengine.data.host_entries import select_arrays
+from jengine.data.loader import DataLoader
 from jengine.data.masking import get_mask
 
 _MOST = 16  # a fault of all examples is none of an example
@@ -54,6 +57,42 @@ def describe_examples(examples: Sequence[int], size: int) -> str:
     listed = ", ".join(map(str, examples))
     more = " and maybe more" if len(examples) >= _MOST else ""
     return f"for example{'s' * (len(examples) > 1)} {listed}{more} of the batch"
+
+
+def name_failing_samples(error: BaseException, context: Mapping[str, Any]) -> str | None:
+    """Return the samples of the dataset that are the examples with which a step failed.
+
+    Explainer for `CheckError`.
+    """
+    run = context.get("run")
+    examples = getattr(error, "examples", ())
+    if run is None or not examples or run.train_loop.batches_per_iteration > 1:
+        return None
+    return describe_samples(run.train_dataloader, run.iter, examples, run.train_loop.batch)
+
+
+def describe_samples(loader: Any, index: int, examples: Sequence[int], batch: Batch) -> str | None:
+    """Return which samples of the dataset are these examples in the batch `index` of a run.
+
+    None if that is not known: data without indices, or batches that have another order now.
+    """
+    if not isinstance(loader, DataLoader):
+        return None
+    epoch, position = divmod(index, loader.length)
+    with contextlib.closing(loader.copy_at_epoch(epoch)) as again:
+        again.set_epoch(epoch, position)
+        drawn = jax.tree.leaves(select_arrays(next(iter(again))))
+    given = jax.device_get(jax.tree.leaves(select_arrays(batch)))
+    if len(drawn) != len(given) or not all(map(_are_alike, drawn, given)):
+        return None
+    indices = loader.sample_indices(epoch, position)
+    listed = ", ".join(f"example {i} is sample {indices[i]}" for i in examples)
+    return f"in {type(loader.dataset).__name__} of train_dataloader: {listed}"
+
+
+def _are_alike(first: Any, second: Any) -> bool:
+    second = np.asarray(second)
+    return bool(np.array_equal(np.asarray(first).astype(second.dtype), second, equal_nan=True))
 
 
 def _take(batch: Batch, rows: np.ndarray, size: int) -> Batch:

@@ -33,6 +33,7 @@ provides = {
         "explain_static_modes": "jengine.extras.diagnose.static_modes",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
         "list_host_entries": "jengine.extras.diagnose.host_entries",
+        "name_failing_samples": "jengine.extras.diagnose.failing_examples",
         "name_model_settings": "jengine.extras.diagnose.model_settings",
         "name_versions": "jengine.extras.diagnose.written_versions",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
