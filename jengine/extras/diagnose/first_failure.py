@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.experimental import checkify
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from jengine.config.frames import list_own_frames
 
@@ -63,17 +63,17 @@ class _Found(Exception):
 
 
 def find_failure(program: ClosedJaxpr, args: PyTree, errors: Any) -> Failure | None:
-    """Return the first operation that fails one of the `errors` of checkify, or, if none does,
-    the first with an infinite result of finite arguments.
+    """Return the first operation that fails one of the `errors` of checkify, or, if none does or
+    it fails because of an infinite value, the first with an infinite result of finite arguments.
 
     None if all pass.
     """
-    for checked in (errors, None):
-        try:
-            _Search(checked).run(program.jaxpr, program.consts, jax.tree.leaves(args), ())
-        except _Found as found:
-            return found.failure
-    return None
+    search = _Search(errors)
+    try:
+        search.run(program.jaxpr, program.consts, jax.tree.leaves(args), ())
+    except _Found as found:
+        return found.failure
+    return search.infinite
 
 
 def describe_error(error: checkify.Error) -> str | None:
@@ -92,10 +92,15 @@ def describe_error(error: checkify.Error) -> str | None:
 
 
 class _Search:
-    """Interpreter that stops at the first operation which fails."""
+    """Interpreter that stops at the first operation which fails.
+
+    Attributes:
+      infinite: the first operation with an infinite result of finite arguments, so far.
+    """
 
     def __init__(self, errors: Any) -> None:
-        self._errors = errors  # None looks for infinite values
+        self._errors = errors
+        self.infinite: Failure | None = None
 
     def run(
         self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], trail: Sequence[JaxprEqn]
@@ -129,22 +134,24 @@ class _Search:
             outputs = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
             return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
-        if self._errors is None:
-            outputs = bind(*args)
-            if any(map(_has_infinite, outputs)) and not any(map(_has_infinite, args)):
-                if name == "scan":
-                    self._search_scan(params, args, trail)
-                raise _Found(_describe(f"an infinite value from `{name}`", trail))
+        if name.startswith((*_CHECKED, "scatter")):
+            error, outputs = checkify.checkify(bind, self._errors)(*args)
+        else:
+            error, outputs = checkify.init_error, bind(*args)
+            if not _are_finite(outputs):
+                error, _ = checkify.checkify(bind, self._errors)(*args)
+        text = describe_error(error)
+        if text is None and (_are_finite(outputs) or not _are_finite(args)):
             return outputs
-        if not name.startswith((*_CHECKED, "scatter")):
-            outputs = bind(*args)
-            if not any(map(_has_nan, outputs)):
-                return outputs
-        error, outputs = checkify.checkify(bind, self._errors)(*args)
-        if (text := describe_error(error)) is not None:
-            if name == "scan":
-                self._search_scan(params, args, trail)
+        if name == "scan":
+            self._search_scan(params, args, trail)
+        if text is not None:
+            # what makes a NaN of an infinite value is not to blame
+            if self.infinite is not None and not _are_finite(args):
+                first = self.infinite
+                raise _Found(first._replace(text=f"{first.text}, then {text},"))
             raise _Found(_describe(text, trail, error))
+        self.infinite = self.infinite or _describe(f"an infinite value from `{name}`", trail)
         return outputs
 
     def _search_scan(
@@ -152,36 +159,31 @@ class _Search:
     ) -> None:
         """Run the iterations of a scan one after the other, the first that fails by operations."""
         body = params["jaxpr"]
-        split = params["num_consts"], params["num_consts"] + params["num_carry"]
-        consts, carry, inputs = args[: split[0]], args[split[0] : split[1]], args[split[1] :]
+        carry_at = params["num_consts"]
+        inputs_at = carry_at + params["num_carry"]
+        consts, carry, inputs = args[:carry_at], args[carry_at:inputs_at], args[inputs_at:]
         order = range(params["length"])
-        step = jax.jit(jax.core.jaxpr_as_fun(body))
-        if self._errors is not None:
-            step = jax.jit(checkify.checkify(jax.core.jaxpr_as_fun(body), self._errors))
+        step = jax.jit(checkify.checkify(jaxpr_as_fun(body), self._errors))
         for index in reversed(order) if params["reverse"] else order:
             each = [*consts, *carry, *(x[index] for x in inputs)]
-            if self._errors is None:
-                outputs = step(*each)
-                fails = any(map(_has_infinite, outputs))
-            else:
-                error, outputs = step(*each)
-                fails = error.get() is not None
-            if fails:
+            error, outputs = step(*each)
+            if error.get() is not None or not _are_finite(outputs):
+                suffix = f", in iteration {index} of a scan,"
+                before = self.infinite
                 try:
                     self.run(body.jaxpr, body.consts, each, trail)
                 except _Found as found:
-                    failure = found.failure
-                    text = f"{failure.text}, in iteration {index} of a scan"
-                    raise _Found(failure._replace(text=text)) from None
+                    text = f"{found.failure.text}{suffix}"
+                    raise _Found(found.failure._replace(text=text)) from None
+                if before is None and self.infinite is not None:
+                    text = f"{self.infinite.text}{suffix}"
+                    self.infinite = self.infinite._replace(text=text)
+                return
             carry = outputs[: params["num_carry"]]
 
 
-def _has_nan(x: Any) -> bool:
-    return _is_float(x) and bool(jnp.isnan(x).any())
-
-
-def _has_infinite(x: Any) -> bool:
-    return _is_float(x) and not bool(jnp.isfinite(x).all())
+def _are_finite(values: Sequence[Any]) -> bool:
+    return all(bool(jnp.isfinite(x).all()) for x in values if _is_float(x))
 
 
 def _is_float(x: Any) -> bool:
@@ -194,12 +196,14 @@ def _is_float(x: Any) -> bool:
 
 def _describe(text: str, trail: Sequence[JaxprEqn], error: Any = None) -> Failure:
     scopes = "/".join(str(eqn.source_info.name_stack) for eqn in trail)
+    # JAX cuts off the frames outside of the function that it traces: those of the first are outside
+    # of the program
     tracebacks = [
         eqn.source_info.traceback.as_python_traceback()
-        for eqn in trail
+        for eqn in trail[1:]
         if eqn.source_info.traceback is not None
     ]
-    if error is not None:  # of a loop, whose operations have lines of their own
+    if error is not None and trail[-1].primitive.name == "while":  # the line within the loop
         try:
             error.throw()
         except checkify.JaxRuntimeError as thrown:
@@ -225,15 +229,8 @@ def _find_frame(
     """Return the user's innermost line, from the tracebacks of an operation and of the calls
     around it, the outermost first.
     """
-    found: list[traceback.FrameSummary] = []
-    for tb in tracebacks:
-        own = list_own_frames(tb, inside=True)
-        lines = [(frame.filename, frame.lineno) for frame in own]
-        # JAX traces a function that it has compiled only once: its operations have the lines of
-        # the first call, perhaps of another layer
-        if lines[: len(found)] == [(frame.filename, frame.lineno) for frame in found]:
-            found = own
-    return found[-1] if found else None
+    own = [frame for tb in tracebacks for frame in list_own_frames(tb)]
+    return own[-1] if own else None
 
 
 @contextlib.contextmanager
