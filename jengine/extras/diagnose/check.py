@@ -8,6 +8,8 @@ find the operation and the examples that fail.
 import argparse
 import contextlib
 import functools
+import importlib.util
+import pathlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +41,7 @@ _STAGES = ("before_train_iter", "after_train_iter")
 # them on a CPU, where they copy nothing.
 _READS = ("__array__", "__bool__", "__complex__", "__float__", "__format__", "__index__", "__int__")
 _READS += ("item", "tolist")
+_TYPE_CHECKERS = {"beartype": "beartype", "typeguard": "typechecked"}
 _EXPLICIT = "_device_get"  # JAX's function behind `jax.device_get`
 
 
@@ -277,5 +280,24 @@ def _describe_place(error: BaseException) -> str:
 
 
 def train_check(args: argparse.Namespace, overrides: Sequence[str]) -> int:
-    """Train with `check=True`."""
-    return train(build_runner(args, overrides, resume=args.resume, check=True), args.argv)
+    """Train with `check=True`, and with checks of the shapes that jaxtyping's annotations name in
+    modules beside the config.
+    """
+    with _checked_annotations(pathlib.Path(args.config.partition(".py:")[0]).parent):
+        return train(build_runner(args, overrides, resume=args.resume, check=True), args.argv)
+
+
+def _checked_annotations(directory: pathlib.Path) -> contextlib.AbstractContextManager[Any]:
+    """Return jaxtyping's import hook for the modules in a directory, if it and a type checker are
+    installed.
+    """
+    found = [f"{name}.{check}" for name, check in _TYPE_CHECKERS.items() if _is_installed(name)]
+    if not found or not _is_installed("jaxtyping"):
+        return contextlib.nullcontext()
+    files = [*directory.glob("*.py"), *(path.parent for path in directory.glob("*/__init__.py"))]
+    install: Any = importlib.import_module("jaxtyping").install_import_hook
+    return install(sorted(path.stem for path in files), found[0])  # type: ignore[no-any-return]
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

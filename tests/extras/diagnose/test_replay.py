@@ -116,3 +116,19 @@ def test_the_command_with_checks_ends_at_the_first_step_that_fails(tmp_path, mon
     error = capsys.readouterr().err
     assert "CheckError: NaN from `sqrt` in the step of iteration 1, for example 1 of the batch, at " in error
     assert "in Ones of train_dataloader: example 1 is sample 5" in error
+
+
+def test_the_command_with_checks_lets_jaxtyping_check_the_modules_beside_the_config(tmp_path, monkeypatch, capsys):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "beartype.py").write_text("")
+    (packages / "jaxtyping.py").write_text(
+        "import contextlib\ndef install_import_hook(modules, checker):\n"
+        "    print('hook', *modules, checker)\n    return contextlib.nullcontext()\n"
+    )
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("")
+    (tmp_path / "bad.py").write_text("def get_config():\n    return dict(model=1)\n")
+    assert main(["train", "bad.py", "--check"]) == 2
+    assert "hook bad net beartype.beartype\n" in capsys.readouterr().out
