@@ -75,10 +75,11 @@ class StepChecks:
     """
 
     def __init__(self, strategy: Any) -> None:
-        if strategy.axis_name is not None or jax.process_count() > 1:
+        count = jax.process_count()
+        if strategy.axis_name is not None or count > 1:
             raise ConfigError(
                 "`check` must be used with `SingleDevice` or `Pjit` in one process, got "
-                f"{type(strategy).__name__} in {jax.process_count()}"
+                f"{type(strategy).__name__}{f' in {count} processes' if count > 1 else ''}"
             )
         self._is_single = not strategy.mesh_shape
 
