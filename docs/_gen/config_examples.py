@@ -96,7 +96,9 @@ _ARGUMENTS = {
         "LARS": "lr=4.8, momentum=0.9, weight_decay=1e-6",
         "Lion": "lr=1e-4, weight_decay=0.1",
         "BertAdam": "lr=1e-4",
-        "Muon": "lr=1e-3",
+        "Muon": "lr=0.02, weight_decay=0.1, adam_learning_rate=1e-3",
+        "NorMuon": "lr=0.02, adam_learning_rate=1e-3",
+        "SOAP": "lr=3e-3, precondition_frequency=10",
         "BertAdam1": "lr=1e-4",
     },
     "optimizer wrapper": {
@@ -227,9 +229,7 @@ WITHOUT_EXAMPLE = (
     "BaseDataset",
     "BaseTTAModel",
     "ClassBalancedDataset",
-    "LBFGS",
     "NnxTransformerLM",
-    "SparseAdam",
     "OptimWrapperDict",
 )
 _VARIANTS = ("Momentum", "ParamScheduler", "WeightDecay")  # of a scheduler whose name ends in LR

@@ -6,18 +6,13 @@ import argparse
 import collections
 import contextlib
 import os
-import pathlib
-import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.containers import resolve
-from jengine.config.diff import ABSENT, diff_configs
-from jengine.config.dump import dump_config, parse_config
+from jengine.config.dump import dump_config
 from jengine.config.load import load_config
-from jengine.config.overrides import apply_overrides
-from jengine.config.storage import read_text
 
 
 def load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
@@ -102,55 +97,19 @@ def config(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     print(dump_config(load(args, overrides)), end="")
 
 
-def diff(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Print a table of the values that differ; overrides apply to the second config."""
-    from jengine.logging.tables import format_table
-
-    differences = diff_configs(_load_any(args.config), _load_any(args.other, overrides))
-    if not differences:
-        print("the configs are equal")
-        return
-    rows = [
-        [path, *("" if value is ABSENT else repr(value) for value in pair)]
-        for path, pair in differences.items()
-    ]
-    print(format_table(["key", args.config, args.other], rows))
-
-
-def _load_any(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the config in a file, or that of the run in a work dir, or in a checkpoint, without
-    running it.
-    """
-    if not os.path.isdir(path):
-        return resolve(load_config(path, overrides))
-    from jengine.checkpoint.layout import find_checkpoint, read_meta
-
-    file = pathlib.Path(path, "config.py")
-    text = (
-        read_text(file) if file.is_file() else read_meta(find_checkpoint(path))["meta"].get("cfg")
-    )
-    return resolve(apply_overrides(parse_config(text), overrides))
-
-
 def describe_versions() -> str:
     """Return the versions of jengine, Python and the libraries, and the devices, a line each,
     for bug reports.
     """
     import jax
 
-    from jengine.versions import __version__, describe_device, package_versions
+    from jengine.versions import __version__, describe_device, environment_versions
 
-    versions = [
-        ("jengine", __version__),
-        ("python", f"{platform.python_version()} on {platform.platform()}"),
-    ]
     try:
         counts = collections.Counter(map(describe_device, jax.local_devices()))
         devices = ", ".join(f"{count} x {kind}" for kind, count in counts.items())
     except RuntimeError as error:
         # JAX_PLATFORMS names a platform that is not here, or a driver is missing
         devices = f"none ({error})"
-    return "\n".join(
-        f"{name} {text}"
-        for name, text in [*versions, *package_versions().items(), ("devices:", devices)]
-    )
+    versions = {"jengine": __version__, **environment_versions(), "devices:": devices}
+    return "\n".join(f"{name} {text}" for name, text in versions.items())

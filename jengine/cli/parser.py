@@ -13,12 +13,6 @@ _EPILOG = """Set any value of the config with --config.PATH=VALUE:
   jengine train configs/digits_cnn.py --config.optim_wrapper.optimizer.lr=0.01 \
 --config.custom_hooks[0].interval=5
 """
-_COMPLETION_EPILOG = """To complete `jengine` in new shells:
-  bash:  jengine completion bash > ~/.local/share/bash-completion/completions/jengine
-  zsh:   jengine completion zsh > ~/.zfunc/_jengine, with `fpath+=~/.zfunc` before `compinit` \
-in ~/.zshrc
-  fish:  jengine completion fish > ~/.config/fish/completions/jengine.fish
-"""
 CHECKPOINT = "a checkpoint, or a work dir for its newest one"
 
 
@@ -141,28 +135,10 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add(
         "config", "jengine.cli.commands:config", "print the resolved config", commands.config
     )
-    diff = commands.add(
-        "diff",
-        "jengine.cli.commands:diff",
-        "print the values that differ between two configs",
-        commands.config,
-    )
-    diff.add_argument(
-        "other", metavar="OTHER", help="a config file, a work dir or a checkpoint, as CONFIG may be"
-    )
     commands.add_group("ckpt", "list, show, remove or export checkpoints")
     # By name: options of a command, 'ckpt export --jax-export', come after the command
     for module in dict.fromkeys(module for _, module in sorted(provided("commands").items())):
         importlib.import_module(module).add_commands(commands)
-    completion = commands.add(
-        "completion",
-        "jengine.cli.completion:run",
-        "print a shell's completion script",
-        commands.traceback,
-    )
-    completion.epilog = _COMPLETION_EPILOG
-    completion.formatter_class = argparse.RawDescriptionHelpFormatter
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     return parser
 
 

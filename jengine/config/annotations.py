@@ -14,6 +14,7 @@ import inspect
 import itertools
 import math
 import numbers
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,13 +25,11 @@ from jengine.config.errors import (
     ArgumentError,
     config_path,
     current_config_path,
-    did_you_mean,
 )
 
 T = TypeVar("T", bound=Callable[..., Any])
 _UNIONS = (typing.Union, types.UnionType)
 _ANYTHING = (Any, inspect.Parameter.empty)
-_UNCHECKED = (None, Any, frozenset[type]())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +108,13 @@ class ConfigOf:
 
     def check(self, value: object) -> None:
         """Check `value` if it is a config."""
-        if isinstance(value, str) or is_mapping(value):
+        if isinstance(value, str) or hasattr(value, "items"):
             self._registry.check(value, **self._supplied)
 
 
 _BOUNDS = (Range, Ascending, IsDuration)
+# limits of integers as Python's ranges, which tell without a call of `__contains__` here
+_COUNTS: dict[Any, Any] = {Range(ge=n): range(n, sys.maxsize) for n in (0, 1)}
 
 # The annotations that most arguments have.
 Count = Annotated[int, Range(ge=1)]
@@ -136,11 +137,14 @@ class _Mismatch(NamedTuple):
     is_type: bool  # whether the type is wrong
 
 
-def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def check_values(
+    owner: str | None, entry: Callable[..., Any], arguments: Mapping[str, Any]
+) -> None:
     """Check arguments against the annotations of `entry`. A default always fits.
 
     Args:
-      owner: replaces the path in messages outside a config: `CheckpointHook.interval`.
+      owner: replaces the path in messages outside a config: `CheckpointHook.interval`. None for the
+        name of `entry`.
       entry: a class or function. An annotation that cannot be resolved is not checked; the others
         are.
       arguments: by name.
@@ -151,11 +155,24 @@ def check_values(owner: str, entry: Callable[..., Any], arguments: Mapping[str, 
     """
     checks = _checks_of(entry)
     for name, value in arguments.items():
-        default, annotation, fitting = checks.get(name, _UNCHECKED)
-        if type(value) in fitting or value is default or annotation is Any:
+        if name not in checks:
+            continue
+        default, annotation, fitting = check = checks[name]
+        if value is default:
+            continue
+        if fitting is None:
+            fitting = check[2] = _plain_types(annotation)
+        limit = fitting.get(type(value), ())
+        if limit is None or value in limit:
             continue
         if (mismatch := _find_mismatch(annotation, value, (name,))) is not None:
-            raise _error(owner, mismatch)
+            raise _error(name_of(entry) if owner is None else owner, mismatch)
+
+
+def name_of(entry: Callable[..., Any]) -> str:
+    """Return the name of a class or function, that of the function for a `functools.partial`."""
+    function = entry.func if isinstance(entry, functools.partial) else entry
+    return getattr(function, "__name__", repr(function))
 
 
 def checked(entry: T, owner: str | None = None) -> T:
@@ -185,6 +202,7 @@ def checked(entry: T, owner: str | None = None) -> T:
     return entry
 
 
+@functools.lru_cache(maxsize=1024)
 def checks_itself(entry: Callable[..., Any]) -> bool:
     """Return whether calls of `entry` check the arguments, see `checked`."""
     called = getattr(entry, "__init__", None) if isinstance(entry, type) else entry
@@ -208,27 +226,61 @@ def parameters_of(entry: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
             parameters.update(inspect.signature(settings).parameters)
         else:
             parameters[name] = parameter
-    if str not in {type(parameter.annotation) for parameter in parameters.values()}:
-        return parameters
-    names = _global_names(entry)
-    return {
-        name: p.replace(annotation=_resolve(p.annotation, names)) for name, p in parameters.items()
-    }
+    names = None
+    for name, parameter in parameters.items():
+        if isinstance(parameter.annotation, str):
+            names = _global_names(entry) if names is None else names
+            annotation = _resolve(parameter.annotation, names)
+            parameters[name] = parameter.replace(annotation=annotation)
+    return parameters
 
 
 @functools.lru_cache(maxsize=1024)
-def _checks_of(entry: Callable[..., Any]) -> Mapping[str, tuple[Any, Any, frozenset[type]]]:
-    """Return for each annotated parameter the default, the annotation, and types whose values all
-    fit.
+def _checks_of(entry: Callable[..., Any]) -> Mapping[str, list[Any]]:
+    """Return for each annotated parameter the default, the annotation, and a place for the
+    `_plain_types`, which the first check fills in.
     """
-    checks = {}
-    for name, p in parameters_of(entry).items():
-        is_union = typing.get_origin(p.annotation) in _UNIONS
-        kinds = typing.get_args(p.annotation) if is_union else [p.annotation]
-        if p.kind is not p.VAR_KEYWORD and p.annotation not in _ANYTHING:
-            fitting = frozenset(kind for kind in kinds if isinstance(kind, type))
-            checks[name] = p.default, p.annotation, fitting
-    return checks
+    return {
+        name: [p.default, p.annotation, None]
+        for name, p in parameters_of(entry).items()
+        if p.kind is not p.VAR_KEYWORD and p.annotation not in _ANYTHING
+    }
+
+
+def _plain_types(annotation: Any) -> Mapping[type, Any]:
+    """Return types whose values fit, each with the limit of the values, or None.
+
+    A value with another type, or outside of the limit, may fit nevertheless.
+    """
+    fitting: dict[type, Any] = {}
+    is_union = typing.get_origin(annotation) in _UNIONS
+    for kind in typing.get_args(annotation) if is_union else [annotation]:
+        limit = None
+        if typing.get_origin(kind) is Annotated:
+            kind, limit, *others = typing.get_args(kind)
+            if others or not isinstance(limit, _BOUNDS):
+                continue
+        origin = typing.get_origin(kind)
+        if origin is Literal:
+            choices = typing.get_args(kind)
+            for choice in choices:
+                fitting[type(choice)] = [c for c in choices if type(c) is type(choice)]
+        elif isinstance(kind, type):
+            fitting[kind] = _COUNTS.get(limit, limit) if kind is int else limit
+            if kind is float:
+                fitting[int] = limit
+        elif origin is collections.abc.Sequence and typing.get_args(kind) == (Any,):
+            fitting[list] = fitting[tuple] = None
+        elif origin is collections.abc.Mapping and typing.get_args(kind) == (str, Any):
+            fitting[dict] = _StringKeys()
+    return fitting
+
+
+class _StringKeys:
+    """Limit for a dict: all keys are strings."""
+
+    def __contains__(self, value: Mapping[Any, Any]) -> bool:
+        return set(map(type, value)) <= {str}
 
 
 def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
@@ -249,13 +301,13 @@ def _global_names(entry: Callable[..., Any]) -> dict[str, Any]:
     return getattr(inspect.unwrap(function), "__globals__", {})
 
 
-def _resolve(annotation: object, names: dict[str, Any]) -> Any:
+def _resolve(annotation: str, names: dict[str, Any]) -> Any:
     """Return the value for an annotation that is text.
 
     The text itself, which fits every value, if it has none.
     """
     try:
-        return eval(annotation, names) if isinstance(annotation, str) else annotation
+        return eval(annotation, names)
     except Exception:  # it may name what only type checkers import, or be any expression
         return annotation
 
@@ -278,7 +330,8 @@ def _checked(function: Callable[..., Any], owner: str) -> Callable[..., Any]:
             bound = signature.bind(*args, **kwargs).arguments
         except TypeError:
             return function(*args, **kwargs)  # Python's own message has the function's name
-        check_values(owner, function, bound)
+        if kwargs or len(args) > is_constructor:
+            check_values(owner, function, bound)
         result = function(*args, **kwargs)
         if is_constructor and owner and type(args[0]).__init__ is call:  # not that of a base class
             _describer().stamp(args[0], function, bound)
@@ -294,13 +347,19 @@ def alternatives(annotation: object) -> list[Any]:
     >>> alternatives(Count | None)
     [<class 'int'>, <class 'NoneType'>]
     """
-    origin = typing.get_origin(annotation)
-    args = typing.get_args(annotation)
-    if origin is Annotated:
-        return alternatives(args[0])
-    if origin in _UNIONS:
-        return [kind for arg in args for kind in alternatives(arg)]
-    return [annotation]
+    kinds = []
+    waiting = [annotation]
+    while waiting:
+        kind = waiting.pop(0)
+        origin = typing.get_origin(kind)
+        args = typing.get_args(kind)
+        if origin is Annotated:
+            waiting.insert(0, args[0])
+        elif origin in _UNIONS:
+            waiting[:0] = args
+        else:
+            kinds.append(kind)
+    return kinds
 
 
 def takes_functions(parameter: inspect.Parameter) -> bool:
@@ -340,7 +399,7 @@ def _find_mismatch(annotation: object, value: Any, keys: tuple[str | int, ...]) 
     origin = typing.get_origin(annotation)
     args = typing.get_args(annotation)
     if origin is Annotated:
-        inner = None if type(value) is args[0] else _find_mismatch(args[0], value, keys)
+        inner = None if args[0] is Any else _find_mismatch(args[0], value, keys)
         if inner is not None:
             return inner if inner.keys != keys else inner._replace(annotation=annotation)
         for mark in args[1:]:
@@ -450,8 +509,7 @@ def _error(owner: str, mismatch: _Mismatch) -> Exception:
     with config_path(*owners, *mismatch.keys):
         path = current_config_path()
     value = mismatch.value
-    # the choices are part of the message
-    hint = did_you_mean(value, _choices(mismatch.annotation)) if isinstance(value, str) else ""
+    hint = ""
     if isinstance(value, tuple) and len(value) == 1 and is_mapping(value[0]):
         hint = "; remove the comma after `dict(...)`"
     message = f"`{path}` must be {describe(mismatch.annotation)}, got {value!r}{hint}"
@@ -500,14 +558,3 @@ def describe(annotation: object) -> str:
         return _NAMES[kind]
     name = kind.__name__ if isinstance(kind, type) else str(kind)
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
-
-
-def _choices(annotation: object) -> list[str]:
-    """Return the strings in the annotation's `Literal`s."""
-    return [
-        choice
-        for kind in alternatives(annotation)
-        if typing.get_origin(kind) is Literal
-        for choice in typing.get_args(kind)
-        if isinstance(choice, str)
-    ]

@@ -6,7 +6,7 @@ are copied, sort the keys, and do not convert dicts in lists.
 
 import copy
 from collections.abc import Iterable
-from typing import Any, TypeAlias, TypeGuard, TypeVar, overload
+from typing import Any, TypeAlias, TypeGuard
 
 from ml_collections import ConfigDict, FieldReference
 
@@ -20,7 +20,6 @@ from jengine.config.errors import (
 
 ConfigLike: TypeAlias = dict[Any, Any] | ConfigDict  # one level, with further ones in it
 Key = str | int  # an int in a config that is not for jengine
-Level = TypeVar("Level", bound=ConfigDict)
 _LEAVES = (bool, int, float, str, type(None), type)
 
 
@@ -51,7 +50,7 @@ def is_level(value: Any) -> TypeGuard[ConfigLike]:
 def iter_items(mapping: ConfigLike) -> Iterable[tuple[Key, Any]]:
     """Iterate over keys and values, without resolving references."""
     if isinstance(mapping, ConfigDict):
-        return mapping.iteritems(preserve_field_references=True)
+        return mapping.items(preserve_field_references=True)
     return mapping.items()
 
 
@@ -96,39 +95,39 @@ def resolve(cfg: ConfigLike) -> dict[str, Any]:
         raise TypeError(
             f"a config must be a ConfigDict or a dict, got {type(cfg).__name__}: {cfg!r}"
         )
-    return _resolve_value(cfg)
+    result: list[Any] = [None]
+    tuples = []  # with their parents: made from lists at last, the innermost first
+    waiting: list[tuple[Any, Any, Any, tuple[Key, ...]]] = [(cfg, result, 0, ())]
+    while waiting:
+        value, parent, key, path = waiting.pop()
+        while isinstance(value, FieldReference):
+            with config_path(*path):
+                value = value.get()
+        children: Iterable[tuple[Any, Any]] = ()
+        if isinstance(value, ConfigDict):
+            value = dict(value.items(preserve_field_references=True))
+        if isinstance(value, dict):
+            children = value.items()
+            parent[key] = dict.fromkeys(value)
+        elif type(value) in (list, tuple):
+            children = enumerate(value)
+            parent[key] = list(value)
+            if type(value) is tuple:
+                tuples.append((parent, key))
+        else:
+            parent[key] = value
+        for name, child in children:
+            if type(child) in _LEAVES:
+                parent[key][name] = child
+            else:
+                waiting.append((child, parent[key], name, (*path, name)))
+    for parent, key in reversed(tuples):
+        parent[key] = tuple(parent[key])
+    return result[0]
 
 
-def _resolve_value(value: Any, *path: Key) -> Any:
-    if isinstance(value, FieldReference):
-        with config_path(*path):
-            value = value.get()
-        return _resolve_value(value, *path)
-    if isinstance(value, dict | ConfigDict):
-        result = {}
-        for key, item in value.items() if isinstance(value, dict) else iter_items(value):
-            result[key] = item if type(item) in _LEAVES else _resolve_value(item, *path, key)
-        return result
-    if type(value) in (list, tuple):
-        items = []
-        for i, item in enumerate(value):
-            items.append(item if type(item) in _LEAVES else _resolve_value(item, *path, i))
-        return type(value)(items)
-    return value
-
-
-@overload
-def to_config_dict(mapping: ConfigLike, memo: dict[int, Any] | None = None) -> ConfigDict: ...
-
-
-@overload
 def to_config_dict(
-    mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: type[Level]
-) -> Level: ...
-
-
-def to_config_dict(
-    mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: Any = ConfigDict
+    mapping: ConfigLike, memo: dict[int, Any] | None = None, *, kind: type = ConfigDict
 ) -> Any:
     """Convert a dict or a ConfigDict to a ConfigDict, or another `kind` of it, at every level.
 

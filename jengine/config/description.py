@@ -56,6 +56,7 @@ _WITH_REPR = (
     fractions.Fraction,
 )
 _STAMP = "_constructed_with"  # the attribute of an object that has its described arguments
+_FIELDS = "__dataclass_fields__"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +65,11 @@ class Unwritable:
 
     Attributes:
       kind: what the value is: 'ndarray'.
-      way_out: what the user can do.
       content: what tells it from others of this kind, for comparisons: a hash, or a description.
       path: from which only the script that runs can import it.
     """
 
     kind: str
-    way_out: str = "write `dict(type=..., **arguments)` with the class or function that returns it"
     content: Any = None
     path: str = ""
 
@@ -81,26 +80,28 @@ class Unwritable:
 def stamp(built: object, init: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Record with which arguments, `self` included, the constructor `init` has made an object.
 
-    They are described now, so that arrays are not kept in memory.
+    They are described now, so that arrays are not kept in memory; objects that describe themselves
+    are described when a description is asked for.
     """
     kind = type(built)
     # NNX takes attributes for state. Other modules of Flax are dataclasses.
     of_flax = kind.__mro__[-2].__module__.startswith("flax.")
     if of_flax or dataclasses.is_dataclass(built) or not hasattr(built, "__dict__"):
         return
-    given: dict[str, Any] = {}
     parameters = parameters_of(init)
-    config: Any = None
+    config: Any = {}
     for name, value in list(arguments.items())[1:]:
         if name not in parameters:  # the signature that a class declares has others
             continue
         how = parameters[name].kind
         if how in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY):
             config = Unwritable(f"{kind.__name__} with positional arguments")
-        else:
-            given |= value if how is inspect.Parameter.VAR_KEYWORD else {name: value}
+            break
+        describes_itself = _STAMP in getattr(value, "__dict__", ()) or hasattr(value, _FIELDS)
+        described = value if type(value) in _LITERALS or describes_itself else describe(value)
+        config |= described if how is inspect.Parameter.VAR_KEYWORD else {name: described}
     # the last attribute: later ones are not the constructor's
-    vars(built)[_STAMP] = describe(given) if config is None else config
+    vars(built)[_STAMP] = config
 
 
 def describe(value: Any, outer: tuple[int, ...] = ()) -> Any:
@@ -184,10 +185,9 @@ def _describe_argument(kind: Any, name: str, value: Any, path: str) -> str | Unw
     with contextlib.suppress(TypeError, ValueError):  # no signature, or no class
         parameter = parameters_of(entry).get(name)
         if parameter is not None and not takes_functions(parameter):
+            kind_of = "`type`" if isinstance(value, type) else "`Callable`"
             return Unwritable(
-                f"{path} for an argument without an annotation as a function",
-                f"annotate `{parameter}` as {'`type`' if isinstance(value, type) else '`Callable`'}"
-                f" in {getattr(entry, '__name__', entry)}",
+                f"{path} for the argument `{parameter}`, which has no annotation {kind_of}",
                 path=path,
             )
     return path
@@ -199,10 +199,11 @@ def _describe_list(items: Sequence[Any], outer: tuple[int, ...]) -> Any:
         sample = flatten_description([describe(items[i], outer) for i in chosen])
         kind = f"{type(items).__name__} of {len(items):,} items"
         return Unwritable(kind, content=hash_text(repr(sample)))
+    described = []
+    for item in items:
+        described.append(item if type(item) in _LITERALS else describe(item, outer))
     kind_of_list: Any = type(items)
-    return kind_of_list(
-        [item if type(item) in _LITERALS else describe(item, outer) for item in items]
-    )
+    return kind_of_list(described)
 
 
 def _is_dtype(value: Any) -> bool:
@@ -263,22 +264,10 @@ def hash_text(text: str | bytes) -> str:
 
 def _describe_function(value: Any, outer: tuple[int, ...]) -> str | Unwritable:
     path = _find_import_path(value)
-    if path is not None and not path.startswith(SCRIPTS):
-        return path
-    name = value.__qualname__
-    kind = f"{type(value).__name__} {name}"
+    kind = f"{type(value).__name__} {value.__qualname__}"
     if path is not None:
-        is_file = hasattr(sys.modules["__main__"], "__file__")
-        way_out = (
-            "move it out of the script or notebook into a module next to it, and import it from "
-            "there"
-        )
-        if is_file:
-            way_out += (
-                " (a script can be imported if it runs nothing outside of "
-                "`if __name__ == '__main__':`)"
-            )
-        return Unwritable(kind, way_out, path=path)
+        is_script = path.startswith(SCRIPTS)
+        return Unwritable(f"{kind} of a script or notebook", path=path) if is_script else path
     content = None
     code = getattr(value, "__code__", None)
     if code is not None and id(value) not in outer:
@@ -287,10 +276,7 @@ def _describe_function(value: Any, outer: tuple[int, ...]) -> str | Unwritable:
         for variable, cell in cells:
             with contextlib.suppress(ValueError):  # not set yet
                 content[variable] = describe(cell.cell_contents, (*outer, id(value)))
-    way_out = "move it to the top level of a module and give it a name there"
-    if "<locals>" in name:
-        way_out += ", or write `dict(type=..., **arguments)` with the function that returns it"
-    return Unwritable(kind, way_out, content)
+    return Unwritable(kind, content)
 
 
 def _describe_object(value: Any, outer: tuple[int, ...]) -> Any:
@@ -304,43 +290,30 @@ def _describe_object(value: Any, outer: tuple[int, ...]) -> Any:
             if not name.startswith("_") and not hasattr(kind, name)  # not a cached property
         ]
         if late:
-            return Unwritable(
-                f"{kind.__name__} with {late[0]!r} set later",
-                f"write a subclass with the attribute {late[0]!r}",
-            )
+            return Unwritable(f"{kind.__name__} with {late[0]!r} set later")
         config = attributes[_STAMP]
-        return {"type": describe(kind), **config} if isinstance(config, dict) else config
+        return describe({"type": kind, **config}, outer) if isinstance(config, dict) else config
     if dataclasses.is_dataclass(value) and kind.__dataclass_params__.init:
         return describe({"type": kind, **_changed_fields(value)}, outer)
     if isinstance(value, tuple) and hasattr(value, "_fields"):  # a transformation of optax
         fields = dict(zip(value._fields, value, strict=True))
         return Unwritable(kind.__name__, content=describe(fields, outer))
     if isinstance(value, functools.partial):
-        return Unwritable(
-            "functools.partial with positional arguments",
-            "pass them by name, `partial(fn, name=value)`",
-            content=describe([value.func, *value.args], outer),
-        )
+        content = describe([value.func, *value.args], outer)
+        return Unwritable("functools.partial with positional arguments", content)
     if isinstance(value, set | frozenset):
         return Unwritable(kind.__name__, content=repr(sorted(map(repr, value))))
-    if kind.__module__.partition(".")[0] == "jax":
-        if kind.__name__ in ("P", "PartitionSpec"):  # by version
-            return describe(tuple(value))  # which the rules of a strategy accept too
+    of_jax = kind.__module__.partition(".")[0] == "jax"
+    if of_jax and kind.__name__ in ("P", "PartitionSpec"):  # by version
+        return describe(tuple(value))  # which the rules of a strategy accept too
+    if of_jax or isinstance(value, _WITH_REPR):
         return Unwritable(kind.__name__, content=repr(value))
-    if isinstance(value, _WITH_REPR):
-        return Unwritable(kind.__name__, content=repr(value))
-    try:
-        names = list(inspect.signature(kind).parameters)
-    except (TypeError, ValueError):  # a class in C
-        return Unwritable(kind.__name__)
-    has_init = kind.__init__ is not object.__init__
-    # without a constructor, attributes were set from outside
-    if hasattr(value, "__dict__") and not names and (has_init or not attributes):
-        return {"type": describe(kind)}
-    return Unwritable(
-        kind.__name__,
-        f"write `dict(type={', '.join([kind.__name__, *(f'{name}=...' for name in names)])})`",
-    )
+    with contextlib.suppress(TypeError, ValueError):  # a class in C has no signature
+        # without a constructor, attributes were set from outside
+        is_made = kind.__init__ is not object.__init__ or not attributes
+        if is_made and hasattr(value, "__dict__") and not inspect.signature(kind).parameters:
+            return {"type": describe(kind)}
+    return Unwritable(kind.__name__)
 
 
 def _changed_fields(value: Any) -> dict[str, Any]:

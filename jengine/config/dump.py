@@ -5,7 +5,6 @@ import importlib
 import os
 import pathlib
 import re
-import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -23,7 +22,6 @@ from jengine.config.storage import is_url
 
 WIDTH = 100
 _MAX_PATHS = 4  # in one message
-_PLAIN = (bool, int, types.NoneType)
 _UNWRITTEN = "<not written: "
 _IMPORT_PATH = re.compile(r"[\w-]+(\.\w+)+")
 _NUMPY = {"np": "numpy", "jnp": "jax.numpy"}  # whose arrays a file may have
@@ -248,25 +246,20 @@ class Writer:
         if isinstance(value, Unwritable):
             problem = (
                 "must be a literal or importable to be written to a config file, got "
-                f"{value.kind}: {value.way_out}"
+                f"{value.kind}: write `dict(type=..., **arguments)` with a class or function at "
+                "the top level of a module"
             )
             self.problems.setdefault(problem, []).append(f"`{path}`")
             return repr(value.path or f"{_UNWRITTEN}{value.kind}>")
         if kind in (list, tuple):
             opening, closing = "[]" if kind is list else "()"
-            items = []
-            for i, item in enumerate(value):
-                is_plain = type(item) in _PLAIN
-                items.append(
-                    repr(item) if is_plain else self.literal(item, indent + 4, f"{path}[{i}]")
-                )
+            items = [self.literal(item, indent + 4, f"{path}[{i}]") for i, item in enumerate(value)]
         elif kind is dict:
             opening, closing = "{}"
             items = []
             for key, item in value.items():
                 name = f"{path}.{key}" if path else str(key)
-                is_plain = type(item) in _PLAIN
-                text = repr(item) if is_plain else self.literal(item, indent + 4, name)
+                text = self.literal(item, indent + 4, name)
                 comment = self._comment(name, indent + 4) if self._comment else ""
                 items.append(f"{comment}{key!r}: {text}")
         elif hasattr(value, "dtype"):

@@ -88,30 +88,20 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
       candidates: the legal names.
       cutoff: the least similarity, from 0 to 1.
     """
+    name = str(name)
     names = sorted(map(str, candidates))
-    by_lower = {n.lower(): n for n in reversed(names)}
-    # takes precedence: `Adamw` is as close to `Adam` as to `AdamW`
-    exact = by_lower.get(str(name).lower())
-    match = [exact] if exact else difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)
-    match = match or [
-        by_lower[m]
-        for m in difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=cutoff)
-    ]
+    lower = [n.lower() for n in names]
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
+    same = [n for n in names if n.lower() in close]
     # `learning_rate` for `lr`
-    match = match or [n for n in names if _initials(n) == name or _initials(str(name)) == n]
+    match = difflib.get_close_matches(name, same, n=1, cutoff=0.0) or [
+        n for n in names if _initials(n) == name or _initials(name) == n
+    ]
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
 def _initials(name: str) -> str:
     return "".join(word[:1] for word in name.split("_")) if "_" in name.strip("_") else ""
-
-
-def suggest_path(path: Any) -> str:
-    """Return a suggestion like `did_you_mean` for a `pathlib.Path`, or one on object storage,
-    that does not exist.
-    """
-    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    return did_you_mean(path.name, names).replace("'", f"'{path.parent}/", 1)
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:
@@ -124,20 +114,13 @@ def closest(name: str, candidates: Iterable[str]) -> str:
 
 
 def list_unknown(unknown: Iterable[str], candidates: Iterable[str]) -> str:
-    """Return misspelled names with suggestions, and all legal names if one is not close to any.
+    """Return misspelled names, each with its suggestion by `closest`.
 
-    >>> list_unknown(["intervall"], ["interval", "priority"])
-    "'intervall'; did you mean 'interval'?"
     >>> list_unknown(["intervall", "prio"], ["interval", "priority"])
-    "'intervall' (did you mean 'interval'?), 'prio' (did you mean 'priority'?)"
+    "'intervall'; did you mean 'interval'?, 'prio'; did you mean 'priority'?"
     """
-    names = sorted(str(c) for c in candidates)
-    unknown = list(unknown)
-    if len(unknown) == 1:
-        return f"{unknown[0]!r}{closest(unknown[0], names)}"
-    hints = {key: did_you_mean(key, names).removeprefix("; ") for key in unknown}
-    listed = ", ".join(f"{key!r} ({hint})" if hint else repr(key) for key, hint in hints.items())
-    return listed if all(hints.values()) else f"{listed}; expected one of: {', '.join(names)}"
+    names = [str(c) for c in candidates]
+    return ", ".join(f"{key!r}{closest(key, names)}" for key in unknown)
 
 
 def current_config_path() -> str:

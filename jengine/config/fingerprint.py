@@ -49,7 +49,7 @@ def describe_run(
         if cfg is not None or (value is not parameters[name].default and name != "resume")
     }
     if _is_in_memory(given.get("load_from")):  # a file of megabytes would help nobody
-        given["load_from"] = Unwritable("weights in memory", "write a path")
+        given["load_from"] = Unwritable("weights in memory")
     config = describe(given)
     settings = {
         name: config[name] if value is given.get(name, ...) else describe(value)

@@ -61,15 +61,9 @@ def merge_into(base: ConfigLike, changes: dict[str, Any]) -> None:
         elif is_level(old):
             merge_into(old, value)
         else:
-            is_comma = isinstance(old, tuple) and len(old) == 1 and is_level(old[0])
-            hint = (
-                "remove the comma after `dict(...)`"
-                if is_comma
-                else "add `_delete_=True` to the new dict to replace the value"
-            )
             raise TypeError(
                 f"{key!r} must be a dict in the base config to merge with a dict, got "
-                f"{type(old).__name__}; {hint}"
+                f"{type(old).__name__}; add `_delete_=True` to the new dict to replace the value"
             )
 
 

@@ -50,13 +50,6 @@ def add_config_module(file: pathlib.Path, module: types.ModuleType) -> None:
     _DIRECTORIES[str(file.parent)][module.__name__] = module
 
 
-def find_config_module(file: pathlib.Path) -> types.ModuleType:
-    """Return the module of a config file that was loaded."""
-    return next(
-        module for module in _DIRECTORIES[str(file.parent)].values() if module.__file__ == str(file)
-    )
-
-
 def is_free(name: str, file: pathlib.Path) -> bool:
     """Return whether the module in `file` can have this name: no module outside config
     directories has it.
@@ -84,19 +77,7 @@ def find_directory(module: str) -> str | None:
     )
 
 
-def find_unregistered(name: str) -> str | None:
-    """Return the import path of a class or function in a module next to the configs, or in the
-    script.
-    """
-    # the newest first
-    for siblings in (*reversed(_DIRECTORIES.values()), {"__main__": sys.modules["__main__"]}):
-        for key, module in siblings.items():
-            if callable(vars(module).get(name)):
-                return f"{key}.{name}"
-    return None
-
-
-def imported_modules() -> Mapping[str, types.ModuleType]:
+def imported_modules() -> collections.ChainMap[str, types.ModuleType]:
     """Return all imported modules by name, those next to config files first."""
     return collections.ChainMap(*reversed(_DIRECTORIES.values()), sys.modules)
 

@@ -7,7 +7,7 @@ can.
 import ast
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from ml_collections import ConfigDict, FieldReference
@@ -134,35 +134,32 @@ def _set_value(node: Any, parts: list[str | int], value: Any, path: str) -> Any:
             merge_into(node, value)
             return node
         return remove_delete_keys(value)
-    part = parts[0]
-    if node is None and isinstance(part, str):
+    if node is None and isinstance(parts[0], str):
         node = {}
+    place = f"`{path}`" if path else "the config"
     if is_level(node):
         key, rest = _match_key(node, parts)
         if isinstance(key, int) and key not in node:
-            raise ConfigError(
-                f"{_quote(path)} must be a list, got a dict{closest(str(key), map(str, node))}"
-            )
+            raise ConfigError(f"{place} must be a list, got a dict")
+        inner = f"{path}.{key}" if path else str(key)
         old = get_value(node, key)
-        if rest and isinstance(rest[0], int) and old is None:
-            raise ConfigError(
-                f"there is no list `{_join(path, key)}`{closest(str(key), map(str, node))}"
-            )
-        if rest and not (old is None or is_level(old) or type(old) in (list, tuple)):
-            siblings = closest(str(rest[0]), map(str, node))
-            raise ConfigError(
-                f"`{_join(path, key)}` must be a dict or a list, got {old!r}{siblings}"
-            )
-        new = _set_value(old, rest, value, _join(path, key))
+        if old is None and rest and isinstance(rest[0], int):
+            raise ConfigError(f"there is no list `{inner}`{closest(str(key), map(str, node))}")
+        new = _set_value(old, rest, value, inner)
         if new is not old or not is_level(old):
             assign(node, key, new)
         return node
-    if type(node) in (list, tuple):
-        index = _parse_index(node, part, path)
-        items = list(node)
-        items[index] = _set_value(items[index], parts[1:], value, _join(path, index))
-        return type(node)(items)
-    raise ConfigError(f"{_quote(path)} must be a dict or a list, got {node!r}")
+    if type(node) not in (list, tuple):
+        raise ConfigError(f"{place} must be a dict or a list, got {node!r}")
+    items = list(node)
+    try:
+        index = range(len(items))[int(parts[0])]
+    except (IndexError, ValueError):
+        raise ConfigError(
+            f"an index of {place} must be an integer below {len(items)}, got {parts[0]}"
+        ) from None
+    items[index] = _set_value(items[index], parts[1:], value, f"{path}[{index}]")
+    return type(node)(items)
 
 
 def _match_key(node: ConfigLike, parts: list[str | int]) -> tuple[str | int, list[str | int]]:
@@ -176,28 +173,3 @@ def _match_key(node: ConfigLike, parts: list[str | int]) -> tuple[str | int, lis
         if (key := ".".join(map(str, names[:count]))) in node:
             return key, parts[count:]
     return parts[0], parts[1:]
-
-
-def _parse_index(node: Sequence[Any], part: str | int, path: str) -> int:
-    if isinstance(part, str) and not re.fullmatch(r"-?\d+", part):
-        raise ConfigError(
-            f"an index of {_quote(path)} must be an integer, got {part!r}; write {path}[0].{part} "
-            "for its first item"
-        )
-    index = int(part)
-    if not -len(node) <= index < len(node):
-        raise ConfigError(
-            f"index {index} is out of range: {_quote(path)} has {len(node)} "
-            f"item{'s' * (len(node) != 1)}"
-        )
-    return index
-
-
-def _join(path: str, part: str | int) -> str:
-    if isinstance(part, int):
-        return f"{path}[{part}]"
-    return f"{path}.{part}" if path else part
-
-
-def _quote(path: str) -> str:
-    return f"`{path}`" if path else "the config"

@@ -10,6 +10,7 @@ tree has the same paths with and without wrappers. Dict keys and fields named `v
 """
 
 import difflib
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -138,10 +139,11 @@ def closest_paths(path: str, candidates: Iterable[str]) -> str:
 
     Empty if none is close.
     """
-    names: dict[str, None] = {}
-    for candidate in candidates:
-        parts = candidate.split(".")
-        names.update(dict.fromkeys(".".join(parts[:n]) for n in range(1, len(parts) + 1)))
+    names = {
+        name: None
+        for candidate in candidates
+        for name in itertools.accumulate(candidate.split("."), "{}.{}".format)
+    }
     close = difflib.get_close_matches(path, names, n=3, cutoff=0.5)
     return f"; closest: {', '.join(close)}" if close else ""
 

@@ -21,7 +21,7 @@ import json
 import pathlib
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from jengine.config.errors import ConfigError, UnknownNameError
@@ -78,12 +78,14 @@ def load_provided(section: str, name: str) -> Any:
     return getattr(importlib.import_module(provided(section)[name]), name)
 
 
-def load_each(section: str) -> Iterator[Any]:
-    """Import and yield all objects that extras provide in a section, in the order of their
+def load_each(section: str) -> list[Any]:
+    """Import and return all objects that extras provide in a section, in the order of their
     names.
     """
-    for name in sorted(provided(section)):
-        yield load_provided(section, name)
+    loaded = []
+    for name, module in sorted(provided(section).items()):
+        loaded.append(getattr(importlib.import_module(module), name))
+    return loaded
 
 
 def find_missing(name: str) -> str:

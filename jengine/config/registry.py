@@ -6,7 +6,6 @@ jengine` fast, and a config can use any registered name without importing a modu
 
 import functools
 import importlib
-import inspect
 import logging
 import re
 import typing
@@ -21,13 +20,13 @@ from jengine.config.annotations import (
     checked,
     checks_itself,
     is_mapping,
+    name_of,
     parameters_of,
     takes_functions,
 )
-from jengine.config.errors import UnknownNameError, closest, config_path, did_you_mean, list_unknown
+from jengine.config.errors import UnknownNameError, closest, config_path, list_unknown
 from jengine.config.modules import (
     find_directory,
-    find_unregistered,
     import_attribute,
     imported_modules,
 )
@@ -39,7 +38,10 @@ T = TypeVar("T", bound=Callable[..., Any])
 Config: TypeAlias = Mapping[str, Any] | str | Callable[..., Any]
 _LOGGER = logging.getLogger("jengine")
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+# by type, those of the items of a list or dict of functions
+_Types: TypeAlias = dict[Any, "_Types"]
 _REGISTRIES: "weakref.WeakSet[Registry]" = weakref.WeakSet()
+_NUMBERS = frozenset({bool, int, float, type(None)})
 _OF_USERS: dict[str, list[Callable[..., Any]]] = {}  # entries outside of jengine, by name
 
 
@@ -133,7 +135,7 @@ class Registry:
             if self._checks_calls and not isinstance(entry, functools.partial):
                 entry = checked(entry)
             is_own = is_built_in(entry)
-            for key in [name] if isinstance(name, str) else name or [_name(entry)]:
+            for key in [name] if isinstance(name, str) else name or [name_of(entry)]:
                 self._add(key, entry, is_own, force)
             return entry
 
@@ -177,22 +179,27 @@ class Registry:
             raise TypeError(f"{self.name} must be looked up by a name, got {key!r}")
         module, _, name = key.rpartition(".")
         if module and find_directory(module) is not None and allowed_directory() is None:
-            return self._import(key, name)
-        self._import_entries(key, name)
+            return self._import(key)
+        if self._locations or name not in self._entries:
+            self._import_entries(key, name)
         for registered in (key, name):
             if registered in self._entries:
                 return self._entries[registered]
         if module:
-            return self._import(key, name)
+            return self._import(key)
         hint = find_missing(name) or closest(name, self._names())
-        if (path := find_unregistered(name)) is not None:
-            hint = (
-                f", which is not registered: write type={path!r}, or register the class with "
-                "`register_module()`"
-            )
         raise UnknownNameError(
             f"{self.name} must be a registered name or an import path, got {key!r}{hint}"
         )
+
+    def get_type(self, kind: Any) -> Any:
+        """Return the class or function in a config's `type`, which may be a name."""
+        if not isinstance(kind, str):
+            return kind
+        if kind in self._entries and not self._locations:
+            return self._entries[kind]
+        with config_path("type"):
+            return self.get(kind)
 
     def build(self, cfg: Config, **extra: Any) -> Any:
         """Build an object from a config.
@@ -208,9 +215,7 @@ class Registry:
           ArgumentError: an argument is out of range.
         """
         entry, arguments = self._parse(cfg, extra)
-        has_signature = check_names(entry, arguments, tuple(extra))
-        if has_signature and not checks_itself(entry):
-            check_values(_name(entry), entry, arguments)
+        check_arguments(entry, arguments, tuple(extra), values=not checks_itself(entry))
         return entry(**arguments)
 
     def build_function(self, cfg: Any) -> Any:
@@ -226,18 +231,19 @@ class Registry:
         Raises:
           KeyError, TypeError: as for `build`.
         """
-        if not isinstance(cfg, str) and not is_mapping(cfg):
+        if not isinstance(cfg, str) and not hasattr(cfg, "items"):
             return cfg
-        is_name = isinstance(cfg, str)
-        cfg = as_config(cfg)
-        if isinstance(kind := cfg.get("type"), str):
+        kind = cfg if isinstance(cfg, str) else cfg.get("type")
+        if isinstance(kind, str) and kind in self._entries:
+            kind = self._entries[kind]
+        elif isinstance(kind, str):
             with config_path("type"):
-                cfg = {**cfg, "type": self._get_function(kind)}
-        entry, arguments = self._parse(cfg, {})
-        if isinstance(entry, type):
-            return self.build(cfg)
-        if is_name:
-            return entry
+                kind = self._get_function(kind)
+        if isinstance(kind, type):
+            return self.build({"type": kind} if isinstance(cfg, str) else {**cfg, "type": kind})
+        if isinstance(cfg, str):
+            return kind
+        entry, arguments = self._parse({**cfg, "type": kind}, {})
         _, required, _ = _accepted(entry)
         check_arguments(entry, arguments, supplied=tuple(required - arguments.keys()))
         return (
@@ -261,8 +267,8 @@ class Registry:
             return load_provided("known_types", "find_known_function")(key, imported_modules())
         return self.get(key)
 
-    def _import(self, path: str, name: str) -> Callable[..., Any]:
-        """Import the class or function at `path`, whose last part is `name`.
+    def _import(self, path: str) -> Callable[..., Any]:
+        """Import the class or function at `path`.
 
         KeyError if there is none; errors in the module itself are raised with a note about the
         user's line.
@@ -270,12 +276,8 @@ class Registry:
         try:
             return import_attribute(path)
         except UnknownNameError as error:
-            # 'mmengine.Hok' for 'Hook'
-            is_hinted = "did you mean" in str(error)
-            hint = "" if is_hinted else did_you_mean(name, self._names(), cutoff=0.75)
             raise UnknownNameError(
-                f"{self.name} must be a registered name or an import path, got {path!r}: "
-                f"{error}{hint}"
+                f"{self.name} must be a registered name or an import path, got {path!r}: {error}"
             ) from None
 
     def _parse(
@@ -298,16 +300,16 @@ class Registry:
                 f"{self._name_with_article} must have a 'type', got only the keys "
                 f"{sorted(map(str, arguments))}"
             )
-        if isinstance(entry, str) and not self._locations and entry in self._entries:
-            entry = self._entries[entry]
-        elif isinstance(entry, str):
-            with config_path("type"):
-                entry = self.get(entry)
+        if isinstance(entry, str):
+            is_known = entry in self._entries and not self._locations
+            entry = self._entries[entry] if is_known else self.get_type(entry)
         if not callable(entry):
             raise TypeError(
                 f"the type of {self._name_with_article} must be a name or a class, got {entry!r}"
             )
-        return entry, resolve_functions(entry, arguments)
+        if not _NUMBERS.issuperset(map(type, arguments.values())):
+            arguments = resolve_functions(entry, arguments)
+        return entry, arguments
 
     def __contains__(self, key: str) -> bool:
         return key in self._names()
@@ -364,116 +366,118 @@ def resolve_functions(entry: Callable[..., Any], arguments: Mapping[str, Any]) -
         if isinstance(value, str | list | tuple) or (
             hasattr(value, "items") and not isinstance(value, type)
         ):
-            kinds, takes = _function_kinds(entry, name)
-            if kinds:
+            types, takes = _function_types(entry, name)
+            # an argument that takes dicts too reads them itself
+            if types and (types.get(Mapping) != {} or not is_mapping(value)):
                 with config_path(name):
-                    result[name] = _resolve_function(value, kinds, takes)
+                    result[name] = _resolve_function(value, types, takes)
     return result
 
 
 @functools.lru_cache(maxsize=4096)
-def _function_kinds(entry: Callable[..., Any], name: str) -> tuple[Sequence[Any], bool]:
+def _function_types(entry: Callable[..., Any], name: str) -> tuple[_Types, bool]:
     """Return the types of an argument that takes functions, or lists or dicts of them, and whether
     it may be a function itself; no types for another argument.
     """
     try:
-        parameter = parameters_of(entry).get(name)
-    except (TypeError, ValueError):  # some built-ins have none
-        parameter = None
-    if parameter is None:
-        return (), False
-    kinds = alternatives(parameter.annotation)
+        parameter = parameters_of(entry)[name]
+    except (KeyError, TypeError, ValueError):  # some built-ins have no signature
+        return {}, False
+    types = _types(parameter.annotation)
     takes = takes_functions(parameter)
-    return kinds if takes or any(map(_list_functions, kinds)) else (), takes
+    return types if takes or any(types.values()) else {}, takes
 
 
-def _list_functions(kind: Any) -> Sequence[Any]:
-    """Return the types of the items of a list or dict, if they may be functions."""
-    inner = [item for last in typing.get_args(kind)[-1:] for item in alternatives(last)]
-    return inner if any(typing.get_origin(item) is Callable for item in inner) else ()
+def _types(annotation: Any) -> _Types:
+    """Return the types of an annotation, each with the types of the items if it is a list or dict
+    of functions.
+    """
+    types: _Types = {}
+    for kind in alternatives(annotation):
+        origin = typing.get_origin(kind) or kind
+        args = typing.get_args(kind)
+        inner = _types(args[-1]) if args and origin in (Sequence, Mapping) else {}
+        types[origin] = inner if Callable in inner else {}
+    return types
 
 
-def _resolve_function(value: Any, kinds: Sequence[Any], takes: bool) -> Any:
+def _resolve_function(value: Any, types: _Types, takes: bool) -> Any:
     """Return the function that `value` names, if an argument with these types takes functions.
 
     Else `value`.
     """
-    origins = [typing.get_origin(kind) or kind for kind in kinds]
     if isinstance(value, str):
         is_path = _IMPORT_PATH.fullmatch(value) is not None
-        if not takes or str in origins or (Literal in origins and not is_path):
+        if not takes or str in types or (Literal in types and not is_path):
             return value
-        if Mapping in origins and not is_path:  # a registered name, as `dict(type=NAME)`
+        if Mapping in types and not is_path:  # a registered name, as `dict(type=NAME)`
             return as_config(value)
         return FUNCTIONS._get_function(value)
-    for kind, origin in zip(kinds, origins, strict=True):
-        inner = _list_functions(kind)
-        if inner and origin is Sequence and isinstance(value, list | tuple):
-            return [_resolve_function(item, inner, True) for item in value]
-        if inner and origin is Mapping and is_mapping(value) and "type" not in value:
-            return {name: _resolve_function(item, inner, True) for name, item in value.items()}
-    if takes and is_mapping(value) and "type" in value and Mapping not in origins:
-        return FUNCTIONS.build_function(value)
-    return value
+    if isinstance(value, list | tuple):
+        inner = types.get(Sequence)
+        return [_resolve_function(item, inner, True) for item in value] if inner else value
+    if not is_mapping(value):  # an item of a list or dict
+        return value
+    if "type" in value:
+        return FUNCTIONS.build_function(value) if takes and Mapping not in types else value
+    inner = types.get(Mapping)
+    return (
+        {name: _resolve_function(item, inner, True) for name, item in value.items()}
+        if inner
+        else value
+    )
 
 
 def check_arguments(
-    entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
+    entry: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    supplied: Sequence[str] = (),
+    *,
+    values: bool = True,
 ) -> None:
     """Check `arguments` against the signature and the annotations of `entry` before calling it.
 
     Args:
-      entry: a class or function.
+      entry: a class or function; one without a signature, as some built-ins, is not checked.
       arguments: by name.
-      supplied: arguments that the caller adds.
+      supplied: arguments that the caller adds: they need not be in `arguments`, and no message
+        suggests them.
+      values: whether to check values too, which the call of a `checked` entry does itself.
 
     Raises:
       TypeError: an unknown argument (the message suggests the closest), a missing one, or one with
         another type.
       ArgumentError: one is out of range.
     """
-    if check_names(entry, arguments, supplied):
-        check_values(_name(entry), entry, arguments)
-
-
-def check_names(
-    entry: Callable[..., Any], arguments: Mapping[str, Any], supplied: Sequence[str] = ()
-) -> bool:
-    """Raise TypeError for unknown and missing arguments.
-
-    Return whether `entry` has a signature to check.
-
-    Those in `supplied` are the caller's: they need not be in `arguments`, and no message suggests
-    them.
-    """
     try:
         accepted, required, is_open = _accepted(entry)
-    except (TypeError, ValueError):  # some built-ins have no signature
-        return False
+    except (TypeError, ValueError):
+        return
     if not is_open and not arguments.keys() <= accepted.keys():
         unknown = [key for key in arguments if key not in accepted]
         own = [key for key in accepted if key not in supplied]
         names = list_unknown(map(str, unknown), own)
-        raise TypeError(f"{_name(entry)} has no argument{'s' * (len(unknown) > 1)} {names}")
+        raise TypeError(f"{name_of(entry)} has no argument{'s' * (len(unknown) > 1)} {names}")
     if missing := required - arguments.keys() - set(supplied):
         names = ", ".join(repr(key) for key in accepted if key in missing)
-        raise TypeError(f"{_name(entry)} needs the argument{'s' * (len(missing) > 1)} {names}")
-    return True
+        raise TypeError(f"{name_of(entry)} needs the argument{'s' * (len(missing) > 1)} {names}")
+    if values and arguments:
+        check_values(None, entry, arguments)
 
 
 @functools.lru_cache(maxsize=1024)
 def _accepted(entry: Callable[..., Any]) -> tuple[dict[str, Any], frozenset[str], bool]:
     """Return the arguments by name, those without a default, and whether it takes any others."""
-    parameters = parameters_of(entry)
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    accepted = {name: p for name, p in parameters.items() if p.kind in kinds}
-    required = frozenset(name for name, p in accepted.items() if p.default is p.empty)
-    return accepted, required, any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def _name(entry: Callable[..., Any]) -> str:
-    function = entry.func if isinstance(entry, functools.partial) else entry
-    return getattr(function, "__name__", repr(function))
+    accepted = {}
+    required = set()
+    is_open = False
+    for name, p in parameters_of(entry).items():
+        is_open |= p.kind is p.VAR_KEYWORD
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            accepted[name] = p
+            if p.default is p.empty:
+                required.add(name)
+    return accepted, frozenset(required), is_open
 
 
 def is_built_in(entry: Callable[..., Any]) -> bool:

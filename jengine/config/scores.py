@@ -4,7 +4,6 @@ A value is better if it is strictly better, by more than the threshold; the firs
 the best, and NaN is never better.
 """
 
-import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -114,12 +113,13 @@ def infer_rule(key: str, greater_keys: Sequence[str] = (), less_keys: Sequence[s
     """
     for rule, keys in (("greater", greater_keys), ("less", less_keys)):
         # Exact names of both lists before words: a word may be in names of either kind.
-        if key.lower() in [k.lower() for k in keys]:
+        if key.lower() in map(str.lower, keys):
             return rule
     words = split_words(key)
-    own = (["_".join(split_words(key)) for key in keys] for keys in (greater_keys, less_keys))
-    if found := _find_rules(words, *own):
-        return found[0]  # the order in which MMEngine searches its lists
+    if greater_keys or less_keys:
+        own = (["_".join(split_words(key)) for key in keys] for keys in (greater_keys, less_keys))
+        if found := _find_rules(words, *own):
+            return found[0]  # the order in which MMEngine searches its lists
     if set(words).isdisjoint(_TURNING_WORDS.split()) and not _COMPLEMENT.match(
         key.rpartition("/")[2]
     ):
@@ -152,18 +152,13 @@ def _find_rules(words: Sequence[str], greater: Iterable[str], less: Iterable[str
     """Return the directions whose words or phrases are among the words of a name."""
     # 'recall@5' and 'top1' have the word without the number too; 'f1' and 'AR@' are words as they
     # are.
-    forms = [{word, word.rstrip("@"), word.rstrip("0123456789@") or word} for word in words]
-    phrases = {
-        "_".join(phrase)
-        for start in range(len(forms))
-        for stop in range(start + 1, len(forms) + 1)
-        for phrase in itertools.product(*forms[start:stop])
-    }
-    return [
-        rule
-        for rule, known in (("greater", greater), ("less", less))
-        if not phrases.isdisjoint(known)
-    ]
+    text = f"_{'_'.join(words)}_"
+    text += text.replace("@", "") + re.sub(r"(?<=[^_\d@])[\d@]+(?=_)", "", text)
+    found = []
+    for rule, known in zip(RULES, (greater, less), strict=True):
+        if [phrase for phrase in known if f"_{phrase}_" in text]:
+            found.append(rule)
+    return found
 
 
 def check_rule(rule: str) -> str:

@@ -513,33 +513,6 @@ def local_copy(path: str | os.PathLike[str]) -> pathlib.Path:
     return pathlib.Path(path)
 
 
-def download_file(
-    url: str | os.PathLike[str],
-    target: str | os.PathLike[str],
-    info: Mapping[str, Any] | None = None,
-) -> None:
-    """Copy an object to a local file, and compare size and checksum with those in `info`.
-
-    `info` is what the store says about the file, and is asked for without it; {} has nothing to
-    compare.
-
-    Raises:
-      FileNotFoundError: there is no such object. StorageError: the request failed, or the file
-        differs from `info`.
-    """
-    _of_urls("download_file")(url, target, info)
-
-
-def upload_file(path: str | os.PathLike[str], url: str | os.PathLike[str]) -> None:
-    """Copy a local file to an object, a large one in parts."""
-    _of_urls("upload_file")(path, url)
-
-
-def copy_file(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy an object within a store, which does it without sending the bytes here."""
-    _of_urls("copy_file")(source, target)
-
-
 def apply_backend_args(
     name: str, path: str | None, *backend_args: Mapping[str, Any] | None
 ) -> str | None:
@@ -549,7 +522,7 @@ def apply_backend_args(
     >>> apply_backend_args("ann_file", "data/coco/a.json", dict(backend="local"), None)
     'data/coco/a.json'
     """
-    if all(settings is None for settings in backend_args):
+    if backend_args.count(None) == len(backend_args):
         return path
     return load_provided("backend_args", "apply_backend_args")(name, path, *backend_args)
 

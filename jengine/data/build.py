@@ -111,7 +111,7 @@ def _take_schedules(
     sizes = None
     lengths = None
     for name in ("batch_size", "global_batch_size"):
-        if is_step_values(taken.get(name)):
+        if name in taken and is_step_values(taken[name]):
             with config_path(name):
                 sizes = parse_step_values(taken[name])
             taken[name] = sizes.values[0]
@@ -165,13 +165,14 @@ def check_dataloader(cfg: Mapping[str, Any]) -> None:
     if "type" in cfg:
         return FUNCTIONS.check(cfg)
     cfg, _ = _take_schedules(cfg, 1)
-    dataset = as_config(cfg.get("dataset"))
+    dataset = cfg.get("dataset")
     cfg = _divide_batch(cfg, 1)
     check_arguments(DataLoader, resolve_functions(DataLoader, cfg))
-    if not is_mapping(dataset) and not is_stream(dataset):
+    if not isinstance(dataset, str) and not hasattr(dataset, "items") and not is_stream(dataset):
         require_map_style(dataset)
-    sampler = as_config(cfg.get("sampler"))
-    if sampler is not None and not is_mapping(sampler) and not isinstance(sampler, Sampler):
+    sampler = cfg.get("sampler")
+    is_config = sampler is None or isinstance(sampler, str) or hasattr(sampler, "items")
+    if not is_config and not isinstance(sampler, Sampler):
         IteratedSampler(sampler)  # raises the error
 
 
@@ -242,10 +243,7 @@ def _build_sampler(cfg: Any, dataset: Any, defaults: dict[str, Any]) -> Any:
     cfg = as_config(cfg)
     if not hasattr(cfg, "items"):
         return cfg
-    kind = cfg.get("type")
-    if isinstance(kind, str):
-        with config_path("type"):
-            kind = DATA_SAMPLERS.get(kind)
+    kind = DATA_SAMPLERS.get_type(cfg.get("type"))
     parameters = inspect.signature(kind).parameters if callable(kind) else {}
     # and forwards them
     takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())

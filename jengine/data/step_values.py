@@ -140,7 +140,7 @@ StepCount: TypeAlias = Count | StepValues | Mapping[str, Any]
 def is_step_values(value: Any) -> bool:
     """Return whether a setting is `StepValues`, or a config for them."""
     return isinstance(value, StepValues) or (
-        is_mapping(value) and value.get("type") in ("StepValues", StepValues)
+        hasattr(value, "items") and value.get("type") in ("StepValues", StepValues)
     )
 
 

@@ -59,7 +59,7 @@ class Accuracy(PairMetric):
     @property
     def names(self) -> tuple[str, ...]:
         """The names `top1`, `top5` ..."""
-        return tuple(f"top{k}" for k in self.topk)
+        return tuple(map("top{}".format, self.topk))
 
     def init(self) -> dict[str, jax.Array]:
         """Return the initial counts: `correct` int32[len(topk)], `count` int32[] and `invalid`

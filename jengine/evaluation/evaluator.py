@@ -68,10 +68,13 @@ class Evaluator:
 
         () if a metric does not know them before the evaluation.
         """
-        metrics = [metric for metric in self.metrics if metric.has_results]
-        # a list without the names of one metric would look complete
-        are_known = all(metric.names for metric in metrics)
-        return tuple(m.add_prefix(name) for m in metrics for name in m.names if are_known)
+        names: list[str] = []
+        for metric in self.metrics:
+            if metric.has_results:
+                if not metric.names:  # a list without the names of one metric would look complete
+                    return ()
+                names += map(metric.add_prefix, metric.names)
+        return tuple(names)
 
     @property
     def host_metrics(self) -> list[HostMetric]:
@@ -290,10 +293,11 @@ def _build_metrics(metrics: Any) -> list[BaseMetric]:
 
 def _build_metric(metric: Any) -> BaseMetric:
     """Build a metric from its config, and wrap those from other libraries."""
-    metric = _adapt(metric)
     # A class derived from dict has `items` too, but is no config.
     if hasattr(metric, "items") and not isinstance(metric, type):
-        metric = _adapt(METRICS.build(metric))
+        metric = METRICS.build(_adapt(metric))
+    if not isinstance(metric, BaseMetric):
+        metric = _adapt(metric)
     if not isinstance(metric, BaseMetric):
         raise TypeError(
             "a metric must be a BaseMetric, a metric of flax.nnx, clu or metrax, or a dict with a "

@@ -1,18 +1,20 @@
 """Sort the hooks of a run and call them."""
 
+import bisect
 import difflib
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.errors import ConfigError, config_path, did_you_mean
-from jengine.config.plugins import load_provided
-from jengine.config.registry import HOOKS, as_config
-from jengine.hooks.checks import HookStateError, NonFiniteLossError
+from jengine.config.plugins import load_provided, provided
+from jengine.config.registry import HOOKS
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_priority, get_priority_name
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import tables
 from jengine.logging.console import in_notebook
+from jengine.logging.loss_watch import NonFiniteLossError
 from jengine.logging.tables import shorten_rows
 
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
@@ -29,7 +31,8 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
     param_scheduler=dict(type="ParamSchedulerHook"),
     checkpoint=dict(type="CheckpointHook", interval=1),
 )
-_NOTEBOOK_HOOKS = dict(progress=dict(type="ProgressHook"))  # further default hooks in a notebook
+# further default hooks in a notebook, if an extra has them
+_NOTEBOOK_HOOKS = dict(progress=dict(type="ProgressHook"))
 _MODES = ("train", "val", "test")
 _MAX_ROWS = 10  # of the table
 # similarity at which a method is a misspelled stage; hooks may define their own stages
@@ -70,23 +73,27 @@ class HookList:
           TypeError: not a hook or its config. ConfigError: both a priority and a level, or a second
             hook of a class with `is_single`.
         """
-        hook = as_config(hook)
+        if isinstance(hook, str):
+            hook = {"type": hook}
         if not isinstance(hook, Hook) and hasattr(hook, "items"):
             cfg = dict(hook)
-            configured = _pop_priority(cfg)
+            configured = cfg.pop("priority", None)
+            if "level" in cfg:
+                configured = _read_level(cfg.pop("level"), configured)
             priority = configured if priority is None else priority
             hook = HOOKS.build(cfg)
         if not isinstance(hook, Hook):
             raise TypeError(f"a hook must be an instance of Hook or a config dict, got {hook!r}")
         value = get_priority(hook.priority if priority is None else priority)
         _check_stages(hook)  # before it replaces another
-        if name is not None:
+        if name is not None and name in self._named:
             self.remove(name)  # first, or a hook with `is_single` could not replace another
-        self._check_single(hook)
+        if hook.is_single:
+            self._check_single(hook)
         if name is not None:
             self._named[name] = hook
-        index = sum(other <= value for other, _ in self._hooks)  # after those of equal priority
-        self._hooks.insert(index, (value, hook))
+        # after those of equal priority
+        bisect.insort(self._hooks, (value, hook), key=operator.itemgetter(0))
         self._listeners.clear()  # found again at the next call
         return hook
 
@@ -100,13 +107,15 @@ class HookList:
                 f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}"
             )
         # A dict of some hooks changes these only; the others stay, as in MMEngine.
-        defaults = {**DEFAULT_HOOKS, **(_NOTEBOOK_HOOKS if in_notebook() else {})}
-        missing = {name: hook for name, hook in defaults.items() if name not in self.names}
-        known = list(dict.fromkeys((*DEFAULT_HOOKS, *_NOTEBOOK_HOOKS, *self.names)))
+        has_progress = in_notebook() and "ProgressHook" in provided("HOOKS")
+        defaults = {**DEFAULT_HOOKS, **(_NOTEBOOK_HOOKS if has_progress else {})}
+        missing = {name: hook for name, hook in defaults.items() if name not in self._named}
+        known = list(dict.fromkeys((*DEFAULT_HOOKS, *_NOTEBOOK_HOOKS, *self._named)))
         for name, hook in {**missing, **dict((hooks or {}).items())}.items():
             with config_path("default_hooks", name):
                 if hook is not None:
-                    _check_hook_name(name, known)
+                    if name not in known:
+                        _check_hook_name(name, known)
                     self.register(hook, name=name)
                 elif name not in known:
                     raise ValueError(
@@ -129,11 +138,10 @@ class HookList:
 
     def _check_single(self, hook: Hook) -> None:
         # The base that sets it, so that subclasses count as the same kind
-        kind = next(
-            (kind for kind in reversed(type(hook).__mro__) if getattr(kind, "is_single", False)),
-            None,
-        )
-        if kind is None or not hook.is_single or not any(isinstance(other, kind) for other in self):
+        kind: type = type(hook)
+        for base in type(hook).__mro__:
+            kind = base if getattr(base, "is_single", False) else kind
+        if not [other for _, other in self._hooks if isinstance(other, kind)]:
             return
         default = next(
             (name for name, other in self._named.items() if isinstance(other, kind)), None
@@ -169,12 +177,14 @@ class HookList:
             listeners = self._find_listeners(stage, kinds)
         is_iteration = stage in _ITERATION_STAGES
         for hook, method, is_irregular in listeners:
-            if is_iteration and hook.every == -1:
-                continue
             try:
-                if is_iteration and (is_irregular or hook.every is not None):
-                    step = runner.train_loop.iter
-                    if hook.next_step(runner, step) > step:
+                if is_iteration:  # as `Hook.next_step` says, without a call of the default
+                    every = hook.every
+                    if is_irregular and every != -1:
+                        step = runner.train_loop.iter
+                        if hook.next_step(runner, step) > step:
+                            continue
+                    elif every is not None and (every < 1 or (runner.train_loop.iter + 1) % every):
                         continue
                 method(runner, **arguments)
             except Exception as error:
@@ -253,7 +263,7 @@ class HookList:
         return next(value for value, other in self._hooks if other is hook)
 
     def __iter__(self) -> Iterator[Hook]:
-        return iter([hook for _, hook in self._hooks])
+        return iter(list(map(operator.itemgetter(1), self._hooks)))
 
     def __len__(self) -> int:
         return len(self._hooks)
@@ -313,26 +323,17 @@ def _check_stages(hook: Hook) -> None:
 
 
 def _add_note(error: Exception, hook: Hook, stage: str, runner: RunnerProtocol) -> None:
-    # Found where this hook waits for the losses, or looks at the states of the others: not its
-    # fault.
-    if not isinstance(error, NonFiniteLossError | HookStateError):
+    if not isinstance(error, NonFiniteLossError):  # found where a hook waits for the losses
         error.add_note(
             f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})"
         )
 
 
-def _pop_priority(cfg: dict[str, Any]) -> int | str | Priority | None:
-    """Remove `priority`, or `level` on iMIX's scale, from a hook's config and return the
-    priority.
-    """
-    priority = cfg.pop("priority", None)
-    level = cfg.pop("level", None)
-    if level is None:
-        return priority
-    if priority is not None:
-        raise ConfigError(
-            "a hook must have a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in "
-            f"iMIX), got both: {priority!r} and {level!r}"
-        )
-    found: Priority = load_provided("hook_levels", "read_level")(level)
-    return found
+def _read_level(level: Any, priority: Any) -> Any:
+    """Return the priority for a `level` on iMIX's scale; without one, `priority`."""
+    if level is None or priority is None:
+        return priority if level is None else load_provided("hook_levels", "read_level")(level)
+    raise ConfigError(
+        "a hook must have a priority (0 to 100, as in MMEngine) or a level (0 to 60, as in "
+        f"iMIX), got both: {priority!r} and {level!r}"
+    )

@@ -17,6 +17,8 @@ from jengine.model.precision import CastModel as CastModel
 from jengine.model.precision import Precision as Precision
 from jengine.model.precision import build_model as build_model
 from jengine.model.precision import get_precision as get_precision
+from jengine.model.roles import Role as Role
+from jengine.model.roles import parameter_roles as parameter_roles
 
 if TYPE_CHECKING:
     from jengine.model.functional import FunctionalModel as FunctionalModel

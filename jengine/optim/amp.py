@@ -13,7 +13,7 @@ import optax
 from optax import OptState, Params
 
 from jengine.config.annotations import is_mapping
-from jengine.config.registry import OPTIM_WRAPPERS, check_names
+from jengine.config.registry import OPTIM_WRAPPERS, check_arguments
 from jengine.model.autocast import at_least_float32, autocast, compute_in, current_dtype
 from jengine.optim.transforms.accumulate import AccumulateState
 from jengine.optim.transforms.fields import get_field
@@ -183,7 +183,7 @@ def parse_loss_scale(loss_scale: str | float | Mapping[str, Any]) -> LossScale:
         settings = LossScale(init_scale=loss_scale, growth_factor=1.0, backoff_factor=1.0)
     elif is_mapping(loss_scale):
         arguments = dict(loss_scale.items())
-        check_names(LossScale, arguments)
+        check_arguments(LossScale, arguments)
         settings = LossScale(**arguments)
     else:
         raise TypeError(f"`loss_scale` must be 'dynamic', a float or a dict, got {loss_scale!r}")

@@ -1,20 +1,27 @@
 """Build an optimizer wrapper from the `optim_wrapper` of a config."""
 
-import copy
 import inspect
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 from jengine.config.containers import resolve
 from jengine.config.errors import config_path
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.model.roles import Roles
 from jengine.optim.optimizers.optimizer_builder import is_optimizer
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 
+# from `paramwise_cfg['roles']` and optionally `phases`
+RolesFinder: TypeAlias = Callable[..., Roles]
+
 
 def build_optim_wrapper(
-    params_or_model: Any, cfg: Mapping[str, Any], *, module_types: Mapping[str, str] | None = None
+    params_or_model: Any,
+    cfg: Mapping[str, Any],
+    *,
+    module_types: Mapping[str, str] | None = None,
+    roles: RolesFinder | None = None,
 ) -> Any:
     """Build an optimizer wrapper.
 
@@ -38,7 +45,9 @@ def build_optim_wrapper(
         Or a dict of these by name, for several optimizers (see `MultiOptimWrapperConstructor`). It
         is not modified.
       module_types: dotted module path -> class name, by which rules recognise norms and
-        convolutions; without it they use names and shapes.
+        convolutions; without it they use roles.
+      roles: function from `paramwise_cfg['roles']` to the roles of the parameters, see
+        `jengine.model.parameter_roles`; without it names and shapes tell roles.
 
     Returns:
       The result of the constructor: an OptimWrapper, or an OptimWrapperDict.
@@ -48,11 +57,14 @@ def build_optim_wrapper(
       ArgumentError, KeyError, TypeError, ValueError: an invalid config.
     """
     with config_path("optim_wrapper"):
-        return construct(params_or_model, cfg, module_types)
+        return construct(params_or_model, cfg, module_types, roles)
 
 
 def construct(
-    params_or_model: Any, cfg: Mapping[str, Any], module_types: Mapping[str, str] | None
+    params_or_model: Any,
+    cfg: Mapping[str, Any],
+    module_types: Mapping[str, str] | None,
+    roles: RolesFinder | None,
 ) -> Any:
     """Build like `build_optim_wrapper`, but at the current config path.
 
@@ -61,6 +73,8 @@ def construct(
     if isinstance(cfg, OptimWrapper) or (isinstance(cfg, OptimWrapperDict) and len(cfg) == 1):
         return cfg
     constructor = _build_constructor(dict(cfg) if isinstance(cfg, OptimWrapperDict) else cfg)
+    if hasattr(constructor, "find_roles"):
+        constructor.find_roles = roles
     # custom constructors only have to accept the model
     if "module_types" in inspect.signature(constructor.__call__).parameters:
         return constructor(params_or_model, module_types=module_types)
@@ -84,22 +98,13 @@ def check_optim_wrapper(cfg: Any) -> dict[str, OptimWrapper]:
 
 def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
     """Check like `check_optim_wrapper`, but at the current config path."""
-    # a copy, as schedulers write into the groups
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):
-        return copy.deepcopy(wrappers_by_name(cfg))
+        return wrappers_by_name(cfg)
     constructor = _build_constructor(cfg)
     # the user's own, whose rules and arguments are unknown
     if not hasattr(constructor, "build_without_params"):
-        kept = {
-            name: value
-            for name, value in cfg.items()
-            if name not in ("constructor", "paramwise_cfg", "modules")
-        }
-        constructor = _build_constructor(
-            kept
-            if "optimizer" in kept
-            else {name: value for name, value in kept.items() if _is_wrapper(value)}
-        )
+        kept = {key: each for key, each in cfg.items() if key == "optimizer" or _is_wrapper(each)}
+        constructor = _build_constructor(kept)
     return constructor.build_without_params()
 
 
@@ -125,10 +130,6 @@ def _build_constructor(cfg: Any) -> Any:
         if not isinstance(name, str) and not callable(name):
             raise TypeError(f"`constructor` must be a name or a class, got {name!r}")
         constructor_type = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
-        if not callable(constructor_type):
-            raise TypeError(
-                f"an optimizer wrapper constructor must be a name or a class, got {name!r}"
-            )
     return constructor_type(optim_wrapper_cfg=wrapper_cfg, paramwise_cfg=paramwise_cfg)
 
 

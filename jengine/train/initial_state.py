@@ -33,10 +33,12 @@ class StateInitializer:
         self._get_cfg = get_cfg
         self._seed = np.int64(seed)  # seeds reach 2**32 - 1
 
-    def param_shapes(self, batch: Batch) -> PyTree:
-        """Return the parameters for a batch like `batch` as `jax.ShapeDtypeStruct`s."""
-        params, _ = self._init_model.eval_shape(self._seed, batch)
-        return params
+    def shapes(self, batch: Batch) -> tuple[PyTree, PyTree]:
+        """Return the parameters and the model state for a batch like `batch` as
+        `jax.ShapeDtypeStruct`s.
+        """
+        params, model_state = self._init_model.eval_shape(self._seed, batch)
+        return params, model_state
 
     def trace(
         self,
@@ -56,7 +58,7 @@ class StateInitializer:
         )
 
         def init_state(seed: jax.Array, batch: Batch) -> TrainState:
-            # `_init_model` is jitted, so its trace for `param_shapes` is reused here.
+            # `_init_model` is jitted, so its trace for `shapes` is reused here.
             params, model_state = self._init_model(seed, batch)
             return create_train_state(params, model_state, wrapper, hooks, rng=_make_key(seed, 1))
 

@@ -82,7 +82,7 @@ def test_values_that_fit(annotation, value):
         (Decay, 1.0, ConfigError, "`Entry.x` must be a number in [0, 1), got 1.0"),
         (NonNegative, math.nan, ConfigError, "`Entry.x` must be a number of at least 0, got nan"),
         (NonNegative, math.inf, ConfigError, "`Entry.x` must be a number of at least 0, got inf"),
-        (Literal["min", "max"], "mix", ConfigError, "`Entry.x` must be 'min' or 'max', got 'mix'; did you mean 'min'?"),
+        (Literal["min", "max"], "mix", ConfigError, "`Entry.x` must be 'min' or 'max', got 'mix'"),
         (Literal["min", "max"], 3, TypeError, "`Entry.x` must be 'min' or 'max', got 3"),
         (collections.abc.Sequence[str], "name", TypeError, "`Entry.x` must be a list, got 'name'"),
         (collections.abc.Sequence[Count], [1, 0], ConfigError, "`Entry.x[1]` must be an integer of at least 1, got 0"),

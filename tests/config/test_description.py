@@ -67,23 +67,22 @@ def test_an_object_is_described_by_the_arguments_of_its_constructor(value, expec
 
 
 @pytest.mark.parametrize(
-    ("value", "kind", "way_out"),
+    ("value", "kind"),
     [
-        (Twice(1), "Twice", "write `dict(type=Twice, rate=...)`"),
-        (Unknown(1), "Unknown", "write `dict(type=Unknown, value=...)`"),
-        (np.zeros(2000), "ndarray", "with the class or function that returns it"),
-        (list(range(2000)), "list of 2,000 items", "with the class or function that returns it"),
-        (scaled(2), "function scaled.<locals>.<lambda>", "with the function that returns it"),
-        (functools.partial(max, 1), "functools.partial with positional arguments", "them by name"),
-        (optax.adam(1e-3), "GradientTransformationExtraArgs", "with the class or function that returns it"),
-        (nnx.Linear(1, 1, rngs=nnx.Rngs(0)), "Linear", "write `dict(type=Linear, "),
+        (Twice(1), "Twice"),
+        (Unknown(1), "Unknown"),
+        (np.zeros(2000), "ndarray"),
+        (list(range(2000)), "list of 2,000 items"),
+        (scaled(2), "function scaled.<locals>.<lambda>"),
+        (functools.partial(max, 1), "functools.partial with positional arguments"),
+        (optax.adam(1e-3), "GradientTransformationExtraArgs"),
+        (nnx.Linear(1, 1, rngs=nnx.Rngs(0)), "Linear"),
     ],
 )
-def test_what_a_config_cannot_have_says_what_to_write(value, kind, way_out):
+def test_what_a_config_cannot_have_says_what_it_is(value, kind):
     described = describe([value])[0]
     assert isinstance(described, Unwritable)
     assert described.kind == kind
-    assert way_out in described.way_out
 
 
 def test_an_attribute_that_was_set_on_an_object_later_is_not_lost_in_silence():

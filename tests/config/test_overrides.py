@@ -91,12 +91,12 @@ def test_a_later_override_wins():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("optimizer.lr.x=1", r"'optimizer\.lr\.x=1': `optimizer\.lr` must be a dict or a list, got 0\.1; expected one of: lr, type"),
-        ("optimizer.type.lrr=1", r"`optimizer\.type` must be a dict or a list, got 'SGD'; did you mean 'lr'"),
-        ("hooks[2].a=1", r"index 2 is out of range: `hooks` has 1 item"),
-        ("hooks.a=1", r"an index of `hooks` must be an integer, got 'a'; write hooks\[0\]\.a"),
+        ("optimizer.lr.x=1", r"'optimizer\.lr\.x=1': `optimizer\.lr` must be a dict or a list, got 0\.1"),
+        ("optimizer.type.lrr=1", r"`optimizer\.type` must be a dict or a list, got 'SGD'"),
+        ("hooks[2].a=1", "an index of `hooks` must be an integer below 1, got 2"),
+        ("hooks.a=1", "an index of `hooks` must be an integer below 1, got a"),
         ("hook[0].a=1", r"there is no list `hook`; did you mean 'hooks'"),
-        ("optimizer[0]=1", r"`optimizer` must be a list, got a dict; expected one of: lr, type"),
+        ("optimizer[0]=1", "`optimizer` must be a list, got a dict"),
         ("optimizer.lr", "must have the form key.key=value, got"),
         ("=3", "must have the form key.key=value, got"),
         ("optimizer.lr=", "has no value; write optimizer.lr='' for an empty string"),

@@ -252,7 +252,7 @@ def test_arguments_reach_the_average():
         (dict(begin_epoch=-1), AssertionError, "begin_epoch` must be an integer of at least 0, got -1"),
         (dict(begin_iter=1, start_iters=2), ValueError, "one of start_iters and begin_iter, its other name, must be left out, got 2 and 1"),
         (dict(begin_iter=1.5), TypeError, "begin_iter` must be an integer of at least 0, got 1.5"),
-        (dict(count_by="updates"), ValueError, "count_by` must be 'iter' or 'update', got 'updates'; did you mean 'update'?"),
+        (dict(count_by="updates"), ValueError, "count_by` must be 'iter' or 'update', got 'updates'"),
         (dict(ema_type="ExponentialMovingAverag"), KeyError, "did you mean 'ExponentialMovingAverage'?"),
         (dict(ema_type=dict), TypeError, "ema_type must be an average"),
         (dict(momentun=0.1), TypeError, "unexpected keyword argument 'momentun'"),

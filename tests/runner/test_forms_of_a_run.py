@@ -46,14 +46,14 @@ def test_a_run_with_on_recompile_raise_stops_before_compiling(make_runner):
     with pytest.raises(RecompilationError, match="batch: was a dict, is a Renamed"):
         make_runner(train_dataloader=batches, train_cfg=dict(max_epochs=1, on_recompile="raise")).train()
     with pytest.raises(
-        ValueError, match="on_recompile` must be 'warn' or 'raise' or None, got 'Warn'; did you mean 'warn'"
+        ValueError, match="on_recompile` must be 'warn' or 'raise' or None, got 'Warn'"
     ):
         make_runner(train_cfg=dict(max_epochs=1, on_recompile="Warn")).train()
 
 
 def test_training_and_validation_are_compiled_once_each(make_runner, monkeypatch):
     checks = []
-    monkeypatch.setattr(RecompilationGuard, "check_shardings", lambda self, *args: checks.append(self.name))
+    monkeypatch.setattr(RecompilationGuard, "record_shapes", lambda self, *args: checks.append(self.name))
     make_runner(train_cfg=dict(max_epochs=3)).train()
     assert checks == ["the training step", "the step of the validation"]  # only where something was compiled
 

@@ -1,4 +1,4 @@
-"""Count what an ordinary iteration does, as one would count allocations."""
+"""Count what an ordinary iteration, and building a Runner, do, as one would count allocations."""
 
 import os
 import sys
@@ -6,6 +6,7 @@ import sys
 import numpy as np
 
 import jengine
+from jengine import Runner, load_config
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 
@@ -42,3 +43,16 @@ def test_an_ordinary_iteration_has_at_most_50_python_calls(make_runner):
         custom_hooks=[dict(type="EMAHook"), calls],
     ).train()
     assert 30 < len(calls.called) <= 50, calls.called
+
+
+def test_a_runner_is_built_from_a_config_with_at_most_1000_python_calls(tmp_path):
+    calls = CountCalls()
+    for path in ("first", "second"):  # the first one imports, and reads the signatures of classes
+        cfg = load_config("configs/digits_cnn.py", [f"work_dir={tmp_path / path}", "log_level=ERROR"])
+        calls.called.clear()
+        sys.setprofile(calls._record)
+        try:
+            Runner.from_cfg(cfg)
+        finally:
+            sys.setprofile(None)
+    assert 500 < len(calls.called) <= 1000, calls.called

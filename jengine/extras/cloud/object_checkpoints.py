@@ -30,12 +30,12 @@ from jengine.checkpoint.manifest import (
 from jengine.config.storage import (
     FileInfo,
     StorageError,
-    copy_file,
     list_directory,
     list_files,
     remove_files,
     write_bytes,
 )
+from jengine.extras.cloud.url_files import copy_file
 
 _LAG = 60  # seconds that a listing may take to show a new object
 

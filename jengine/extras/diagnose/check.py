@@ -12,6 +12,7 @@ import importlib.util
 import pathlib
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from jengine.cli.commands import build_runner
 from jengine.cli.train import train
 from jengine.config import paths
 from jengine.config.errors import ConfigError
-from jengine.config.frames import list_own_frames
+from jengine.config.frames import own_frames
 from jengine.data.batch_check import Batch
 from jengine.extras.diagnose.failing_examples import describe_examples, find_examples
 from jengine.extras.diagnose.first_failure import (
@@ -273,8 +274,11 @@ def _forbidden_reads() -> Iterator[None]:
 
 
 def _describe_place(error: BaseException) -> str:
-    frames = list_own_frames(error.__traceback__, inside=True)
-    return f", at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    own = own_frames(error)
+    if not own:
+        return ""
+    frame = traceback.extract_tb(own[-1], limit=1)[0]
+    return f", at {frame.filename}:{frame.lineno}: {frame.line}"
 
 
 # --- The command ---

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import checkify
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from jengine.config.frames import list_own_frames
+from jengine.config.frames import own_frames
 
 PyTree = Any
 # JAX's transformations in the names of scopes, and scopes that it adds itself
@@ -229,8 +229,8 @@ def _find_frame(
     """Return the user's innermost line, from the tracebacks of an operation and of the calls
     around it, the outermost first.
     """
-    own = [frame for tb in tracebacks for frame in list_own_frames(tb)]
-    return own[-1] if own else None
+    own = [frame for tb in tracebacks for frame in own_frames(Exception().with_traceback(tb))]
+    return traceback.extract_tb(own[-1], limit=1)[0] if own else None
 
 
 @contextlib.contextmanager

@@ -36,5 +36,5 @@ def groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     with temporary_runner(load(args, overrides)) as runner:
         if not runner.is_training_configured:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
-        columns, rows = runner.build_optimizer().group_table()
+        columns, rows = runner.build_optimizer().group_table(with_roles=True)
         print(format_table(columns, rows, title="Parameter groups"))

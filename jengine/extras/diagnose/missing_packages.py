@@ -45,6 +45,7 @@ def check_packages(cfg: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 def _list_extras(cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the path and the extra of each config part that requires one."""
+    plain = set[str]()  # names without an extra
     for path, value in iter_nodes(cfg):
         if path in ("load_from", "load_from.path"):
             if file_name(str(value)).endswith(_SAFETENSORS):
@@ -53,8 +54,12 @@ def _list_extras(cfg: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             # other values at the top level are no types
             entries: list[Any] = [value] if isinstance(value, type) else []
             # may be a class
-            if isinstance(value, str) and (name := value.rpartition(".")[2])[:1].isupper():
-                entries = find_registered(name, import_all=True)
+            if isinstance(value, str) and value not in plain:
+                name = value.rpartition(".")[2]
+                if name[:1].isupper():
+                    entries = find_registered(name, import_all=True)
+                plain.add(value)
             for entry in entries:
-                if is_built_in(entry) and hasattr(entry, "extra"):
+                if hasattr(entry, "extra") and is_built_in(entry):
+                    plain.discard(value)
                     yield path.removesuffix(".type"), entry.extra

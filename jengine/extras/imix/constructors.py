@@ -30,8 +30,6 @@ from jengine.optim.param_groups.modules import (
     Module,
     Parameter,
     ParamsSource,
-    get_params,
-    module_tree,
 )
 from jengine.optim.param_groups.paramwise_cfg import check_value
 
@@ -104,7 +102,7 @@ class DefaultOptimizerConstructor(DefaultOptimWrapperConstructor):
             if applies and self.paramwise_cfg.get(rule) is not None
         ]
         decay = next((rule for rule, applies in decays.items() if applies), None)
-        return self.apply_rules(applying, decay if decay in applying else None)
+        return self.apply_rules(parameter.path, applying, decay if decay in applying else None)
 
 
 class _NamePatternConstructor(DefaultOptimizerConstructor):
@@ -132,19 +130,21 @@ class _NamePatternConstructor(DefaultOptimizerConstructor):
         """Check and read the settings."""
 
     def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> Any:
-        params, types = get_params(model, module_types)
+        params, _ = self.get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr(type(self).__name__)
         # With the module beside each parameter: what is exempt from decay depends on its class as
         # well.
         members = [
-            (p, module)
-            for module in module_tree(params, types).walk()
-            for p in module.parameters.values()
+            (p, module) for module in self.module_tree().walk() for p in module.parameters.values()
         ]
         self._check_names([parameter.path for parameter, _ in members])
         groups = [
-            {"params": [p], **self._group_settings(p.path, self._is_exempt(p, module))}
+            {
+                "params": [p],
+                **self.base_settings(p.path),
+                **self._group_settings(p.path, self._is_exempt(p, module)),
+            }
             for p, module in members
         ]
         return self.wrap(params, self._sort_groups(merge_equal(groups)))

@@ -3,7 +3,8 @@ Transformers.
 """
 
 import functools
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -60,13 +61,14 @@ def BertAdam(
     return Optimizer("BertAdam", settings, _make_bert_adam, _NUMBERS)
 
 
-@define_optimizer(*_NUMBERS, whole_tensor=True)
+@define_optimizer(*_NUMBERS, by_layer=True)
 def BertAdam1(
     lr: NonNegative,
     betas: tuple[Decay, Decay] = (0.9, 0.999),
     eps: NonNegative = 1e-6,
     weight_decay: NonNegative = 0.01,
     max_grad_norm: Positive = 1.0,
+    stacked: Any = None,
 ) -> Parts:
     """Build `BertAdam` without a schedule, which clips the gradient of each tensor to the norm
     `max_grad_norm`.
@@ -79,11 +81,13 @@ def BertAdam1(
       max_grad_norm: largest gradient norm for a tensor.
     """
 
-    def clip(g: jax.Array) -> jax.Array:
-        return g * jnp.minimum(max_grad_norm / (common.norm(g) + 1e-6), 1.0)
+    def clip(g: jax.Array, axes: Sequence[int]) -> jax.Array:
+        return g * jnp.minimum(max_grad_norm / (common.norm(g, axes) + 1e-6), 1.0)
 
     # Each tensor by the norm; optax clips the root mean square of a tensor.
-    clip_each = optax.stateless(lambda grads, params: jax.tree.map(clip, grads))
+    clip_each = optax.stateless(
+        lambda grads, params: jax.tree.map(clip, grads, common.broadcast_stacked(stacked, grads))
+    )
     return [("clip_each_by_norm", clip_each), *_make_uncorrected_adam(lr, betas, eps, weight_decay)]
 
 

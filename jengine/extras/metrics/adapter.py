@@ -405,7 +405,7 @@ def adapt_metric(metric: Any) -> Any:
     5
     """
     # A class derived from dict has `items` too, but is no config.
-    if is_mapping(metric) and not isinstance(metric, type):
+    if hasattr(metric, "items") and not isinstance(metric, type):
         kind = _get_class(metric.get("type"))
         if isinstance(kind, type) and hasattr(kind, "merge"):
             return {**metric, "type": MetricAdapter, "metric": kind}
@@ -421,8 +421,10 @@ def _get_class(kind: object) -> Any:
     """
     if not isinstance(kind, str):
         return kind
+    if kind.partition(".")[0] not in _LIBRARIES:
+        return METRICS.get_type(kind)
     with config_path("type"):
-        return import_attribute(kind) if kind.partition(".")[0] in _LIBRARIES else METRICS.get(kind)
+        return import_attribute(kind)
 
 
 def _by_name(value: object, name: str) -> dict[str, Any]:

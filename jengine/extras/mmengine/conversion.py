@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from jengine.config.containers import iter_nodes
+from jengine.config.containers import iter_nodes, resolve
 from jengine.config.errors import config_path
 from jengine.config.registry import (
     DATA_SAMPLERS,
@@ -81,7 +81,7 @@ class Conversion:
         self._read = set(cfg if read is None else read)
         apart = {name: cfg[name] for name in (*_ADVICE, "vis_backends") if name in cfg}
         kept, changes = drop_without_effect(
-            {name: value for name, value in cfg.items() if name not in apart}
+            resolve({name: value for name, value in cfg.items() if name not in apart})
         )
         kept |= apart
         for change in changes:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jengine.config.annotations import parameters_of
+from jengine.config.containers import iter_nodes
 from jengine.config.errors import ConfigError
 from jengine.config.registry import (
     HOOKS,
@@ -119,8 +120,8 @@ def adapt_config(cfg: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Change]]:
-    """Return a resolved config without those parts of MMEngine's that mean nothing here, and what
-    has changed.
+    """Remove those parts of MMEngine's that mean nothing here from a resolved config, which is
+    changed in place; return it, and what has changed.
 
     Keys without effect are dropped, `_scope_` at every level, and an empty `data_preprocessor`, by
     which a file takes back that of its base; `activation_checkpointing` moves to the model;
@@ -134,9 +135,15 @@ def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Chang
       ConfigError: `vis_backends` that the visualizer does not have; `activation_checkpointing`
         without a model.
     """
+    result = cfg
     changes = list[Change]()
-    result = _drop_scopes(cfg, changes)
-    changes = changes[:1]
+    scopes = [
+        node.pop("_scope_")  # which dumped configs have at each class
+        for _, node in iter_nodes(cfg)
+        if isinstance(node, dict) and "_scope_" in node
+    ]
+    if scopes:
+        changes.append(Change("_scope_", WITHOUT_EFFECT["default_scope"]))
     _check_backends(result)
     for owner in (result, result.get("model")):
         if isinstance(owner, dict) and not owner.get("data_preprocessor", True):
@@ -151,7 +158,7 @@ def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Chang
                 and key in owner
                 and (key != "collate_fn" or owner[key] in _COLLATE)
             ):
-                del owner[key]  # of the copy that `_drop_scopes` made
+                del owner[key]
                 changes.append(Change(path, reason))
     _move_checkpointing(result, changes)
     sections: dict[str, Callable[[str, Any, list[Change]], Any]] = {
@@ -167,22 +174,6 @@ def drop_without_effect(cfg: dict[str, Any]) -> tuple[dict[str, Any], list[Chang
         if isinstance(result.get(name), dict | list | tuple):
             result[name] = change(name, result[name], changes)
     return result, changes
-
-
-def _drop_scopes(value: Any, changes: list[Change]) -> Any:
-    """Return a config without `_scope_`, which dumped configs have at each class."""
-    if isinstance(value, dict):
-        if "_scope_" in value:
-            changes.append(Change("_scope_", WITHOUT_EFFECT["default_scope"]))
-        kept = {}
-        for key, item in value.items():
-            if key != "_scope_":
-                is_container = isinstance(item, dict | list | tuple)
-                kept[key] = _drop_scopes(item, changes) if is_container else item
-        return kept
-    if type(value) in (list, tuple):
-        return type(value)([_drop_scopes(item, changes) for item in value])
-    return value
 
 
 def reject_foreign_sections(cfg: Mapping[str, Any]) -> None:
@@ -351,20 +342,14 @@ def _change_metrics(path: str, cfg: Any, changes: list[Change]) -> Any:
     """Drop where metrics are collected, from an evaluator, a list of metrics, or evaluators by
     name.
     """
-    if isinstance(cfg, list | tuple):
-        return type(cfg)(
-            _change_metrics(f"{path}[{i}]", item, changes) for i, item in enumerate(cfg)
-        )
-    if not isinstance(cfg, dict):
-        return cfg
-    dropped = [key for key in ("collect_device", "collect_dir") if key in cfg and "type" in cfg]
-    changes += [
-        Change(f"{path}.{key}", "JAX gathers the results of all processes") for key in dropped
-    ]
-    nested = {key: value for key, value in cfg.items() if key not in dropped}
-    if "type" in cfg and "metrics" not in cfg:  # a metric, whose arguments are its own
-        return nested
-    return {key: _change_metrics(f"{path}.{key}", value, changes) for key, value in nested.items()}
+    for place, node in iter_nodes(cfg, path):
+        if isinstance(node, dict) and "type" in node:
+            for key in ("collect_device", "collect_dir"):
+                if key in node:
+                    del node[key]
+                    reason = "JAX gathers the results of all processes"
+                    changes.append(Change(f"{place}.{key}", reason))
+    return cfg
 
 
 def _type_name(cfg: Any) -> str:

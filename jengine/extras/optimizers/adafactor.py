@@ -1,6 +1,7 @@
 """Adafactor with the formulas of torch.optim.Adafactor."""
 
-from typing import Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jengine.optim.optimizers.optimizer import define_optimizer
 from jengine.optim.transforms.groups import PerParameter, broadcast_to_params
 
 
-@define_optimizer("lr", "beta2_decay", "d", "weight_decay", decay="decoupled", whole_tensor=True)
+@define_optimizer("lr", "beta2_decay", "d", "weight_decay", decay="decoupled", by_layer=True)
 def TorchAdafactor(
     lr: NonNegative = 1e-2,
     beta2_decay: Annotated[float, Range(le=0)] = -0.8,
@@ -22,9 +23,10 @@ def TorchAdafactor(
     d: Annotated[float, Range(ge=1)] = 1.0,
     weight_decay: NonNegative = 0.0,
     maximize: bool = False,
+    stacked: Any = None,
 ) -> Parts:
     """Build Adafactor (Shazeer and Stern, arXiv:1804.04235), factored over the last two axes of
-    each tensor.
+    each tensor, without those along which layers are stacked.
 
     Args:
       lr: maximum relative step size.
@@ -40,9 +42,9 @@ def TorchAdafactor(
     # whatever the parameter is.
     eps1 = float(jnp.finfo(jnp.float32).eps) if eps1 is None else eps1
     return [
-        ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, eps1)),
-        ("clip_by_block_rms", optax.clip_by_block_rms(d)),
-        ("scale_by_param_block_rms", optax.scale_by_param_block_rms(eps2)),
+        ("scale_by_factored_rms", scale_by_factored_rms(beta2_decay, eps1, stacked)),
+        ("clip_by_block_rms", clip_by_layer_rms(d, stacked)),
+        ("scale_by_param_block_rms", scale_by_layer_rms(eps2, stacked)),
         # Last, as a factor: the rate that `chain_with_decay` multiplies with decays the weights
         # too, and that decay is not capped.
         ("cap_learning_rate", cap_learning_rate(lr)),
@@ -60,7 +62,9 @@ class FactoredRmsState(NamedTuple):
     columns: Updates
 
 
-def scale_by_factored_rms(beta2_decay: Scalar, eps: Scalar) -> optax.GradientTransformation:
+def scale_by_factored_rms(
+    beta2_decay: Scalar, eps: Scalar, stacked: Any = None
+) -> optax.GradientTransformation:
     """Divide gradients by the root of a second moment that is factored over the last two axes of
     each tensor.
 
@@ -70,12 +74,16 @@ def scale_by_factored_rms(beta2_decay: Scalar, eps: Scalar) -> optax.GradientTra
 
     def init(params: Params) -> FactoredRmsState:
         zeros = common.zeros_like(params)
+
         # Broadcastable against the gradient: the outer product below is then one elementwise
         # product, in stacked layers too.
-        rows = jax.tree.map(lambda z: z[..., :1] if z.ndim > 1 else z, zeros)
-        columns = jax.tree.map(
-            lambda z: z[..., :1, :] if z.ndim > 1 else jnp.zeros((), z.dtype), zeros
-        )
+        def leaf(z: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+            if (pair := _last_axes(z, axes)) is None:
+                return z, jnp.zeros((), z.dtype)
+            row = jax.lax.slice_in_dim(z, 0, 1, axis=pair[1])
+            return row, jax.lax.slice_in_dim(z, 0, 1, axis=pair[0])
+
+        rows, columns = common.map_unzipped(leaf, zeros, common.broadcast_stacked(stacked, zeros))
         return FactoredRmsState(common.zero_count(), rows, columns)
 
     def update(
@@ -83,17 +91,19 @@ def scale_by_factored_rms(beta2_decay: Scalar, eps: Scalar) -> optax.GradientTra
     ) -> tuple[Updates, FactoredRmsState]:
         count = state.count + 1
 
-        def leaf(g: jax.Array, row: jax.Array, column: jax.Array) -> tuple[jax.Array, ...]:
+        def leaf(
+            g: jax.Array, row: jax.Array, column: jax.Array, axes: Sequence[int]
+        ) -> tuple[jax.Array, ...]:
             # At the first update the weight is 1, which replaces the zeros: no bias has to be
             # corrected.
             weight = count.astype(row.dtype) ** beta2_decay
             square = g * g
-            if g.ndim > 1:
-                row = row + weight * (jnp.mean(square, -1, keepdims=True) - row)
-                column = column + weight * (jnp.mean(square, -2, keepdims=True) - column)
+            if (pair := _last_axes(g, axes)) is not None:
+                row = row + weight * (jnp.mean(square, pair[1], keepdims=True) - row)
+                column = column + weight * (jnp.mean(square, pair[0], keepdims=True) - column)
                 # The rank-1 estimate of Adafactor: row and column means over the overall mean,
                 # which both contain.
-                moment = row * column / jnp.maximum(jnp.mean(row, -2, keepdims=True), eps)
+                moment = row * column / jnp.maximum(jnp.mean(row, pair[0], keepdims=True), eps)
             else:
                 row = row + weight * (square - row)
                 moment = row
@@ -101,10 +111,47 @@ def scale_by_factored_rms(beta2_decay: Scalar, eps: Scalar) -> optax.GradientTra
             # large enough.
             return g * jax.lax.rsqrt(jnp.maximum(moment, eps**2)), row, column
 
-        updates, rows, columns = common.map_unzipped(leaf, grads, state.rows, state.columns)
+        updates, rows, columns = common.map_unzipped(
+            leaf, grads, state.rows, state.columns, common.broadcast_stacked(stacked, grads)
+        )
         return updates, FactoredRmsState(count, rows, columns)
 
     return optax.GradientTransformation(init, update)
+
+
+def _last_axes(x: jax.Array, stacked: Sequence[int]) -> tuple[int, int] | None:
+    """Return the last two axes of a layer; None for a vector or scalar."""
+    axes = [axis for axis in range(x.ndim) if axis not in stacked]
+    return (axes[-2], axes[-1]) if len(axes) > 1 else None
+
+
+def clip_by_layer_rms(threshold: Scalar, stacked: Any = None) -> optax.GradientTransformation:
+    """Limit the root mean square of each layer's update; optax limits that of tensors."""
+
+    def update(updates: Updates, params: Params | None) -> Updates:
+        def leaf(u: jax.Array, axes: Sequence[int]) -> jax.Array:
+            mean = jnp.mean(jnp.square(u), **common.layer_axes(u, axes))
+            return u / jnp.maximum(1.0, jnp.sqrt(mean) / threshold)
+
+        return jax.tree.map(leaf, updates, common.broadcast_stacked(stacked, updates))
+
+    return optax.stateless(update)
+
+
+def scale_by_layer_rms(min_scale: Scalar, stacked: Any = None) -> optax.GradientTransformation:
+    """Multiply updates by the root mean square of each layer's parameters, at least `min_scale`;
+    `optax.scale_by_param_block_rms` takes that of tensors.
+    """
+
+    def update(updates: Updates, params: Params) -> Updates:
+        def leaf(u: jax.Array, p: jax.Array, axes: Sequence[int]) -> jax.Array:
+            mean = jnp.mean(jnp.square(p), **common.layer_axes(p, axes))
+            return u * jnp.maximum(jnp.sqrt(mean), min_scale)
+
+        params = common.require_params("TorchAdafactor", params)
+        return jax.tree.map(leaf, updates, params, common.broadcast_stacked(stacked, params))
+
+    return optax.stateless(update)
 
 
 class CapLearningRateState(NamedTuple):

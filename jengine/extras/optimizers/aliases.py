@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import optax
-import optax.contrib
 
 from jengine.config.annotations import Decay, NonNegative
 from jengine.config.registry import OPTIMIZERS
@@ -49,9 +48,4 @@ Adan = _alias(
     "Adan",
     optax.adan,
     "MMPretrain's, with a proximal decay and other weights of differences, is ProximalAdan",
-)
-Muon = _alias(
-    "Muon",
-    optax.contrib.muon,
-    "PyTorch's, which trains matrices alone and does not correct the bias, is TorchMuon",
 )

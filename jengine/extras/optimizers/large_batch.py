@@ -1,5 +1,8 @@
 """LARS with the formulas of MMSelfSup, and LAMB with those of MMPretrain."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -24,7 +27,7 @@ from jengine.optim.transforms.groups import (
     check=check_nesterov,
     per_parameter=("lr", "weight_decay", "lars_exclude"),
     absent_at_zero=("weight_decay", "momentum", "dampening"),
-    whole_tensor=True,
+    by_layer=True,
 )
 def LARS(
     lr: NonNegative,
@@ -35,8 +38,11 @@ def LARS(
     nesterov: bool = False,
     eps: NonNegative = 1e-8,
     lars_exclude: bool = False,
+    stacked: Any = None,
 ) -> Parts:
     """Build LARS, layer-wise adaptive rate scaling (You et al., arXiv:1708.03888).
+
+    Each of stacked layers has a trust ratio.
 
     Without momentum it has no state.
 
@@ -53,7 +59,7 @@ def LARS(
     """
     # The rate is inside, before the momentum, as in the paper: a change of the rate does not
     # rescale the steps remembered.
-    scale = scale_by_lars(lr, weight_decay, eta, eps, lars_exclude)
+    scale = scale_by_lars(lr, weight_decay, eta, eps, lars_exclude, stacked)
     return [
         ("scale_by_lars", scale),
         *momentum_parts(momentum, dampening, nesterov),
@@ -61,7 +67,7 @@ def LARS(
     ]
 
 
-@define_optimizer("lr", "betas", "eps", "weight_decay", whole_tensor=True)
+@define_optimizer("lr", "betas", "eps", "weight_decay", by_layer=True)
 def Lamb(
     lr: NonNegative = 1e-3,
     bias_correction: bool = True,
@@ -72,10 +78,12 @@ def Lamb(
     max_grad_norm: Positive | None = 1.0,
     trust_clip: bool = False,
     always_adapt: bool = False,
+    stacked: Any = None,
 ) -> Parts:
     """Build LAMB (You et al., arXiv:1904.00962).
 
-    Tensors without weight decay are not scaled by the trust ratio.
+    Tensors without weight decay are not scaled by the trust ratio. Each of stacked layers has a
+    ratio.
 
     Args:
       lr: learning rate.
@@ -107,7 +115,7 @@ def Lamb(
         # in the reference code.
         (
             "scale_by_trust_ratio",
-            scale_by_trust_ratio(True if always_adapt else weight_decay, trust_clip),
+            scale_by_trust_ratio(True if always_adapt else weight_decay, trust_clip, stacked),
         ),
         ("scale_by_learning_rate", scale_by_group_learning_rate(lr)),
     ]
@@ -119,6 +127,7 @@ def scale_by_lars(
     eta: Scalar,
     eps: Scalar,
     exclude: PerParameter = False,
+    stacked: Any = None,
 ) -> optax.GradientTransformation:
     """Add weight decay to gradients, and multiply them by the learning rate and each tensor's trust
     ratio.
@@ -127,12 +136,14 @@ def scale_by_lars(
     the norm of `g + weight_decay w` instead.
 
     Where `exclude` is not 0, the ratio is 1. It, the learning rate and the weight decay are
-    numbers, or trees of them like the parameters.
+    numbers, or trees of them like the parameters; `stacked` is a tree of axes.
     """
 
-    def leaf(g: jax.Array, p: jax.Array, lr: Scalar, decay: Scalar, excluded: Scalar) -> jax.Array:
-        p_norm = common.norm(p)
-        g_norm = common.norm(g)
+    def leaf(
+        g: jax.Array, p: jax.Array, lr: Scalar, decay: Scalar, excluded: Scalar, axes: Sequence[int]
+    ) -> jax.Array:
+        p_norm = common.norm(p, axes)
+        g_norm = common.norm(g, axes)
         trust = eta * p_norm / (g_norm + decay * p_norm + eps)
         # Zero norms occur: a parameter initialized with zeros would never move with a trust of 0.
         trust = jnp.where((excluded != 0) | (p_norm == 0) | (g_norm == 0), 1, trust)
@@ -143,7 +154,8 @@ def scale_by_lars(
         hyperparams = (
             broadcast_to_params(value, params) for value in (learning_rate, weight_decay, exclude)
         )
-        return jax.tree.map(leaf, grads, params, *hyperparams)
+        axes = common.broadcast_stacked(stacked, params)
+        return jax.tree.map(leaf, grads, params, *hyperparams, axes)
 
     return optax.stateless(update)
 
@@ -178,18 +190,20 @@ def scale_by_lamb_moments(
     return optax.GradientTransformation(init_moments, update)
 
 
-def scale_by_trust_ratio(adapt: PerParameter, trust_clip: bool) -> optax.GradientTransformation:
+def scale_by_trust_ratio(
+    adapt: PerParameter, trust_clip: bool, stacked: Any = None
+) -> optax.GradientTransformation:
     """Scale the update of each tensor to the tensor's norm.
 
     `optax.scale_by_trust_ratio` scales all tensors.
 
     Where `adapt` is 0, the tensor is not scaled; it is a number, or a tree of numbers like the
-    parameters.
+    parameters. `stacked` is a tree of axes along which layers are stacked.
     """
 
-    def leaf(u: jax.Array, p: jax.Array, is_adapted: Scalar) -> jax.Array:
-        p_norm = common.norm(p)
-        u_norm = common.norm(u)
+    def leaf(u: jax.Array, p: jax.Array, is_adapted: Scalar, axes: Sequence[int]) -> jax.Array:
+        p_norm = common.norm(p, axes)
+        u_norm = common.norm(u, axes)
         # `where` computes both sides; the quotient by zero is an infinity that is not selected, and
         # nothing differentiates it.
         ratio = jnp.where((is_adapted != 0) & (p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1)
@@ -197,6 +211,7 @@ def scale_by_trust_ratio(adapt: PerParameter, trust_clip: bool) -> optax.Gradien
 
     def update(updates: Updates, params: Params) -> Params:
         params = common.require_params("Lamb", params)
-        return jax.tree.map(leaf, updates, params, broadcast_to_params(adapt, params))
+        axes = common.broadcast_stacked(stacked, params)
+        return jax.tree.map(leaf, updates, params, broadcast_to_params(adapt, params), axes)
 
     return optax.stateless(update)

@@ -20,8 +20,6 @@ from jengine.optim.param_groups.modules import (
     Module,
     Parameter,
     ParamsSource,
-    get_params,
-    module_tree,
 )
 from jengine.optim.param_groups.paramwise_cfg import check_value
 
@@ -136,14 +134,14 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
     def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
         self.warn_of_learning_rate_rules()
-        params, types = get_params(model, module_types)
+        params, types = self.get_params(model, module_types)
         self.read_optimizer()
         self.require_base_lr("layer decay")
         if self.base_wd is None:
             raise ArgumentError(
                 "`optimizer.weight_decay` must be set for layer-wise learning rates, got none"
             )
-        root = module_tree(params, types)
+        root = self.module_tree()
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
         trained = [
             p
@@ -167,7 +165,7 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             decays,
             layer_id,
             lambda layer: self.decay_rate ** (layers - layer - 1),
-            self.base_lr,
+            self.base_settings,
             collapse=is_strict,
         )
         return self.wrap(params, groups)
@@ -225,18 +223,20 @@ class LearningRateDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         )
         patterns = tuple(rule for rule in typed.get("patterns", ()) if rule.endswith("decay_mult"))
         if not custom or (self.paramwise_cfg.get("force_default_settings") and patterns):
-            return ParameterDecay(parameter, typed.get("weight_decay", self.base_wd), patterns)
+            base = self.base_settings(path)["weight_decay"]
+            return ParameterDecay(parameter, typed.get("weight_decay", base), patterns)
         return ParameterDecay(parameter, custom["weight_decay"], custom["patterns"])
 
     def _upstream_decay(self, parameter: LayerParameter) -> ParameterDecay:
-        decay = ParameterDecay(parameter, self.base_wd)
+        base = self.base_settings(parameter.parameter.path)["weight_decay"]
+        decay = ParameterDecay(parameter, base)
         custom_keys = self.paramwise_cfg.get("custom_keys", {})
         # Without `break`, as in MMSelfSup: the last match, which is the shortest key, decides.
         for key in sorted(sorted(custom_keys), key=len, reverse=True):
             if key in parameter.name or key in parameter.path:
                 self.matched.add(key)
                 decay = ParameterDecay(
-                    parameter, self.base_wd * custom_keys[key].get("decay_mult", 1.0), (key,)
+                    parameter, base * custom_keys[key].get("decay_mult", 1.0), (key,)
                 )
         return decay
 
@@ -272,6 +272,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         "backbone",
         "layer_pattern",
         "stem_pattern",
+        "roles",
     )
 
     def __init__(
@@ -309,7 +310,7 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
 
     def __call__(self, model: ParamsSource, module_types: Mapping[str, str] | None = None) -> Any:
         """Build the wrapper; see DefaultOptimWrapperConstructor."""
-        params, types = get_params(model, module_types)
+        params, types = self.get_params(model, module_types)
         if not self.is_set:
             logger.warning(
                 "paramwise_cfg has no num_layers and decay_rate: all layers have the same "
@@ -324,11 +325,17 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
         # unlike `read_optimizer`, without a check of the custom keys, which are ignored here
         self.read_defaults()
         self.require_base_lr("layer decay")
-        root = module_tree(params, types)
+        root = self.module_tree()
         parameters = list_layer_parameters(root, names_of(root, self.pattern))
         # Fixed rules, as in MMSegmentation, which has no multipliers here.
         decays = [
-            ParameterDecay(p, (self.base_wd or 0.0) if _is_decayed(p) else 0.0) for p in parameters
+            ParameterDecay(
+                p,
+                self.base_settings(p.parameter.path).get("weight_decay", 0.0)
+                if _is_decayed(p)
+                else 0.0,
+            )
+            for p in parameters
         ]
         rate = self.paramwise_cfg["decay_rate"]
         if self.pattern is None:
@@ -351,7 +358,10 @@ class LearningRateDecayOptimizerConstructor(DefaultOptimWrapperConstructor):
                 f"got {self.paramwise_cfg['num_layers']}; remove it"
             )
         groups = layer_groups(
-            decays, layer_id, lambda layer: rate ** (layers - layer - 1), self.base_lr
+            decays,
+            layer_id,
+            lambda layer: rate ** (layers - layer - 1),
+            self.base_settings,
         )
         return self.wrap(params, groups)
 
@@ -448,7 +458,7 @@ def layer_groups(
     decays: Sequence[ParameterDecay],
     layer_id: LayerId,
     scale: Callable[[int], float],
-    base_lr: float,
+    base: Callable[[str], Mapping[str, Any]],
     collapse: bool = False,
 ) -> list[dict[str, Any]]:
     """Return parameter groups by layer and weight decay, in the order of the first parameters.
@@ -456,18 +466,19 @@ def layer_groups(
     They are called `layer_ID_decay` and `layer_ID_no_decay`, and have lr, weight_decay, lr_scale
     and group_name.
 
-    With `collapse` the first non-zero decay in a layer is used for all parameters in it that decay.
+    `base` returns the settings of the parameter at a path before the layer decay. With `collapse`
+    the first non-zero decay in a layer is used for all parameters in it that decay.
     """
     groups: dict[Any, dict[str, Any]] = {}
     for parameter, weight_decay, patterns in decays:
         layer = layer_id(parameter.name)
         name = f"layer_{layer}_{'decay' if weight_decay else 'no_decay'}"
-        settings = {"weight_decay": weight_decay, "lr_scale": scale(layer), "group_name": name}
+        own = base(parameter.parameter.path)
+        settings = {**own, "weight_decay": weight_decay, "lr": own["lr"] * scale(layer)}
+        settings |= {"lr_scale": scale(layer), "group_name": name}
         # MMSelfSup's groups are by name alone; two decays in one layer would be lost there.
-        key = name if collapse else (name, weight_decay)
-        group = groups.setdefault(
-            key, {"params": [], "patterns": [], **settings, "lr": base_lr * scale(layer)}
-        )
+        key = (name, repr(own)) if collapse else repr(settings)
+        group = groups.setdefault(key, {"params": [], "patterns": [], **settings})
         group["params"].append(parameter.path)
         group["patterns"] += [pattern for pattern in patterns if pattern not in group["patterns"]]
     logger.debug(
@@ -536,9 +547,7 @@ def _is_decayed(parameter: LayerParameter) -> bool:
     # MMSegmentation's rule: norms and biases have one axis; stacked ones are meant without the
     # layer axis.
     return not (
-        parameter.parameter.ndim == 1
-        or name.endswith(".bias")
-        or name in ("pos_embed", "cls_token")
+        parameter.parameter.is_flat or name.endswith(".bias") or name in ("pos_embed", "cls_token")
     )
 
 

@@ -1,5 +1,6 @@
 """Constructor of several optimizer wrappers, each for one part of the model."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,6 +41,8 @@ class MultiOptimWrapperConstructor:
     Raises:
       TypeError: a value that is neither a wrapper nor a config.
     """
+
+    find_roles: Any = None  # see DefaultOptimWrapperConstructor
 
     def __init__(
         self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None
@@ -90,6 +93,9 @@ class MultiOptimWrapperConstructor:
         from jengine.optim.wrapper_builder import construct  # its module imports the wrappers first
 
         params, types = get_params(model, module_types)
+        roles = self.find_roles
+        if roles is not None:
+            roles = functools.partial(roles, phases=tuple(self.optim_wrapper_cfg))
         wrappers: dict[str, Any] = {}
         owners: dict[str, str] = {}
         for name, wrapper_cfg in self.configs().items():
@@ -111,7 +117,9 @@ class MultiOptimWrapperConstructor:
                             f"{owners[path]!r} and {name!r}"
                         )
                     owners[path] = name
-                wrappers[name] = construct(selected, wrapper_cfg, types)  # returns a built one
+                wrappers[name] = construct(
+                    selected, wrapper_cfg, types, self.find_roles
+                )  # returns a built one
                 # it receives all parameters, and must not train the others
                 wrappers[name].grouped.restrict(selected)
         return OptimWrapperDict(**wrappers)

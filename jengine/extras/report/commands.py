@@ -1,13 +1,40 @@
-"""The commands `jengine report`, `jengine table` and `jengine ckpt`."""
+"""The commands `jengine diff`, `report`, `table`, `ckpt` and `completion`."""
+
+import argparse
 
 from jengine.cli.parser import CHECKPOINT, Commands
 
+_COMPLETION_EPILOG = """To complete `jengine` in new shells:
+  bash:  jengine completion bash > ~/.local/share/bash-completion/completions/jengine
+  zsh:   jengine completion zsh > ~/.zfunc/_jengine, with `fpath+=~/.zfunc` before `compinit` \
+in ~/.zshrc
+  fish:  jengine completion fish > ~/.config/fish/completions/jengine.fish
+"""
+
 
 def add_commands(commands: Commands) -> None:
-    """Add `report`, `table`, and `ckpt ls`, `ckpt show` and `ckpt rm`."""
+    """Add `diff`, `report`, `table`, `ckpt ls`, `ckpt show`, `ckpt rm` and `completion`."""
+    diff = commands.add(
+        "diff",
+        "jengine.extras.report.diff_command:diff",
+        "print the values that differ between two configs",
+        commands.config,
+    )
+    diff.add_argument(
+        "other", metavar="OTHER", help="a config file, a work dir or a checkpoint, as CONFIG may be"
+    )
     _add_report(commands)
     _add_table(commands)
     _add_ckpt(commands)
+    completion = commands.add(
+        "completion",
+        "jengine.extras.report.completion:run",
+        "print a shell's completion script",
+        commands.traceback,
+    )
+    completion.epilog = _COMPLETION_EPILOG
+    completion.formatter_class = argparse.RawDescriptionHelpFormatter
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
 def _add_report(commands: Commands) -> None:

@@ -17,7 +17,7 @@ from jengine.config.dump import format_config
 from jengine.config.errors import ConfigError, closest
 from jengine.config.frames import format_error
 from jengine.config.load import find_config_file, load_config
-from jengine.config.modules import find_config_module
+from jengine.config.modules import imported_modules
 from jengine.config.overrides import apply_overrides, parse_value
 from jengine.extras.report.run_metrics import ADDRESS, find_rule, flatten_config, list_saved_metrics
 from jengine.extras.sweeps.check import Plan, Request, add_pruning
@@ -89,7 +89,9 @@ def _load_sweep(path: str | os.PathLike[str]) -> list[dict[str, Any]] | None:
       ConfigError: something else than dicts of values by config path.
     """
     file, _ = find_config_file(path)
-    get_sweep = getattr(find_config_module(file), "get_sweep", None)
+    loaded = imported_modules().values()
+    module = next(each for each in loaded if getattr(each, "__file__", None) == str(file))
+    get_sweep = getattr(module, "get_sweep", None)
     if get_sweep is None:
         return None
     settings = list(get_sweep())

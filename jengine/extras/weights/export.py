@@ -15,7 +15,8 @@ from jengine.checkpoint.report import compare
 from jengine.checkpoint.restore import list_arrays, list_item_arrays
 from jengine.config.errors import CheckpointMismatchError
 from jengine.config.paths import flatten
-from jengine.config.storage import is_url, storage_path, upload_file
+from jengine.config.plugins import load_provided
+from jengine.config.storage import is_url, storage_path
 from jengine.extras.networks.lora import add_updates
 from jengine.extras.weights.files import (
     SAFETENSORS_DTYPES,
@@ -90,6 +91,7 @@ def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, np.nda
     if is_url(path):
         with tempfile.TemporaryDirectory() as directory:
             write_safetensors(os.path.join(directory, "model.safetensors"), tensors)
+            upload_file = load_provided("url_files", "upload_file")
             upload_file(os.path.join(directory, "model.safetensors"), storage_path("path", path))
         return
     target = Path(path)

@@ -23,7 +23,8 @@ from etils import epath
 from jengine.checkpoint.layout import list_checkpoints
 from jengine.checkpoint.orbax import read_structs
 from jengine.config.paths import flatten
-from jengine.config.storage import download_file, is_url, list_directory
+from jengine.config.plugins import load_provided
+from jengine.config.storage import is_url, list_directory
 from jengine.extras.weights import files
 from jengine.extras.weights.huggingface import CONFIG, choose_rules, find_differences, read_config
 from jengine.extras.weights.npz_files import list_npz, read_npz
@@ -70,6 +71,7 @@ def _download(path: epath.Path) -> epath.Path:
     """
     directory = epath.Path(tempfile.mkdtemp(prefix="jengine-weights-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    download_file = load_provided("url_files", "download_file")
     download_file(path, directory / path.name)
     names = files.parse_index(directory / path.name) if path.name.endswith(_INDEX) else ()
     for name in {CONFIG, *names} & {

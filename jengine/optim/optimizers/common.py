@@ -93,11 +93,26 @@ def map_unzipped(
     return tuple(map(treedef.unflatten, zip(*results, strict=True)))
 
 
-def norm(x: jax.Array) -> jax.Array:
-    """Return the 2-norm over all elements, at least float32."""
+def norm(x: jax.Array, stacked: Sequence[int] = ()) -> jax.Array:
+    """Return the 2-norm over all elements, at least float32.
+
+    With axes along which layers are `stacked`, that of each layer, in axes of size 1.
+    """
     # Before the square, which overflows in float16 from 256 on.
     x = x.astype(state_dtype(x.dtype))
-    return jnp.sqrt(jnp.sum(x * x))
+    return jnp.sqrt(jnp.sum(x * x, **layer_axes(x, stacked)))
+
+
+def layer_axes(x: jax.Array, stacked: Sequence[int]) -> dict[str, Any]:
+    """Return the arguments of a reduction over layers: all elements if none are stacked."""
+    if not stacked:
+        return {}
+    return {"axis": tuple(i for i in range(x.ndim) if i not in stacked), "keepdims": True}
+
+
+def broadcast_stacked(stacked: Any | None, like: Params) -> Any:
+    """Return the axes along which layers are stacked as a tree; () for each leaf for None."""
+    return jax.tree.map(lambda _: (), like) if stacked is None else stacked
 
 
 def require_params(optimizer: str, params: Params) -> Updates:

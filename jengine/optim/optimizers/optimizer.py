@@ -8,7 +8,6 @@ recompilation.
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal, ParamSpec
@@ -16,8 +15,8 @@ from typing import Any, Literal, ParamSpec
 import optax
 from optax import OptState, Params, Updates
 
-from jengine.config.errors import ConfigError
 from jengine.config.registry import OPTIM_WRAPPERS, OPTIMIZERS
+from jengine.model.roles import Role
 from jengine.optim.optimizers.common import Parts, chain_with_decay
 
 P = ParamSpec("P")
@@ -50,8 +49,13 @@ class Optimizer:
         chain, which then has no part or no state for them (weight decay, momentum).
       whole_tensor: whether an update depends on the whole tensor (norms, matrix factors), so that
         the layers of a stacked parameter cannot be in several groups.
+      by_layer: whether an update depends on whole layers, so that `parts` takes `stacked`, a tree
+        like the parameters with the axes along which layers are stacked.
+      kinds: kinds of parameters, see `Role`, for which the defaults hold; `parts` then takes
+        `roles`, a tree of `Role`s like the parameters. None: the same for all kinds.
+      others: settings that differ from `defaults` for parameters of other kinds.
       groups: settings that differ from `defaults`, each with 'params'; None: one group with all
-        parameters.
+        parameters, or two with `kinds`.
     """
 
     name: str
@@ -61,14 +65,10 @@ class Optimizer:
     per_parameter: tuple[str, ...] = ("lr", "weight_decay")
     absent_at_zero: tuple[str, ...] = ("weight_decay",)
     whole_tensor: bool = False
+    by_layer: bool = False
+    kinds: tuple[str, ...] | None = None
+    others: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     groups: tuple[Mapping[str, Any], ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name in self.hyperparams:
-            values = self.defaults[name]
-            for value in values if isinstance(values, Sequence) else (values,):
-                if isinstance(value, Real) and not math.isfinite(value):
-                    raise ConfigError(f"`{self.name}.{name}` must be finite, got {value}")
 
     def with_groups(self, groups: Sequence[Mapping[str, Any]]) -> "Optimizer":
         """Copy this optimizer with parameter groups.
@@ -76,17 +76,16 @@ class Optimizer:
         Args:
           groups: setting dicts with `params`: a dotted path, or a list of them; a path includes all
             parameters below it. Parameters in no group are frozen.
-
-        Raises:
-          ValueError: a group without 'params'.
         """
-        for index, group in enumerate(groups):
-            if "params" not in group:
-                raise ValueError(
-                    f"parameter group {index} of {self.name} must have 'params', got "
-                    f"{sorted(group)}"
-                )
-        return dataclasses.replace(self, groups=tuple(dict(g) for g in groups))
+        return dataclasses.replace(self, groups=tuple(groups))
+
+    def settings_of(self, role: Role | None) -> dict[str, Any]:
+        """Return the default settings of a parameter with this role, where they differ from
+        `defaults`.
+        """
+        if self.kinds is None or role is None or role.kind in self.kinds:
+            return {}
+        return dict(self.others)
 
     # -------------------- use without a wrapper, as in PyTorch
 
@@ -122,12 +121,14 @@ def define_optimizer(
     *hyperparams: str,
     decay: Literal["coupled", "decoupled"] | None = None,
     check: Callable[[str, Mapping[str, Any]], None] | None = None,
+    by_role: Callable[[dict[str, Any]], Mapping[str, Any]] | None = None,
     **flags: Any,
 ) -> Callable[[Callable[P, Parts]], Callable[P, Optimizer]]:
     """Turn a function from settings to chain parts into a registered optimizer with these settings.
 
     The function's annotations and defaults hold for the config. When a step is traced, the function
-    is called as `Optimizer.parts`, with traced `hyperparams`.
+    is called as `Optimizer.parts`, with traced `hyperparams`; its arguments `roles` and
+    `stacked`, if it has these, are no settings.
 
     Args:
       *hyperparams: see `Optimizer`.
@@ -135,11 +136,15 @@ def define_optimizer(
         `chain_with_decay` completes by weight decay and learning rate; None if it returns all.
       check: takes name and settings, and raises ValueError for those that annotations cannot
         exclude.
+      by_role: takes the settings, removes those that are no group settings, and returns the
+        `Optimizer`'s `kinds` and `others`.
       **flags: further attributes of the `Optimizer`.
     """
 
     def define(row: Callable[P, Parts]) -> Callable[P, Optimizer]:
         signature = inspect.signature(row)
+        settings = [p for p in signature.parameters.values() if p.name not in ("roles", "stacked")]
+        signature = signature.replace(parameters=settings, return_annotation=Optimizer)
         name = row.__name__
 
         @functools.wraps(row)
@@ -163,12 +168,11 @@ def define_optimizer(
             settings = {key: _plain(value) for key, value in bound.arguments.items()}
             if check is not None:
                 check(name, settings)
-            return Optimizer(name, settings, parts, hyperparams, **flags)
+            own = {} if by_role is None else by_role(settings)
+            return Optimizer(name, settings, parts, hyperparams, **flags, **own)
 
         parts.__qualname__ = f"{name}.parts"  # a pickle names functions by their path
-        vars(build).update(
-            parts=parts, __signature__=signature.replace(return_annotation=Optimizer)
-        )
+        vars(build).update(parts=parts, __signature__=signature)
         return OPTIMIZERS.register_module()(build)
 
     return define

@@ -2,17 +2,20 @@
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax
 from optax import Params
 
 from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ArgumentError, ConfigError, closest
+from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIM_WRAPPERS, as_config
 from jengine.model.model import Model
 from jengine.model.module_types import has_equinox_modules
+from jengine.model.roles import Roles, parameter_roles, roles_by_name
 from jengine.optim.optimizers.optimizer import Optimizer
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.optim.param_groups.modules import (
@@ -20,8 +23,8 @@ from jengine.optim.param_groups.modules import (
     Parameter,
     ParamsSource,
     get_params,
+    is_norm_by_role,
     module_tree,
-    names_norm,
 )
 from jengine.optim.param_groups.paramwise_cfg import (
     FIELDS,
@@ -64,7 +67,10 @@ class DefaultOptimWrapperConstructor:
         bias_lr_mult, bias_decay_mult: biases outside norm layers (decay: also inside).
         norm_decay_mult: all parameters in batch, instance, group and layer norms.
         dwconv_decay_mult: depthwise convolutions.
-        flat_decay_mult: one-dimensional parameters.
+        flat_decay_mult: one-dimensional parameters, and by role biases and norms of any shape.
+        roles: roles of parameters that are told wrongly or not at all, by path with wildcards:
+          `{'blocks.*.qkv.kernel': dict(role='hidden', fan_in=(0,), fan_out=(1,), parts=3)}`; see
+          `jengine.model.parameter_roles`.
         dcn_offset_lr_mult, dcn_modules: convolutions under a `conv_offset` in a deformable
           convolution, which is recognised by the class name or by a match in the list
           `dcn_modules`.
@@ -96,8 +102,11 @@ class DefaultOptimWrapperConstructor:
         "force_default_settings",
         "bypass_duplicate",
         "strict",
+        "roles",
     )
     custom_fields: tuple[str, ...] = ()
+    # returns the roles of the model's parameters, given those in `paramwise_cfg`
+    find_roles: Callable[..., Roles] | None = None
 
     def __init__(
         self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None
@@ -117,6 +126,8 @@ class DefaultOptimWrapperConstructor:
         self.base_wd: Any = settings.get("weight_decay")
         self.unmatched: list[str] = []
         self.matched: set[str] = set()
+        self._given: tuple[Params, Mapping[str, str]] = {}, {}
+        self._roles: Roles | None = None
         self._validate_cfg()
 
     def __call__(
@@ -130,8 +141,8 @@ class DefaultOptimWrapperConstructor:
         # none.
         if not self.paramwise_cfg and isinstance(model, Model) and not hasattr(model, "params"):
             return self.wrap(None, None)
-        params, types = get_params(model, module_types)
-        if not self.paramwise_cfg:
+        params, types = self.get_params(model, module_types)
+        if not self.paramwise_cfg.keys() - {"roles"} and self.optimizer.kinds is None:
             wrapper = self.wrap(params, None)
             # `params` lacks what the modules do not train, and the trees of the caller need not
             if has_equinox_modules(model):
@@ -139,7 +150,7 @@ class DefaultOptimWrapperConstructor:
             return wrapper
         self.read_optimizer()
         groups: list[dict[str, Any]] = []
-        self.add_params(groups, module_tree(params, types))
+        self.add_params(groups, self.module_tree())
         if not groups:
             raise ConfigError(
                 "`paramwise_cfg` must leave a parameter to train, got requires_grad=False for all "
@@ -150,6 +161,34 @@ class DefaultOptimWrapperConstructor:
         self.report_unmatched(params, types, () if self._overrides_rules() else _RULES)
         # With a group per parameter, the step's inputs and compile time would grow with the model.
         return self.wrap(params, merge_equal(groups))
+
+    def get_params(
+        self, model: ParamsSource, module_types: Mapping[str, str] | None
+    ) -> tuple[Params, Mapping[str, str]]:
+        """Return the parameters and module types, see `get_params`, and note them for the roles."""
+        params, types = get_params(model, module_types)
+        self._given = params, types
+        if "roles" in self.paramwise_cfg:
+            self.get_roles()  # a key that matches nothing is an error
+        return params, types
+
+    def get_roles(self) -> Roles:
+        """Return the parameters' roles, found when they are asked for: the loss is traced."""
+        if self._roles is None:
+            overrides = self.paramwise_cfg.get("roles") or {}
+            params, types = self._given
+            self._roles = (
+                parameter_roles(None, params, overrides, module_types=types)
+                if self.find_roles is None
+                else self.find_roles(overrides)
+            )
+        return self._roles
+
+    def module_tree(self) -> Module:
+        """Return the tree of the modules, for rules; see `module_tree`."""
+        params, types = self._given
+        by_name = functools.partial(roles_by_name, params, types, self.paramwise_cfg.get("roles"))
+        return module_tree(params, types, by_name if self.find_roles is None else self.get_roles)
 
     @functools.cached_property
     def optimizer(self) -> Optimizer:
@@ -218,7 +257,17 @@ class DefaultOptimWrapperConstructor:
         )
         wrapper.grouped.unmatched = self.unmatched  # for the group table
         if params is not None:
+            if optimizer.by_layer:
+                leaves = self.module_tree().named_parameters()
+                wrapper.grouped.stacked = {leaf.path: leaf.stacked for _, leaf in leaves}
             wrapper.grouped.bind(params)
+            is_optax = optimizer.defaults.get("muon_weight_dimension_numbers", ...) is None
+            if is_optax and "warn_of_muon" in provided("optimizer_parts"):
+                load_provided("optimizer_parts", "warn_of_muon")(params, self.get_roles())
+            # without the arrays, which would live as long as the wrapper
+            shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+            self._given = shapes, self._given[1]
+            wrapper.grouped.find_roles = self.get_roles
         return wrapper
 
     def add_params(
@@ -250,9 +299,7 @@ class DefaultOptimWrapperConstructor:
                     line = f"paramwise_options -- {full_name}:{key}={value}"
                     logger.info(line, extra={"on_terminal": ""})
             # add the optimizer's values for missing settings, so that equal groups can be merged
-            lr = {} if self.base_lr is None else {"lr": self.base_lr}
-            weight_decay = {} if self.base_wd is None else {"weight_decay": self.base_wd}
-            params.append({"params": [parameter], **lr, **weight_decay, **settings})
+            params.append({"params": [parameter], **self.base_settings(parameter.path), **settings})
         is_dcn = module.is_deformable_conv() or _matches(
             self.paramwise_cfg.get("dcn_modules", ()), prefix
         )
@@ -260,6 +307,15 @@ class DefaultOptimWrapperConstructor:
             self.add_params(params, child, f"{prefix}.{name}" if prefix else name, is_dcn)
 
     # -------------------- rules
+
+    def base_settings(self, path: str) -> dict[str, Any]:
+        """Return the parameter's `lr` and `weight_decay` without rules, as far as the optimizer has
+        them.
+        """
+        role = None if self.optimizer.kinds is None else self.get_roles()[path]
+        base = {"lr": self.base_lr, "weight_decay": self.base_wd}
+        known = {name: value for name, value in base.items() if value is not None}
+        return {**known, **self.optimizer.settings_of(role)}
 
     def custom_settings(self, path: str) -> dict[str, Any]:
         """Return the settings from the longest custom key that matches a parameter.
@@ -272,11 +328,13 @@ class DefaultOptimWrapperConstructor:
             if any(key in alias for alias in paths.path_aliases(path)):
                 self.matched.add(key)
                 rule = dict(custom_keys[key])
-                settings: dict[str, Any] = {}
-                if self.base_lr is not None:
-                    settings["lr"] = self.base_lr * rule.get("lr_mult", 1.0)
-                if self.base_wd is not None:
-                    settings["weight_decay"] = self.base_wd * rule.get("decay_mult", 1.0)
+                if not rule.get("requires_grad", True):
+                    return {**rule, "patterns": (key,)}
+                settings = self.base_settings(path)
+                if "lr" in settings:
+                    settings["lr"] *= rule.get("lr_mult", 1.0)
+                if "weight_decay" in settings:
+                    settings["weight_decay"] *= rule.get("decay_mult", 1.0)
                 return {**settings, **rule, "patterns": (key,)}
         return {}
 
@@ -293,42 +351,44 @@ class DefaultOptimWrapperConstructor:
         """
         # Names of Flax, which torch shares here; Haiku's `b` is no bias for these rules.
         is_bias = name == "bias"
-        is_norm = module.is_norm() or (
-            module.type is None and parameter.ndim == 1 and names_norm(name)
-        )
+
+        def is_norm() -> bool:
+            return module.is_norm() or (module.type is None and is_norm_by_role(parameter))
+
         # The order matters: MMEngine asks in this order, and the first decay that applies is used.
         rules = {
-            "bias_lr_mult": is_bias and not is_norm and not is_dcn_module,
-            "dcn_offset_lr_mult": is_dcn_module
-            and "conv_offset" in module.path
-            and module.is_conv(),
+            "bias_lr_mult": lambda: is_bias and not is_dcn_module and not is_norm(),
+            "dcn_offset_lr_mult": lambda: (
+                is_dcn_module and "conv_offset" in module.path and module.is_conv()
+            ),
             "norm_decay_mult": is_norm,
-            "bias_decay_mult": is_bias and not is_dcn_module,
-            "dwconv_decay_mult": module.is_depthwise_conv(),
-            "flat_decay_mult": parameter.ndim == 1 and not is_dcn_module,
+            "bias_decay_mult": lambda: is_bias and not is_dcn_module,
+            "dwconv_decay_mult": module.is_depthwise_conv,
+            "flat_decay_mult": lambda: parameter.is_flat and not is_dcn_module,
         }
         applying = [
             key
             for key, applies in rules.items()
-            if applies and self.paramwise_cfg.get(key) is not None
+            if self.paramwise_cfg.get(key) is not None and applies()
         ]
         # in the order of the rules above
         decay = next((key for key in applying if key.endswith("decay_mult")), None)
-        return self.apply_rules(applying, decay)
+        return self.apply_rules(parameter.path, applying, decay)
 
-    def apply_rules(self, applying: Sequence[str], decay: str | None) -> dict[str, Any]:
+    def apply_rules(self, path: str, applying: Sequence[str], decay: str | None) -> dict[str, Any]:
         """Return the settings from the rules that apply to a parameter, of whose decay
         multipliers `decay` is used.
         """
         self.matched.update(applying)
+        base = self.base_settings(path)
         settings: dict[str, Any] = {}
         patterns: list[str] = []
         for key in _LR_RULES:
             if key in applying:
-                settings["lr"] = self.base_lr * self.paramwise_cfg[key]
+                settings["lr"] = base["lr"] * self.paramwise_cfg[key]
                 patterns = [key]
-        if decay is not None and self.base_wd is not None:
-            settings["weight_decay"] = self.base_wd * self.paramwise_cfg[decay]
+        if decay is not None and "weight_decay" in base:
+            settings["weight_decay"] = base["weight_decay"] * self.paramwise_cfg[decay]
             patterns.append(decay)
         return {**settings, "patterns": tuple(patterns)} if settings else {}
 
@@ -376,7 +436,7 @@ class DefaultOptimWrapperConstructor:
         """
         if self.paramwise_cfg.get("norm_decay_mult") is not None and "norm_decay_mult" in rules:
             keys = self.paramwise_cfg.get("custom_keys", {})
-            for module in module_tree(params, types).walk():
+            for module in self.module_tree().walk():
                 is_other = "norm" in (module.type or "").lower() and not module.is_norm()
                 if is_other and any(not _matches(keys, p.path) for p in module.parameters.values()):
                     logger.warning(

@@ -1,10 +1,11 @@
 """Parameters of a model, and the types of the modules that own them."""
 
 import dataclasses
+import functools
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
 from optax import Params
@@ -20,20 +21,9 @@ from jengine.model.module_types import (
     stacked_axes,
 )
 from jengine.model.nnx_state import list_module_types
+from jengine.model.roles import LEAST_AXES, Role, last_name, roles_by_name
 
-# Names of a bare pytree that tell a norm: of the module, or of the one-dimensional leaves that it
-# has.
-_NORM_NAME = re.compile(r"norm|(?<![a-z])(bn|ln|gn)(?![a-z])", re.IGNORECASE)
 _RMS_NAME = re.compile(r"(?<!no)rms", re.IGNORECASE)  # but `norms`
-# the least axes of a single layer's parameter, by name
-_NDIM = {"kernel": 2, "embedding": 2, "bias": 1, "scale": 1}
-_NORM_LEAVES = (
-    {"scale"},
-    {"scale", "bias"},
-    {"scale", "offset"},
-    {"weight", "bias"},
-    {"gamma", "beta"},
-)
 
 
 class HasParams(Protocol):
@@ -55,8 +45,21 @@ class Parameter:
     shape: tuple[int, ...]
     dtype: Any
     requires_grad: bool = True  # whether it is trained
-    # axes along which layers are stacked; None if only names and shapes tell
-    stacked: tuple[int, ...] | None = None
+    # axes along which layers are stacked; None if the types do not tell
+    known_axes: tuple[int, ...] | None = None
+    find_roles: Callable[[], Mapping[str, Role]] = dict
+
+    @property
+    def role(self) -> Role | None:
+        """The role, None if it cannot be told."""
+        return self.find_roles().get(self.path)
+
+    @functools.cached_property
+    def stacked(self) -> tuple[int, ...]:
+        """The axes along which layers are stacked."""
+        if self.known_axes is not None:
+            return tuple(axis % len(self.shape) for axis in self.known_axes)
+        return self.role.stacked if self.role is not None else ()
 
     @property
     def layer_shape(self) -> tuple[int, ...]:
@@ -65,7 +68,7 @@ class Parameter:
 
         Rules by shape use it: a bias is a vector in whatever number of layers.
         """
-        return layer_shape(self.shape, self.stacked or ())
+        return layer_shape(self.shape, self.stacked)
 
     @property
     def ndim(self) -> int:
@@ -73,13 +76,21 @@ class Parameter:
         return len(self.layer_shape)
 
     @property
+    def is_flat(self) -> bool:
+        """Whether it is a vector in each layer, or by its role a bias or in a norm."""
+        # a bias of attention has axes for heads and their sizes, which is one axis in PyTorch
+        if self.ndim < 2:
+            return self.ndim == 1
+        return self.role is not None and self.role.kind in ("norm", "bias")
+
+    @property
     def has_layer_axis(self) -> bool:
         """Whether layers are stacked along the first axis.
 
         Without module types, whether it is one axis too many.
         """
-        if self.stacked is None:
-            return len(self.shape) > _NDIM.get(self.path.rpartition(".")[2], 0)
+        if self.known_axes is None and not self.stacked:
+            return len(self.shape) > LEAST_AXES.get(self.path.rpartition(".")[2], 0)
         return bool(self.shape) and any(axis % len(self.shape) == 0 for axis in self.stacked)
 
 
@@ -119,14 +130,7 @@ class Module:
         """
         if self.type is not None:
             return is_norm(self.type)
-        leaves = self.parameters  # a bare pytree: names and shapes have to tell
-        if (
-            not leaves
-            or any(p.ndim != 1 for p in leaves.values())
-            or _RMS_NAME.search(_last_name(self.path))
-        ):
-            return False
-        return names_norm(_last_name(self.path)) or set(leaves) in _NORM_LEAVES
+        return bool(self.parameters) and all(map(is_norm_by_role, self.parameters.values()))
 
     def is_conv(self) -> bool:
         """Return whether it is a two-dimensional convolution."""
@@ -149,16 +153,18 @@ class Module:
         return self.type is not None and "DeformConv" in self.type
 
 
-def names_norm(name: str) -> bool:
-    """Return whether a module or parameter name in a bare pytree tells a norm.
-
-    >>> [names_norm(name) for name in ("bn1", "ln_scale", "kernel")]
-    [True, True, False]
-    """
-    return _NORM_NAME.search(name) is not None and not _RMS_NAME.search(name)
+def is_norm_by_role(parameter: Parameter) -> bool:
+    """Return whether a parameter is in a norm other than RMSNorm, where no module type tells."""
+    *module, name = parameter.path.split(".")
+    is_rms = any(_RMS_NAME.search(part) for part in (last_name(".".join(module)), name))
+    return not is_rms and parameter.role is not None and parameter.role.kind == "norm"
 
 
-def module_tree(params: Params, module_types: Mapping[str, str] | None = None) -> Module:
+def module_tree(
+    params: Params,
+    module_types: Mapping[str, str] | None = None,
+    roles: Callable[[], Mapping[str, Role]] | None = None,
+) -> Module:
     """Return the root module of a parameter tree, with children in the order in which the model
     defines them.
 
@@ -167,10 +173,11 @@ def module_tree(params: Params, module_types: Mapping[str, str] | None = None) -
     Args:
       params: pytree of arrays or ShapeDtypeStructs.
       module_types: dotted module path -> class name, like `Model.module_types`, which also tell
-        stacked layers. Where they do not, a module is taken for stacked layers if each parameter in
-        it has one axis too many for its name.
+        stacked layers. Where they do not, the roles do.
+      roles: function that returns the roles of the parameters; by default by names and shapes.
     """
     types = dict(module_types or {})
+    roles = functools.cache(roles or functools.partial(roles_by_name, params, types))
     root = Module(type=types.get("", "") if types else None)
     leaves = paths.flatten(params)
     # `params` may have passed `jax.jit`
@@ -187,31 +194,13 @@ def module_tree(params: Params, module_types: Mapping[str, str] | None = None) -
             module = module.children.setdefault(key, Module(module_path, module_type))
         leaf = leaves[path]
         module.parameters[name] = Parameter(
-            path, tuple(leaf.shape), leaf.dtype, stacked=stacked_axes(types, path)
+            path,
+            tuple(leaf.shape),
+            leaf.dtype,
+            known_axes=stacked_axes(types, path),
+            find_roles=roles,
         )
-    _find_stacks(root)
     return root
-
-
-def _find_stacks(module: Module) -> None:
-    """Mark the parameters of stacked layers where the module types do not tell."""
-    parameters = [parameter for _, parameter in module.named_parameters()]
-    is_unknown = all(parameter.stacked is None for parameter in parameters)
-    # Vectors tell best: kernels have more axes in convolutions and attention as well
-    has_vector = any(
-        parameter.path.rpartition(".")[2] in ("bias", "scale") for parameter in parameters
-    )
-    if (
-        is_unknown
-        and has_vector
-        and all(p.has_layer_axis for p in parameters)
-        and len({p.shape[0] for p in parameters}) == 1
-    ):
-        for parameter in parameters:
-            parameter.stacked = (0,)
-        return
-    for child in module.children.values():
-        _find_stacks(child)
 
 
 def get_params(
@@ -258,12 +247,6 @@ def get_params(
                 f"got {type(leaf).__name__}{hint}"
             )
     return source, module_types or {}
-
-
-def _last_name(path: str) -> str:
-    """Return the last path part that is not an index: 'norms' for 'layers.norms.0'."""
-    # Modules in a list are called after the list.
-    return next((part for part in reversed(path.split(".")) if not part.isdigit()), "")
 
 
 def _iterate_paths(tree: Params, prefix: str = "") -> Iterator[str]:

@@ -62,11 +62,13 @@ class GroupLayout:
       treedef: tree structure of the parameters.
       paths: dotted path of each leaf.
       groups: the group, or groups, of each leaf.
+      stacked: the axes of each leaf along which layers are stacked, as far as they are known.
     """
 
     treedef: Any
     paths: tuple[str, ...]
     groups: tuple[Membership, ...]
+    stacked: tuple[tuple[int, ...], ...]
 
     def trainable(self, tree: Params) -> Params:
         """Return `tree` with None for every frozen leaf."""
@@ -85,14 +87,8 @@ class GroupLayout:
 
         Raise ValueError for another structure.
         """
-        try:
-            # Not `jax.tree.leaves`, which drops None: positions would no longer be those of the
-            # paths.
-            return self.treedef.flatten_up_to(tree)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"a tree does not have the structure of the parameters: {error}"
-            ) from None
+        # Not `jax.tree.leaves`, which drops None: positions would no longer be those of the paths.
+        return self.treedef.flatten_up_to(tree)
 
     def select(self, tree: Params, groups: Sequence[int]) -> Params:
         """Return `tree` with None for each leaf that is not in one of `groups`."""
@@ -146,13 +142,18 @@ class GroupLayout:
                 )
 
 
-def assign_groups(params: Params, members: Sequence[Sequence[str] | None]) -> GroupLayout:
+def assign_groups(
+    params: Params,
+    members: Sequence[Sequence[str] | None],
+    stacked: Mapping[str, tuple[int, ...]],
+) -> GroupLayout:
     """Find the group of every leaf.
 
     Args:
       params: pytree of floating arrays or ShapeDtypeStructs; frozen leaves may have any dtype.
       members: the paths in each group, None for all; a module path includes all parameters below
         it. Paths may be missing in a partial tree, as `optax.masked` and `optax.partition` pass it.
+      stacked: the axes along which layers are stacked by path, as far as they are known.
 
     Raises:
       ValueError: a path without a parameter, or a parameter in two groups.
@@ -187,7 +188,12 @@ def assign_groups(params: Params, members: Sequence[Sequence[str] | None]) -> Gr
                 )
             # a scalar for the whole tensor is cheaper than a vector along its first axis
             member[path] = member[path][0] if len(set(member[path])) == 1 else tuple(member[path])
-    return GroupLayout(treedef, tuple(leaves), tuple(member.get(path) for path in leaves))
+    groups = tuple(member.get(path) for path in leaves)
+    axes = [
+        stacked.get(path, ()) or ((0,) if isinstance(group, tuple) else ())
+        for path, group in zip(leaves, groups, strict=True)
+    ]
+    return GroupLayout(treedef, tuple(leaves), groups, tuple(axes))
 
 
 def _unstack_groups(hyperparams: Mapping[str, jax.Array]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def test_dicts_become_levels_wherever_they_are_assigned():
         cfg.three  # noqa: B018
     with pytest.raises(TypeError, match="a config must be a ConfigDict or a dict, got list"):
         Config([0, 1])
-    with pytest.raises(ConfigError, match="index 2 is out of range: `two` has 1 item"):
+    with pytest.raises(ConfigError, match="an index of `two` must be an integer below 1, got 2"):
         cfg.merge_from_dict({"two.2.d": 1})
 
 

@@ -158,8 +158,8 @@ def test_misspelled_sections_are_reported_in_one_error(write):
     with pytest.raises(ConfigError) as error:
         Runner.from_cfg(cfg)
     assert str(error.value) == (
-        "unknown keys at the top level of the config: 'optim_wraper' (did you mean 'optim_wrapper'?), "
-        "'train_dataloder' (did you mean 'train_dataloader'?)"
+        "unknown keys at the top level of the config: 'optim_wraper'; did you mean 'optim_wrapper'?, "
+        "'train_dataloder'; did you mean 'train_dataloader'?"
     )
 
 

@@ -1,5 +1,7 @@
 """Modules of Equinox in runs and in loops by hand, against the loops of its documentation."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from jengine import Runner, load_model
 from jengine.config import paths
 from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
-from jengine.model import FunctionalModel
+from jengine.model import FunctionalModel, Role, parameter_roles
 from jengine.optim import build_optim_wrapper
 
 pytestmark = pytest.mark.foreign
@@ -324,3 +326,46 @@ def test_the_last_layer_alone_is_trained(tmp_path):
     np.testing.assert_array_equal(network.layers[0].weight, start.layers[0].weight)
     assert (network.layers[1].weight != start.layers[1].weight).all()
     assert list(paths.flatten(runner.state.params)) == ["layers.1.bias", "layers.1.weight"]
+
+
+def test_the_roles_of_modules_are_those_that_the_loss_tells():
+    class Network(eqx.Module):
+        conv: eqx.nn.Conv2d
+        norm: eqx.nn.GroupNorm
+        attention: eqx.nn.MultiheadAttention
+        cell: eqx.nn.GRUCell
+        labels: eqx.nn.Embedding
+        last: eqx.nn.Linear
+
+        def __init__(self, key):
+            keys = jax.random.split(key, 5)
+            self.conv = eqx.nn.Conv2d(3, 8, 3, key=keys[0])
+            self.norm = eqx.nn.GroupNorm(2, 8)
+            self.attention = eqx.nn.MultiheadAttention(2, 8, use_query_bias=True, key=keys[1])
+            self.cell = eqx.nn.GRUCell(8, 8, key=keys[2])
+            self.labels = eqx.nn.Embedding(5, 8, key=keys[3])
+            self.last = eqx.nn.Linear(8, 3, key=keys[4])
+
+        def __call__(self, x, label):
+            x = self.norm(self.conv(x)).reshape(8, -1).T + self.labels(label)
+            x = x + self.attention(x, x, x)
+            return self.last(jax.lax.scan(lambda h, y: (self.cell(y, h), None), jnp.zeros(8), x)[0])
+
+    model = FunctionalModel(
+        init=lambda rng: Network(rng),
+        loss=lambda params, batch: jnp.mean(jax.vmap(params)(batch["x"], batch["label"]) ** 2),
+    )
+    batch = {"x": jnp.zeros((2, 3, 5, 5)), "label": jnp.zeros(2, jnp.int32)}
+    params, _ = jax.eval_shape(model.init, jax.random.key(0), batch)
+    roles = parameter_roles(model, params, batch=batch)
+    hidden = Role("hidden", (1,), (0,))  # Equinox has the outputs first
+    assert {path: role for path, role in roles.items() if "bias" not in path} == {
+        "conv.weight": Role("input", (1, 2, 3), (0,)),
+        "norm.weight": Role("norm", (), (0,)),
+        **{f"attention.{name}_proj.weight": hidden for name in ("query", "key", "value", "output")},
+        "cell.weight_ih": dataclasses.replace(hidden, parts=3),
+        "cell.weight_hh": dataclasses.replace(hidden, parts=3),
+        "labels.weight": Role("embedding", (0,), (1,)),
+        "last.weight": Role("head", (1,), (0,)),
+    }
+    assert {role.kind for path, role in roles.items() if "bias" in path} == {"bias", "norm"}

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.extras.optimizers import LARS
+from jengine.extras.optimizers import ASGD, LARS
 from jengine.optim import OptimWrapper, build_optim_wrapper
 
 ZERO_LAST = ((0.6, 0.8), (1.0, 0.0), (0.0, 0.0))
@@ -99,8 +99,49 @@ def test_adan_follows_mmpretrain():
     np.testing.assert_allclose(seen[2:], (2.7947070168, 3.8828069934, 2.7132510788, 3.9131476833), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        dict(type="LARS", lr=0.1, momentum=0.9, weight_decay=0.01),
+        dict(type="Lamb", lr=0.1, max_grad_norm=None),
+        dict(type="TorchAdafactor", lr=0.1, weight_decay=0.01),
+        dict(type="BertAdam1", lr=0.1, max_grad_norm=0.5),
+    ],
+)
+def test_each_of_stacked_layers_is_updated_as_a_layer_by_itself(optimizer):
+    rng = np.random.default_rng(0)
+    layers = [
+        dict(kernel=rng.normal(size=(4, 5)) * 10**i, bias=rng.normal(size=5), scale=rng.normal(size=5)) for i in range(2)
+    ]
+    grads = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape) / (1 + abs(leaf).max()), layers)
+    as_tree = lambda layers: {str(i): jax.tree.map(jnp.float32, layer) for i, layer in enumerate(layers)}  # noqa: E731
+    as_stack = lambda layers: {"layers": jax.tree.map(lambda *x: jnp.float32(np.stack(x)), *layers)}  # noqa: E731
+    results = []
+    for build in (as_tree, as_stack):
+        params, grad = build(layers), build(grads)
+        wrapper = build_optim_wrapper(params, dict(optimizer=optimizer))
+        state = wrapper.init(params)
+        for _ in range(3):
+            updates, state = wrapper.update(grad, state, params)
+            params = optax.apply_updates(params, updates)
+        results.append(params)
+    unrolled, stacked = results
+    for i in range(2):
+        for name, leaf in unrolled[str(i)].items():
+            np.testing.assert_allclose(stacked["layers"][name][i], leaf, rtol=1e-6, atol=1e-6)
+
+
+def test_layers_of_a_tensor_may_be_in_several_groups():
+    groups = [{"params": f"layers[{i}]", "lr": 0.1 * (i + 1)} for i in range(2)]
+    wrapper = OptimWrapper(LARS(lr=0.1, eta=1.0).with_groups(groups))
+    params, grads = {"layers": jnp.array([[3.0, 4.0], [6.0, 8.0]])}, {"layers": jnp.array([[1.0, 0.0], [0.0, 2.0]])}
+    updates, _ = wrapper.update(grads, wrapper.init(params), params, wrapper.hyperparams)
+    # lr |w| g / |g|
+    np.testing.assert_allclose(updates["layers"], [[-0.5, 0], [0, -2]], rtol=1e-6)
+
+
 def test_layers_of_a_tensor_must_be_in_one_group_for_a_whole_tensor_optimizer():
     groups = [{"params": f"layers[{i}]", "lr": 0.1 * (i + 1)} for i in range(2)]
-    wrapper = OptimWrapper(LARS(lr=0.1).with_groups(groups))
-    with pytest.raises(ValueError, match="LARS updates whole tensors"):
+    wrapper = OptimWrapper(ASGD(lr=0.1).with_groups(groups))
+    with pytest.raises(ValueError, match="ASGD updates whole tensors"):
         wrapper.init({"layers": jnp.zeros((2, 3))})

@@ -177,9 +177,10 @@ def test_a_scanned_vit_has_the_decays_of_the_unrolled_one():
     cfg = dict(flat_decay_mult=0.0)
     unrolled = undecayed(mmselfsup(vit_params(), PATTERN, paramwise_cfg=cfg))
     scanned = undecayed(mmselfsup(vit_params(scan=True), PATTERN, paramwise_cfg=cfg))
-    # one-dimensional in a layer: scales and biases of the norms, biases of the MLP and of the attention's output
+    # scales and biases of the norms, and all biases, also those with an axis for heads
     assert "Transformer.encoderblock.LayerNorm_0.scale[1]" in scanned
-    assert "Transformer.encoderblock.MultiHeadDotProductAttention_0.query.bias[1]" not in scanned
+    assert "Transformer.encoderblock.MultiHeadDotProductAttention_0.query.bias[1]" in scanned
+    assert "Transformer.encoderblock.MultiHeadDotProductAttention_0.query.kernel[1]" not in scanned
     assert {
         path.replace("encoderblock.", "encoderblock_1.").removesuffix("[1]") for path in scanned if "[1]" in path
     } == {path for path in unrolled if "encoderblock_1" in path}

@@ -1,0 +1,233 @@
+"""Matrices in parameters by role: one for each layer, expert, fused projection and attention head.
+
+What an optimizer of matrices does is a function of one of them; here it is applied to all, on a
+mesh without gathering more than one.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as _Spec
+from optax import Params, Updates
+
+from jengine.config import paths
+from jengine.config.errors import ConfigError
+from jengine.model.constrain import axes_of_type, set_sharding
+from jengine.model.roles import Role
+from jengine.optim.optimizers.adam import scale_by_adam
+from jengine.optim.optimizers.common import Parts, Scalar, is_zero, require_params
+from jengine.optim.transforms.groups import (
+    PerParameter,
+    add_decayed_weights_by_rule,
+    broadcast_to_params,
+    scale_by_group_learning_rate,
+)
+
+# the kinds of `Role` whose parameters have inputs and outputs
+MatrixKind: TypeAlias = Literal[
+    "hidden", "convolution", "input", "head", "embedding", "router", "adapter"
+]
+# mesh axes that replicate the parameters: what is sharded over them has to be gathered again
+_REPLICAS = ("data", "context")
+
+
+def split_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Take the settings out that say what AdamW trains; see `define_optimizer(by_role=)`."""
+    rate = settings.pop("adam_learning_rate")
+    others = {
+        "lr": settings["lr"] if rate is None else rate,
+        "weight_decay": settings.pop("adam_weight_decay"),
+        "adam": True,
+    }
+    return {"kinds": tuple(settings.pop("kinds")), "others": others}
+
+
+def complete_chain(
+    scale: Parts, lr: PerParameter, weight_decay: PerParameter, cautious: bool
+) -> Parts:
+    """Return `scale`, decoupled weight decay and the learning rate.
+
+    Args:
+      scale: the parts that rescale gradients.
+      lr, weight_decay: as in `chain_with_decay`.
+      cautious: decay only the elements that the update moves towards 0 (Chen et al.,
+        arXiv:2510.12402).
+    """
+    add_decay = add_cautious_decay if cautious else add_decayed_weights_by_rule
+    decay = [] if is_zero(weight_decay) else [("add_decayed_weights", add_decay(weight_decay))]
+    return [*scale, *decay, ("scale_by_learning_rate", scale_by_group_learning_rate(lr))]
+
+
+def add_cautious_decay(weight_decay: PerParameter) -> optax.GradientTransformation:
+    """Add `weight_decay` times the parameters where they have the sign of the update."""
+
+    def update(updates: Updates, params: Params | None) -> Updates:
+        params = require_params("cautious weight decay", params)
+        return jax.tree.map(
+            lambda u, wd, p: u + wd * jnp.where(u * p >= 0, p, 0),
+            updates,
+            broadcast_to_params(weight_decay, params),
+            params,
+        )
+
+    return optax.stateless(update)
+
+
+def adam_parts(b1: Scalar, b2: Scalar, eps: float) -> Parts:
+    """Return Adam, for the parameters that are no matrices."""
+    return [("scale_by_adam", scale_by_adam(b1, b2, eps))]
+
+
+def check_matrices(optimizer: str, roles: Any) -> None:
+    """Raise ConfigError for a parameter without inputs or outputs."""
+    for path, role in paths.flatten(roles).items():
+        if not role.fan_in or not role.fan_out:
+            raise ConfigError(
+                f"{optimizer}: parameter {path!r} must have a role with `fan_in` and `fan_out`, "
+                f"got {role.kind!r}; set adam=True for its group"
+            )
+
+
+class Matrices(NamedTuple):
+    """Matrices in a parameter.
+
+    Attributes:
+      values: float[N, inputs, outputs].
+      batch: the sizes whose product is N: layers, experts, fused projections, heads.
+      join: puts arrays like `values` together to one like the parameter; where they have the size 1
+        in place of the inputs or outputs, it has axes of the size 1.
+    """
+
+    values: jax.Array
+    batch: tuple[int, ...]
+    join: Callable[[jax.Array], jax.Array]
+
+
+def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices:
+    """Return the matrices in a parameter.
+
+    >>> qkv = Role("hidden", fan_in=(1,), fan_out=(2,), stacked=(0,), parts=3)
+    >>> split_matrices(jnp.zeros((2, 8, 24)), qkv).values.shape
+    (6, 8, 8)
+
+    Args:
+      x: the parameter, or an array like it.
+      role: its role; the axes that are neither in `fan_in` nor in `fan_out` number matrices.
+      per_head: whether each attention head has a matrix of its own.
+    """
+    typed = jax.typeof(x).sharding.spec
+    x = _set_explicit(x, _Spec())
+    first = role.fan_out[0]
+    shape = (*x.shape[:first], role.parts, x.shape[first] // role.parts, *x.shape[first + 1 :])
+    head = role.heads if per_head else None
+    # The axis of the parts is new, so that those from it on are one further.
+    rows = [axis + (axis >= first) for axis in role.fan_in if axis != head]
+    columns = [axis + (axis >= first) for axis in role.fan_out if axis != head]
+    batch = [axis for axis in range(len(shape)) if axis not in (*rows, *columns)]
+    order = (*batch, *rows, *columns)
+    sizes = [tuple(shape[axis] for axis in axes) for axes in (batch, rows, columns)]
+    values = x.reshape(shape).transpose(order).reshape(*map(math.prod, sizes))
+
+    def join(matrices: jax.Array) -> jax.Array:
+        pairs = zip(sizes, matrices.shape, strict=True)
+        kept = [size if math.prod(size) == n else (1,) * len(size) for size, n in pairs]
+        split = matrices.reshape(*itertools.chain(*kept)).transpose(np.argsort(order))
+        joined = split.reshape(*split.shape[:first], -1, *split.shape[first + 2 :])
+        return _set_explicit(joined, typed) if joined.shape == x.shape else joined
+
+    return Matrices(values, sizes[0], join)
+
+
+def _set_explicit(x: jax.Array, spec: _Spec) -> jax.Array:
+    """Return an array with a sharding over the explicit axes of the mesh.
+
+    XLA cannot distribute matrices over these: each device gets the whole parameter.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not axes_of_type(mesh, AxisType.Explicit):
+        return x
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+
+def map_matrices(
+    function: Callable[..., Any],
+    matrices: jax.Array,
+    *others: jax.Array,
+    shared: Sequence[Scalar] = (),
+    whole: bool = False,
+) -> Any:
+    """Apply a function of one matrix to all.
+
+    On a mesh each device computes some of them, where the number can be divided. Otherwise one
+    follows the other, each sharded along the longer side.
+
+    Args:
+      function: `(*shared, matrix, *others)`, returns an array or a tuple of arrays.
+      matrices: float[N, inputs, outputs].
+      *others: arrays with the first axis N.
+      shared: numbers for all of them, which a mapped function must not close over.
+      whole: whether a device needs a whole matrix, such as for a decomposition.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    batch, side = _choose_axes(mesh, matrices.shape)
+    if batch is None:
+        return jax.vmap(functools.partial(function, *shared))(matrices, *others)
+    longer = int(matrices.shape[2] >= matrices.shape[1])
+    split: list[Any] = [None, None]
+    split[longer] = None if whole else side or None
+
+    def apply(shared: Sequence[Scalar], matrix: jax.Array, *others: jax.Array) -> Any:
+        mesh = jax.sharding.get_abstract_mesh()  # without the axes that are mapped
+        matrix = set_sharding(matrix, mesh, _Spec(*split))
+        return function(*shared, matrix, *(set_sharding(x, mesh, _Spec()) for x in others))
+
+    if not batch:
+        return jax.lax.map(lambda arrays: apply(shared, *arrays), (matrices, *others))
+    # One mesh axis after the other: XLA gathers the whole for a change of several at once.
+    steps = [_Spec(batch[:count], *[_Spec.UNCONSTRAINED] * 2) for count in range(1, len(batch) + 1)]
+
+    def move(steps: Sequence[_Spec], arrays: Any) -> Any:
+        for step in steps:
+            arrays = jax.tree.map(lambda x, step=step: set_sharding(x, mesh, step), arrays)
+        return arrays
+
+    # Mapped by hand, as XLA gathers the operands of decompositions.
+    mapped = jax.shard_map(
+        lambda shared, arrays: jax.vmap(functools.partial(apply, shared))(*arrays),
+        in_specs=(_Spec(), _Spec(batch)),
+        out_specs=_Spec(batch),
+        axis_names=set(batch),
+        check_vma=False,
+    )
+    return move(steps[::-1], mapped(tuple(shared), move(steps, (matrices, *others))))
+
+
+def _choose_axes(
+    mesh: AbstractMesh, shape: tuple[int, ...]
+) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
+    """Return the mesh axes over which the matrices are distributed, None if the mesh shards no
+    parameters, and those that shard each matrix.
+    """
+    usable = axes_of_type(mesh, AxisType.Auto) - set(_REPLICAS)
+    count = shape[0]
+    length = max(shape[1:])
+    batch: list[str] = []
+    side: list[str] = []
+    names = [name for name in mesh.axis_names if name in usable and mesh.shape[name] > 1]
+    for name in names:
+        size = mesh.shape[name]
+        if count % size == 0:
+            batch.append(name)
+            count //= size
+        elif length % size == 0:
+            side.append(name)
+            length //= size
+    return tuple(batch) if names else None, tuple(side)
