@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -61,6 +61,8 @@ class InspectHook(Hook):
       ('mean', 'rms', 'max', 'zeros', 'nonfinite')
     """
 
+    priority = "LOWEST"  # hooks before it set hyperparameters of the step
+
     paths: Sequence[str]
     interval: Count = 500
     statistics: Sequence[Statistic] = STATISTICS
@@ -93,7 +95,7 @@ class InspectHook(Hook):
     ) -> None:
         """Compute the values of the step that follows, and let them be written."""
         wrapper: Any = runner.optim_wrapper
-        update = isinstance(wrapper, Mapping) or bool(wrapper.should_update())
+        update = wrapper.start_step(runner.iter)  # as the step itself does next
         if update not in self._programs:
             self._programs[update] = compile_inspection(
                 runner, self.paths, update=update, arrays=self.arrays, bins=self.bins

@@ -266,8 +266,6 @@ def _measure(
     array: jax.Array, axis: str | None, bins: int | None, keeps: bool, batch_size: int | None
 ) -> Value:
     x = array.astype(jnp.float32)
-    if axis is not None and axis not in jax.typeof(x).vma:
-        x = jax.lax.pcast(x, axis, to="varying")
     finite = jnp.isfinite(x)
     safe = jnp.where(finite, x, 0.0)
     size = max(x.size, 1)

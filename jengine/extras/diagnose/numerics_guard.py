@@ -49,6 +49,16 @@ class NumericsGuardState(NamedTuple):
     seen: jax.Array  # int32[], steps that were not dropped
 
 
+class DroppedStepsError(FloatingPointError):
+    """Too many dropped steps in a row.
+
+    Attributes:
+      step: state, batch and hyperparameters of the last one, and whether it would have updated.
+    """
+
+    step: tuple[Any, Any, Mapping[str, Any], bool] | None = None
+
+
 @HOOKS.register_module()
 @dataclasses.dataclass(eq=False, repr=False)
 class NumericsGuardHook(Hook):
@@ -218,12 +228,14 @@ class NumericsGuardHook(Hook):
             hyperparams=hyperparams,
             update=is_update,
         )
-        raise FloatingPointError(
+        error = DroppedStepsError(
             f"NumericsGuardHook: the steps of iterations {first} to {last} were dropped: "
             f"{reason}. Parameters and optimizer are those before iteration {first}. To rerun the "
             f"step of iteration {last} and find the first operation with a non-finite result:\n"
             f"  jengine replay CONFIG {os.path.join(runner.work_dir, name)}"
         )
+        error.step = train_state, batch, hyperparams, is_update
+        raise error
 
     def _get_state(self, runner: RunnerProtocol) -> NumericsGuardState:
         name = next(name for name, hook in hook_names(runner.hooks).items() if hook is self)
