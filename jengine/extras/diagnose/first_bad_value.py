@@ -2,8 +2,7 @@
 
 import contextlib
 import itertools
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,10 +17,10 @@ from jengine.extras.diagnose.inspection import (
     Kind,
     Value,
     compile_inspection,
-    order_of_bad,
+    in_order,
     put_batch,
 )
-from jengine.extras.diagnose.numerics_guard import DroppedStepsError
+from jengine.extras.diagnose.numerics_guard import NumericsGuardHook
 from jengine.extras.diagnose.traced_values import GRADIENT, OUTPUT, base_path
 from jengine.extras.diagnose.wrong_labels import find_checkpoints
 from jengine.hooks.checks import NonFiniteLossError
@@ -30,6 +29,12 @@ from jengine.train.initial_state import StateInitializer
 
 _MAX_EXAMPLES = 5
 _MAX_REPEATED = 100  # steps of a training that is repeated
+_TREES = {
+    "loss": "loss",
+    "grads": "gradient of the parameter",
+    "updates": "update of the parameter",
+    "params": "parameter",
+}
 _UNKNOWN = "Which layer was the first with a value that is not finite cannot be told"
 
 
@@ -49,20 +54,20 @@ def find_first_bad_value(error: BaseException, context: Mapping[str, Any]) -> st
     more, with its batch.
     """
     run = context.get("run")
-    if run is None or "evaluation" in context:
+    if run is None or "evaluation" in context or not isinstance(error, FloatingPointError):
         return None
-    if isinstance(error, DroppedStepsError) and error.step is not None:
-        state, batch, hyperparams, update = error.step
-        step = _Step(int(state.step), state, batch)
-        if run.processes.count > 1:  # all would have to compute the step together
-            return f"{_UNKNOWN} in a run of several processes."
-        found = _search(run, step, hyperparams, update)
-        return found or f"{_UNKNOWN}: computed again, all values of the step are finite."
-    if not isinstance(error, NonFiniteLossError):
+    failed = [h.failed_step for h in run.hooks if isinstance(h, NumericsGuardHook)]
+    step = failed[0] if failed else None
+    if step is None and not isinstance(error, NonFiniteLossError):
         return None
-    if run.processes.count > 1:
+    if run.processes.count > 1:  # all would have to compute the step together
         return f"{_UNKNOWN} in a run of several processes."
-    iteration = run.iter if error.iteration is None else error.iteration
+    if step is not None:
+        state, batch, hyperparams, update = step
+        found = _search(run, _Step(int(state.step), state, batch), hyperparams, update)
+        return found or f"{_UNKNOWN}: computed again, all values of the step are finite."
+    iteration = getattr(error, "iteration", None)
+    iteration = run.iter if iteration is None else iteration
     tried = []
     for step in _list_steps(run, iteration):
         if found := _search(run, step, run.step_hyperparams(), True):
@@ -86,78 +91,87 @@ def _search(run: Any, step: _Step, hyperparams: Mapping[str, Any], update: bool)
         # a copy: the program donates it
         state = jax.tree.map(jnp.copy, step.state)
         values = jax.device_get(program(state, put_batch(run, step.batch), hyperparams)[1])
-    if not (bad := order_of_bad(values, kinds)):
+    ordered = in_order(values, kinds)
+    types = run.model.module_types
+    first = next((i for i, (_, value) in enumerate(ordered) if value.moments[-2] > 0), None)
+    if first is None:
         return None
-    text = describe(*bad[0], kinds, run.model.module_types)
-    place = f"In iteration {step.iteration}, the first value that is not finite is {text}."
-    return f"{place} It was computed again with {step.label}." if step.label else place
+    text = f"the first value that is not finite is {describe(first, ordered, kinds, types)}"
+    is_nan = [bool(value.moments[-1] > 0) for _, value in ordered]
+    # An infinity may be meant, as that of a mask
+    if not is_nan[first] and True in is_nan:
+        text += f"; the first NaN is {describe(is_nan.index(True), ordered, kinds, types)}"
+    again = f" It was computed again with {step.label}." if step.label else ""
+    return f"In iteration {step.iteration}, {text}.{again}"
 
 
 def describe(
-    path: str,
-    value: Value,
+    number: int,
+    ordered: Sequence[tuple[str, Value]],
     kinds: Mapping[str, Kind],
     module_types: Mapping[str, str],
 ) -> str:
     """Return where a value is, and how many elements are not finite.
 
     Args:
-      path, value: from `order_of_bad`.
+      number, ordered: its number in the result of `in_order`.
       kinds: see `compile_inspection`.
       module_types: classes by path of the module.
     """
-    known = next(name for name in sorted(kinds, key=len, reverse=True) if path.startswith(name))
-    layer = path[len(known) :].strip(".")
-    kind = kinds[known]
-    count = max(round(float(value.moments[-1]) * kind.seen.size), 1)
-    base = base_path(known)
-    is_gradient = base.startswith(GRADIENT)
-    name = base.removeprefix(GRADIENT)
-    where = _describe_place(name, module_types)
-    if layer and name.partition(".")[0] not in ("grads", "updates", "params"):
-        where = f"{where}, layer {layer} of the stack"
-    elif layer:
-        where = f"{where}, layer {layer} of the stack,"
-    if is_gradient:
-        text = f"in the backward pass, the gradient of {where}"
-    elif name.startswith("batch"):
-        text = f"in the batch, the entry {name.partition('.')[2] or 'itself'!r}"
-    elif name.startswith("grads."):
-        text = f"in the backward pass, {where}"
-    elif name.startswith(("updates.", "params.")):
-        text = f"in the update, {where}"
+    path, value = ordered[number]
+    kind = kinds[_without_layer(path, kinds)]
+    name = _without_layer(path, kinds)
+    place = _describe_place(path, kinds, module_types)
+    top = name.partition(".")[0]
+    if name.startswith(GRADIENT):
+        # What is wrong lies between this gradient and the one before
+        others = [other for other, _ in ordered[:number] if other.startswith(GRADIENT)]
+        text = f"in the backward pass, {place}"
+        if others:
+            behind = _describe_place(others[-1], kinds, module_types)
+            text += f", which is computed from {behind}"
     else:
-        text = f"in the forward pass, {where}"
-    bad = (
-        f"{count} of {kind.seen.size} elements"
-        if kind.seen.size > 1
-        else "the only element"
-    )
-    return f"{text}: {bad}{_describe_examples(value)}"
+        part = {"batch": "in", "grads": "in the backward pass,", "updates": "in the update,"}
+        text = f"{part.get(top, 'in the forward pass,')} {place}"
+    size = kind.seen.size
+    count = max(round(float(value.moments[-2]) * size), 1)
+    bad = f"{count} of {size} elements" if size > 1 else "its only element"
+    return f"{text} ({bad}{_describe_examples(value)})"
 
 
-def _describe_place(name: str, module_types: Mapping[str, str]) -> str:
+def _without_layer(path: str, kinds: Mapping[str, Kind]) -> str:
+    while path not in kinds:
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _describe_place(path: str, kinds: Mapping[str, Kind], module_types: Mapping[str, str]) -> str:
+    known = _without_layer(path, kinds)
+    layer = path[len(known) + 1 :]
+    name = base_path(known)
+    if name.startswith(GRADIENT):
+        output = _describe_value(name.removeprefix(GRADIENT), module_types)
+        text = f"the gradient of {output}"
+    else:
+        text = _describe_value(name, module_types)
+    return f"{text}, layer {layer} of the stack" if layer else text
+
+
+def _describe_value(name: str, module_types: Mapping[str, str]) -> str:
     if name == OUTPUT:
         return "the output of the network"
     tree, _, rest = name.partition(".")
-    if tree == "grads":
-        return f"the gradient of the parameter {rest!r}"
-    if tree == "updates":
-        return f"the update of the parameter {rest!r}"
-    if tree == "params":
-        return f"the parameter {rest!r}"
-    if tree == "loss" and rest:
-        return f"the loss {rest!r}" if rest != "loss" else "the loss, behind all layers"
-    if name in module_types:
-        return f"the output of the layer {name!r} ({module_types[name]})"
-    owner = next((name[:i] for i in _dots(name) if name[:i] in module_types), "")
-    if owner:
-        return f"{name[len(owner) + 1 :]!r} of the layer {owner!r} ({module_types[owner]})"
-    return f"the output of the layer {name!r}"
-
-
-def _dots(name: str) -> list[int]:
-    return [match.start() for match in re.finditer(r"\.", name)][::-1]
+    if tree == "batch":
+        return f"the entry {rest!r} of the batch" if rest else "the batch"
+    if tree in _TREES:
+        return f"the {_TREES[tree]} {rest!r}"
+    owner = name
+    while owner and owner not in module_types:
+        owner = owner.rpartition(".")[0]
+    if not owner:
+        return f"the output of the layer {name!r}"
+    part = f"{name[len(owner) + 1 :]!r} in" if owner != name else "the output of"
+    return f"{part} the layer {owner!r} ({module_types[owner]})"
 
 
 def _describe_examples(value: Value) -> str:
@@ -170,7 +184,7 @@ def _describe_examples(value: Value) -> str:
     shown = ", ".join(map(str, examples[:_MAX_EXAMPLES]))
     more = f" and {len(examples) - _MAX_EXAMPLES} more" if len(examples) > _MAX_EXAMPLES else ""
     plural = "s" if len(examples) > 1 else ""
-    return f", in the example{plural} {shown}{more} of the batch, counted from 0"
+    return f", in the example{plural} {shown}{more} of the batch"
 
 
 def _list_steps(run: Any, iteration: int) -> Iterator[_Step]:

@@ -104,9 +104,7 @@ class InspectHook(Hook):
         hyperparams = {**wrapper.hyperparams, **runner.hyperparams}
         runner.state, values = program(runner.state, put_batch(runner, data_batch), hyperparams)
         file = os.path.join(runner.local_dir, "inspect", f"iter_{runner.iter + 1}.npz")
-        write = functools.partial(
-            _write, names=self.statistics, file=file if self.arrays else None
-        )
+        write = functools.partial(_write, names=self.statistics, file=file if self.arrays else None)
         runner.log_writer.submit(write, runner.visualizer, values, dict(kinds), runner.iter + 1)
 
 

@@ -1,7 +1,8 @@
 """Statistics of the values inside a training step, by dotted path."""
 
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -30,8 +31,8 @@ _STEP_VALUES = tuple(f"{name}." for name in _TREES)
 class Value(NamedTuple):
     """What is recorded of one value in a step, on the device."""
 
-    # f32[5]: means of the elements and their squares, the maximum, shares of zeros and of elements
-    # that are not finite. Of finite elements, except the last.
+    # f32[6]: sums of the finite elements and their squares over the size, their maximum, shares of
+    # zeros, of elements that are not finite, and of NaN
     moments: jax.Array
     bins: BinnedArray | None = None
     array: jax.Array | None = None
@@ -160,19 +161,12 @@ def split_layers(values: Mapping[str, Value], kinds: Mapping[str, Kind]) -> dict
 
     In the order of the computation.
     """
-    split: dict[str, Value] = {}
-    for path in kinds:
-        value = values[path]
-        layers = value.moments.shape[:-1]
-        for index in np.ndindex(layers):
-            name = ".".join((path, *map(str, index)))
-            split[name] = jax.tree.map(lambda x, index=index: x[index], value) if layers else value
-    return split
+    return {name: value for path in kinds for _, name, value in _split(path, values[path])}
 
 
 def read_statistics(value: Value, names: Sequence[Statistic] = STATISTICS) -> dict[str, float]:
     """Return the statistics of a fetched value by name; NaN if no element is finite."""
-    mean, square, largest, zeros, bad = map(float, value.moments)
+    mean, square, largest, zeros, bad, _ = map(float, value.moments)
     share = 1.0 - bad
     known = {
         "mean": mean / share if share else np.nan,
@@ -184,25 +178,29 @@ def read_statistics(value: Value, names: Sequence[Statistic] = STATISTICS) -> di
     return {name: float(known[name]) for name in names}
 
 
-def order_of_bad(values: Mapping[str, Value], kinds: Mapping[str, Kind]) -> list[tuple[str, Value]]:
-    """Return the fetched values that are not finite, in the order in which the step computes them,
-    each layer of a stack by itself.
+def in_order(values: Mapping[str, Value], kinds: Mapping[str, Kind]) -> list[tuple[str, Value]]:
+    """Return fetched values in the order in which the step computes them, each layer of a stack by
+    itself.
     """
-    bad = []
+    entries = []
+    starts: dict[int, int] = {}
     for position, (path, kind) in enumerate(kinds.items()):
-        value = values[path]
-        layers = value.moments.shape[:-1]
-        in_scan = [p for p, k in enumerate(kinds.values()) if k.seen.scan == kind.seen.scan]
-        for flat, index in enumerate(np.ndindex(layers)):
-            if not value.moments[index][-1] > 0:
-                continue
-            turn = int(np.prod(layers)) - 1 - flat if kind.seen.is_reversed else flat
-            # All values of one turn of a scan come before those of the next
-            start = position if kind.seen.scan is None else in_scan[0]
-            name = ".".join((path, *map(str, index)))
-            one = jax.tree.map(lambda x, index=index: x[index], value) if layers else value
-            bad.append(((start, turn, position), name, one))
-    return [(name, value) for _, name, value in sorted(bad, key=lambda entry: entry[0])]
+        layers = values[path].moments.shape[:-1]
+        for turn, name, value in _split(path, values[path]):
+            if kind.seen.is_reversed:
+                turn = int(np.prod(layers)) - 1 - turn
+            # All values in one turn of a scan come before those in the next
+            start = starts.setdefault(kind.seen.scan, position) if kind.seen.scan else position
+            entries.append(((start, turn, position), name, value))
+    return [(name, value) for _, name, value in sorted(entries, key=lambda entry: entry[0])]
+
+
+def _split(path: str, value: Value) -> Iterator[tuple[int, str, Value]]:
+    """Yield number, path and value for each layer of a stack."""
+    layers = value.moments.shape[:-1]
+    for number, index in enumerate(np.ndindex(layers)):
+        name = ".".join((path, *map(str, index)))
+        yield number, name, jax.tree.map(operator.itemgetter(index), value) if layers else value
 
 
 class _Marker:
@@ -269,15 +267,13 @@ def _measure(
     finite = jnp.isfinite(x)
     safe = jnp.where(finite, x, 0.0)
     size = max(x.size, 1)
-    means = jnp.stack(
-        [safe.sum(), jnp.square(safe).sum(), (x == 0).sum() * 1.0, (~finite).sum() * 1.0]
-    )
-    means = means / size
+    sums = [safe.sum(), jnp.square(safe).sum(), (x == 0).sum(), (~finite).sum(), jnp.isnan(x).sum()]
+    means = jnp.stack([each.astype(jnp.float32) for each in sums]) / size
     largest = jnp.where(finite, x, -jnp.inf).max(initial=-jnp.inf)
     if axis is not None:
         means = jax.lax.pmean(means, axis)
         largest = jax.lax.pmax(largest, axis)
-    moments = jnp.stack([means[0], means[1], largest, means[2], means[3]])
+    moments = jnp.concatenate([means[:2], largest[None], means[2:]])
     has_batch = batch_size is not None and x.ndim > 0 and x.shape[0] == batch_size
     return Value(
         moments,
@@ -291,4 +287,3 @@ def _merge_parts(value: Value) -> Value:
     """Return one value for the parts of a batch, the axis in front."""
     moments = value.moments.mean(0).at[..., 2].set(value.moments[..., 2].max(0))
     return Value(moments, None, value.array, None)
-

@@ -49,16 +49,6 @@ class NumericsGuardState(NamedTuple):
     seen: jax.Array  # int32[], steps that were not dropped
 
 
-class DroppedStepsError(FloatingPointError):
-    """Too many dropped steps in a row.
-
-    Attributes:
-      step: state, batch and hyperparameters of the last one, and whether it would have updated.
-    """
-
-    step: tuple[Any, Any, Mapping[str, Any], bool] | None = None
-
-
 @HOOKS.register_module()
 @dataclasses.dataclass(eq=False, repr=False)
 class NumericsGuardHook(Hook):
@@ -84,6 +74,10 @@ class NumericsGuardHook(Hook):
         steps is a spike; None checks only for non-finite values.
       window: number of steps in the median; spikes are detected after that many steps.
       interval: iterations between two reads by the host. The batches in between are kept in memory.
+
+    Attributes:
+      failed_step: state, batch and hyperparameters of the step that ended training, and whether it
+        would have updated.
     """
 
     priority = "HIGHEST"
@@ -99,6 +93,7 @@ class NumericsGuardHook(Hook):
         # iteration, batch, hyperparams, is_update
         self._recent: list[tuple[int, Any, Mapping[str, Any], bool]] = []
         self._num_reported = 0  # dropped steps that were logged
+        self.failed_step: tuple[Any, Any, Mapping[str, Any], bool] | None = None
 
     # --- In the step. ---
 
@@ -166,6 +161,7 @@ class NumericsGuardHook(Hook):
                 "NumericsGuardHook: spike_factor must be None in a run with several optimizers"
             )
         self._recent.clear()
+        self.failed_step = None
         self._num_reported = 0 if runner.state.is_abstract else int(self._get_state(runner).dropped)
 
     def after_train_iter(
@@ -228,14 +224,13 @@ class NumericsGuardHook(Hook):
             hyperparams=hyperparams,
             update=is_update,
         )
-        error = DroppedStepsError(
+        self.failed_step = train_state, batch, hyperparams, is_update
+        raise FloatingPointError(
             f"NumericsGuardHook: the steps of iterations {first} to {last} were dropped: "
             f"{reason}. Parameters and optimizer are those before iteration {first}. To rerun the "
             f"step of iteration {last} and find the first operation with a non-finite result:\n"
             f"  jengine replay CONFIG {os.path.join(runner.work_dir, name)}"
         )
-        error.step = train_state, batch, hyperparams, is_update
-        raise error
 
     def _get_state(self, runner: RunnerProtocol) -> NumericsGuardState:
         name = next(name for name, hook in hook_names(runner.hooks).items() if hook is self)

@@ -165,8 +165,8 @@ def _patched_modules() -> Iterator[None]:
     classes = [cls for cls in _subclasses(nnx.Module) if "__call__" in vars(cls)]
     originals = {cls: vars(cls)["__call__"] for cls in classes}
     # Calls look up the class, so nothing else sees them all
-    setattr(nn.Module, "sow", sow_linen)
-    setattr(nnx.Module, "sow", sow_nnx)
+    nn.Module.sow = sow_linen
+    nnx.Module.sow = sow_nnx
     for cls, call in originals.items():
         cls.__call__ = mark_nnx(call)
     try:
@@ -174,8 +174,8 @@ def _patched_modules() -> Iterator[None]:
     finally:
         for cls, call in originals.items():
             cls.__call__ = call
-        setattr(nn.Module, "sow", linen_sow)
-        setattr(nnx.Module, "sow", nnx_sow)
+        nn.Module.sow = linen_sow
+        nnx.Module.sow = nnx_sow
 
 
 def _subclasses(cls: type) -> set[Any]:
