@@ -133,6 +133,8 @@ def describe(
     else:
         part = {"batch": "in", "grads": "in the backward pass,", "updates": "in the update,"}
         text = f"{part.get(top, 'in the forward pass,')} {place}"
+        if top == "loss" and OUTPUT in kinds:
+            text += ", computed from finite outputs of all layers"
     size = kind.seen.size
     count = max(round(float(value.moments[-2]) * size), 1)
     bad = f"{count} of {size} elements" if size > 1 else "its only element"
@@ -220,7 +222,8 @@ def _repeat(run: Any, state: Any, first: int, iteration: int) -> _Step | None:
         arguments = state, put_batch(run, batch), run.step_hyperparams(), True, number
         state = run.programs.run_step(*arguments)[0]
         if not _is_finite(state):
-            return _Step(number, before, batch)
+            # Earlier, it is another training: the data have changed, or the rates
+            return _Step(number, before, batch) if number == iteration - 1 else None
     return None
 
 

@@ -182,8 +182,9 @@ def in_order(values: Mapping[str, Value], kinds: Mapping[str, Kind]) -> list[tup
     """Return fetched values in the order in which the step computes them, each layer of a stack by
     itself.
     """
-    entries = []
-    starts: dict[int, int] = {}
+    entries: list[tuple[tuple[float, int, int], str, Value]] = []
+    starts: dict[int, float] = {}
+    gradients = [i for i, path in enumerate(kinds) if path.startswith(GRADIENT)]
     for position, (path, kind) in enumerate(kinds.items()):
         layers = values[path].moments.shape[:-1]
         for turn, name, value in _split(path, values[path]):
@@ -191,6 +192,9 @@ def in_order(values: Mapping[str, Value], kinds: Mapping[str, Kind]) -> list[tup
                 turn = int(np.prod(layers)) - 1 - turn
             # All values in one turn of a scan come before those in the next
             start = starts.setdefault(kind.seen.scan, position) if kind.seen.scan else position
+            # Hooks see the losses only after the gradients
+            if path.startswith("loss.") and gradients:
+                start = min(start, gradients[0] - 0.5)
             entries.append(((start, turn, position), name, value))
     return [(name, value) for _, name, value in sorted(entries, key=lambda entry: entry[0])]
 

@@ -12,6 +12,7 @@ from jengine.cli.main import main
 from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.diagnose.traced_values import collect
+from jengine.hooks import Hook
 from jengine.model import LinenModel, NnxModel
 from jengine.model.losses import CrossEntropy
 
@@ -194,7 +195,7 @@ def test_a_path_that_matches_nothing_is_refused_with_the_closest(make_runner, tm
 
 
 @pytest.mark.parametrize(
-    "case, expected",
+    ("case", "expected"),
     [
         (
             "batch",
@@ -205,6 +206,7 @@ def test_a_path_that_matches_nothing_is_refused_with_the_closest(make_runner, tm
             r"In iteration 0, .* in the backward pass, the gradient of the output of the layer 'blocks' \(Block\), "
             r"layer 2 of the stack, which is computed from the gradient of the output of the layer 'root' \(Backward\)",
         ),
+        ("loss", r"In iteration 0, .* in the forward pass, the loss 'loss', computed from finite outputs of all layers"),
         (
             "diverges",
             r"In iteration 1, .* in the forward pass, the output of the layer 'blocks.fc' \(Dense\), layer 0 of the",
@@ -218,11 +220,30 @@ def test_a_loss_that_is_not_finite_names_the_first_bad_value(make_runner, tmp_pa
         changes = dict(train_dataloader={**loader, "sampler": dict(type="DefaultSampler", shuffle=False)})
     if case == "diverges":
         changes = dict(optim_wrapper=dict(optimizer=dict(type="SGD", lr=1e20)))
-    runner = make_runner(**settings(tmp_path, linen(case == "backward"), **changes))
+    model = linen(case == "backward")
+    if case == "loss":
+        model = LinenModel(Stacked(), loss=lambda outputs, batch: jnp.log(-1 + 0 * outputs.sum()), inputs="x")
+    runner = make_runner(**settings(tmp_path, model, **changes))
     with pytest.raises(FloatingPointError) as caught:
         runner.train()
     notes = "\n".join(caught.value.__notes__)
     assert re.search(expected, notes), notes
+
+
+def test_the_step_is_computed_again_from_the_newest_checkpoint(make_runner, tmp_path):
+    class Poison(Hook):
+        def after_train_epoch(self, runner):
+            x[9, 2] = np.nan
+
+    loader = data()
+    x = loader["dataset"].arrays["x"]
+    changes = dict(train_dataloader=loader, train_cfg=dict(max_epochs=2), custom_hooks=[Poison()])
+    changes["default_hooks"] = dict(checkpoint=dict(type="CheckpointHook", interval=1))
+    runner = make_runner(**settings(tmp_path, linen(), **changes))
+    with pytest.raises(FloatingPointError) as caught:
+        runner.train()
+    notes = "\n".join(caught.value.__notes__)
+    assert re.search(r"In iteration [4-7], .* in the entry 'x' of the batch .*repeated from .*/epoch_1", notes), notes
 
 
 def test_the_numerics_guard_names_the_first_bad_value(make_runner, tmp_path):
@@ -234,11 +255,12 @@ def test_the_numerics_guard_names_the_first_bad_value(make_runner, tmp_path):
 
 
 def test_values_in_branches_are_collected():
-    def function(x):
-        return jax.lax.cond(x.sum() > 0, lambda x: nn.relu(nn.Dense(2, name="a").apply(variables, x)), lambda x: x, x)
+    variables = nn.Dense(2).init(jax.random.key(0), jnp.ones((1, 2)))
 
-    variables = nn.Dense(2, name="a").init(jax.random.key(0), jnp.ones((1, 2)))
-    found, _ = jax.jit(lambda x: collect(function, lambda path, x: x.sum(), x), static_argnums=())(jnp.ones((1, 2)))[0], 0
+    def function(x):
+        return jax.lax.cond(x.sum() > 0, lambda x: nn.relu(nn.Dense(2).apply(variables, x)), lambda x: x, x)
+
+    found = jax.jit(lambda x: collect(function, lambda path, x: x.sum(), x)[0])(jnp.ones((1, 2)))
     (value,) = found.values()
     np.testing.assert_allclose(value, nn.Dense(2).apply(variables, jnp.ones((1, 2))).sum(), rtol=1e-6)
 
@@ -252,8 +274,7 @@ def test_the_command_prints_a_table_of_a_batch(tmp_path, monkeypatch, capsys):
         "    x = np.arange(32, dtype=np.float32).reshape(8, 4)\n"
         "    return dict(\n"
         "        model=dict(type='LinenModel', module=dict(type='flax.linen.Dense', features=2), inputs='x',\n"
-        "            loss=dict(type='MeanSquaredError', target='x', output=None) if False else\n"
-        "            dict(type='CrossEntropy', label='y')),\n"
+        "            loss=dict(type='CrossEntropy', label='y')),\n"
         "        train_dataloader=dict(batch_size=4, sampler=dict(type='DefaultSampler', shuffle=False),\n"
         "            dataset=dict(type=ArrayDataset, arrays=dict(x=x, y=np.zeros(8, np.int64)))),\n"
         "        train_cfg=dict(max_epochs=1),\n"
@@ -265,4 +286,5 @@ def test_the_command_prints_a_table_of_a_batch(tmp_path, monkeypatch, capsys):
     assert [cell.strip() for cell in row.strip("|").split("|")] == [
         "batch.x", "[4, 4]", "float32", "7.5", "8.803", "15", "6.25 %", "0 %",
     ]
-    assert "grads.kernel" in output and "params" not in output
+    assert "grads.kernel" in output
+    assert "params" not in output
