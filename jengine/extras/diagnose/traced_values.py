@@ -184,7 +184,7 @@ def _patched_modules() -> Iterator[None]:
 
 
 def _subclasses(cls: type) -> set[Any]:
-    direct = cls.__subclasses__()
+    direct: list[Any] = cls.__subclasses__()
     return {*direct, *(each for sub in direct for each in _subclasses(sub))}
 
 
