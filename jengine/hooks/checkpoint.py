@@ -162,6 +162,7 @@ class CheckpointHook(Hook):
         self._greater_keys = _as_tuple(greater_keys)
         self._less_keys = _as_tuple(less_keys)
         self._auto_rule: str | None = None
+        self.saves_best = bool(save_best)
         self._rules = self._read_rules(_as_tuple(save_best), _as_tuple(rule))
 
         self._directory = ""
@@ -234,33 +235,6 @@ class CheckpointHook(Hook):
         self._evicting = []
         self._update_hub(runner)
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
-        self._warn_of_interval(runner)
-
-    def _warn_of_interval(self, runner: RunnerProtocol) -> None:
-        """Warn if the interval has no effect: the loop has no epochs, or the run is shorter."""
-        if self.interval == -1:
-            return
-        if self.by_epoch and not runner.train_loop.by_epoch:
-            what = (
-                "only the end will be saved"
-                if self.save_last
-                else "no regular checkpoint will be saved"
-            )
-            runner.logger.warning(
-                f"CheckpointHook counts epochs but the train loop counts iterations: {what}; "
-                "set by_epoch=False and an interval in iterations"
-            )
-            return
-        end, unit = (
-            (runner.max_epochs, "epochs") if self.by_epoch else (runner.max_iters, "iterations")
-        )
-        first = self.save_begin or self.interval
-        # At the start: that a run of days has saved nothing would be noticed at its end.
-        if first > end and not (self.save_last or self._rules or self._auto_rule):
-            runner.logger.warning(
-                f"CheckpointHook saves nothing in this run of {end} {unit}: the first checkpoint "
-                f"would be after {first}, save_last is False, and there is no save_best."
-            )
 
     def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Save the epoch if it is due."""

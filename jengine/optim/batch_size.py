@@ -1,4 +1,4 @@
-"""What depends on the batch size: scaled learning rates, and batch norms under accumulation."""
+"""Learning rates that are scaled with the batch size."""
 
 import logging
 import math
@@ -9,27 +9,10 @@ from jengine.config.annotations import Count
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import check_arguments
 from jengine.data.step_values import StepValues
-from jengine.model.module_types import is_batch_norm
 from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.formulas import ConstantFormula
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers
-from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
-
-
-def warn_of_accumulation(
-    optim_wrapper: AnyWrapper, module_types: Mapping[str, str], logger: logging.Logger
-) -> None:
-    """Log a warning about BatchNorm under gradient accumulation, unless one of them is absent."""
-    norms = [path for path, kind in module_types.items() if is_batch_norm(kind)]
-    if not (isinstance(optim_wrapper, OptimWrapper) and optim_wrapper.accumulates and norms):
-        return
-    count = max(optim_wrapper.counts.values)
-    logger.warning(
-        f"Gradients are accumulated over {count} iterations, but BatchNorm "
-        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its "
-        "statistics from each small batch: the result differs from that of the large batch."
-    )
 
 
 class AutoScaleLR(NamedTuple):

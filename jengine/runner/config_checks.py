@@ -174,14 +174,13 @@ def check_hooks(hooks: Sequence[Hook], schedulers: Schedulers, sections: Mapping
     files: set[tuple[str, str]] = set()
     for hook in hooks:
         if isinstance(hook, CheckpointHook):
-            own = hook.file_names
-            if files & own:
+            if files & hook.file_names:
                 raise ConfigError(
                     f"`{type(hook).__name__}.out_dir` must differ between two checkpoint hooks "
                     "with the same file names, or each removes the checkpoints of the other; got "
                     f"{hook.out_dir!r}"
                 )
-            files |= own
+            files |= hook.file_names
 
 
 def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:

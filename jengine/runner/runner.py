@@ -25,7 +25,6 @@ from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import Progress
 from jengine.model.precision import build_model
 from jengine.model.roles import parameter_roles
-from jengine.optim.batch_size import warn_of_accumulation
 from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_builder import build_optim_wrapper
@@ -334,7 +333,6 @@ class Runner:
             config_checks.check_hooks(self.hooks, schedulers, self._sections)
             self._group_table = table
             self.param_schedulers = schedulers
-            warn_of_accumulation(wrapper, self.model.module_types, self.logger)
             if self.resume_from is not None:
                 check_resume(self.run, self.train_loop, self.resume_from)
         if self._sections["val_cfg"] is not None:

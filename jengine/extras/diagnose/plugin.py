@@ -55,6 +55,8 @@ provides = {
         "check_labels": "jengine.extras.diagnose.labels",
     },
     "start_checks": {
+        "name_long_intervals": "jengine.extras.diagnose.no_effect",
+        "name_small_batches": "jengine.extras.diagnose.no_effect",
         "name_without_effect": "jengine.extras.diagnose.no_effect",
     },
     "result_checks": {
