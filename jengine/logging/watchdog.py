@@ -27,13 +27,15 @@ _thread: threading.Thread | None = None
 stack_sources: list[Callable[[], str]] = []
 
 
-def all_stacks() -> str:
+def all_stacks(*, with_workers: bool = True) -> str:
     """Return the stacks of all threads, and of worker processes, innermost frame first."""
     with tempfile.TemporaryFile() as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         stacks = file.read().decode(errors="replace")
-    return "\n".join(filter(None, [stacks, *(source() for source in stack_sources)]))
+    return "\n".join(
+        filter(None, [stacks, *(source() for source in stack_sources if with_workers)])
+    )
 
 
 class Wait:

@@ -1,4 +1,4 @@
-"""Where threads and worker processes are: their stacks, and the lines of the user's code in them."""
+"""Stacks of threads and worker processes, and the lines of the user's code in them."""
 
 import linecache
 import pathlib
@@ -14,13 +14,13 @@ _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _ENGINE = pathlib.Path(jengine.__file__).parent
 
 
-def name_stacks() -> str:
+def name_stacks(*, with_workers: bool = True) -> str:
     """Return the stacks of all threads by name, and of worker processes, innermost frame first."""
     names = {f"0x{thread.ident:016x}": thread.name for thread in threading.enumerate()}
     return re.sub(
         r"^(?:Current thread|Thread) (0x[0-9a-f]+)",
         lambda match: f"Thread {names.get(match[1], match[1])}",
-        all_stacks(),
+        all_stacks(with_workers=with_workers),
         flags=re.MULTILINE,
     )
 
