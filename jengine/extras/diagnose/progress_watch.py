@@ -7,6 +7,7 @@ import json
 import math
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ _LOOK = 1.0  # at the request, and at the progress
 _ANSWER = 5.0  # for the other processes to send their stacks
 _MAX_SENT = 100_000  # characters of the stacks of another process
 _MAX_ARRAYS = 8  # of a batch
+_MAX_OTHERS = 8  # processes
 _BOARD = "jengine/watch/"  # start of the keys in the coordination service
 
 
@@ -133,14 +135,13 @@ class _Thread(threading.Thread):
 
     def _report(self, waited: float) -> None:
         """Log where the run is: in one warning, and with all stacks in the log file."""
-        stacks = name_stacks()
-        where = "; ".join(self._describe(waited, stacks))
+        where, stacks = self._describe(waited)
         logger = self._run.logger
         logger.warning(
-            f"Training has made no progress for {waited:.0f} s: {where}. The log file has the "
-            "stacks of all threads."
+            f"Training has made no progress for {waited:.0f} s: {'; '.join(where)}. The log "
+            "file has the stacks of all threads."
         )
-        logger.debug(f"All threads:\n{stacks}{self._other_stacks()}")
+        logger.debug(f"All threads:\n{stacks}")
 
     def _answer(self) -> None:
         """Write the stacks that `jengine stacks` has requested."""
@@ -155,16 +156,12 @@ class _Thread(threading.Thread):
         if not str(name).isalnum():
             self._run.logger.warning(f"{path} must be as `jengine stacks` writes it")
             return
-        stacks = name_stacks()
-        where = "\n".join(self._describe(time.monotonic() - self._since, stacks))
-        text = f"{where}\n\n{stacks}{self._other_stacks()}"
+        where, stacks = self._describe(time.monotonic() - self._since)
+        text = "\n".join([*where, "", stacks])
         write_bytes(path.parent / answer_name(name), text.encode())
 
-    def _other_stacks(self) -> str:
-        return "" if self._board is None else self._board.collect()
-
-    def _describe(self, waited: float, stacks: str) -> list[str]:
-        """Return where the run is, a text for each thing that is known."""
+    def _describe(self, waited: float) -> tuple[list[str], str]:
+        """Return where the run is, a text for each thing that is known, and all stacks."""
         run = self._run
         runner = self._runner
         loop = runner.train_loop
@@ -172,6 +169,7 @@ class _Thread(threading.Thread):
         lines = [
             f"iteration {loop.iter:,}{length}, in `{run.stopwatch.current}` for {waited:.0f} s"
         ]
+        stacks = name_stacks()
         lines += [f"at {line}" for line in find_own_lines(stacks)]
         if run.interrupts.wait.since is not None:
             with contextlib.suppress(Exception):  # it asks the user's data where they are
@@ -186,8 +184,10 @@ class _Thread(threading.Thread):
         if arrays := _describe_batch(getattr(loop, "batch", None)):
             lines.append(f"the batch has {arrays}")
         if self._board is not None:
-            lines += self._board.describe()
-        return lines
+            others = self._board.collect()
+            lines += self._board.describe(others)
+            stacks += "".join(f"\n\nProcess {i}:\n{text}" for i, text in sorted(others.items()))
+        return lines, stacks
 
 
 class _Board:
@@ -209,8 +209,8 @@ class _Board:
             text = json.dumps([iteration, part, time.time() + since - time.monotonic()])
             self._client.key_value_set(f"{_BOARD}at/{self._index}", text, allow_overwrite=True)
 
-    def describe(self) -> list[str]:
-        """Return the positions of the processes, that of the one that lags first."""
+    def describe(self, stacks: Mapping[int, str]) -> list[str]:
+        """Return the positions of the processes, that of the one that lags first, with its line."""
         found = {}
         for key, text in self._client.key_value_dir_get(f"{_BOARD}at/"):
             iteration, part, since = json.loads(text)
@@ -225,7 +225,8 @@ class _Board:
         others = [
             f"process {i}: {place}" for i, (_, place) in sorted(found.items()) if i != lagging
         ]
-        return [f"process {lagging} lags: {found[lagging][1]}", *others[:_MAX_ARRAYS]]
+        own = [f", at {line}" for line in find_own_lines(stacks.get(lagging, ""))]
+        return [f"process {lagging} lags: {found[lagging][1]}{''.join(own)}", *others[:_MAX_OTHERS]]
 
     def answer(self) -> None:
         """Send the stacks of this process if another has asked for them."""
@@ -236,8 +237,8 @@ class _Board:
                 text = name_stacks()[:_MAX_SENT]
                 self._client.key_value_set(f"{_BOARD}stacks/{name}/{self._index}", text)
 
-    def collect(self) -> str:
-        """Return the stacks of the other processes, those that answer in time."""
+    def collect(self) -> dict[int, str]:
+        """Return the stacks of the other processes that answer in time."""
         name = f"{self._index}-{time.time_ns()}"
         self._answered = name
         self._client.key_value_set(f"{_BOARD}request", name, allow_overwrite=True)
@@ -248,12 +249,7 @@ class _Board:
                 break
             time.sleep(0.2)
         self._client.key_value_delete(f"{_BOARD}stacks/{name}/")
-        texts = {int(key.rsplit("/", 1)[-1]): text for key, text in found}
-        return "".join(
-            f"\n\nProcess {i}:\n{texts.get(i, 'no answer')}"
-            for i in range(self._count)
-            if i != self._index
-        )
+        return {int(key.rsplit("/", 1)[-1]): text for key, text in found}
 
 
 def answer_name(name: str) -> str:
