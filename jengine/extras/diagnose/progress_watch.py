@@ -92,13 +92,13 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         """Look at the run until the end."""
         while not self.stop.wait(_SAMPLE):
-            self._sample()
-            if time.monotonic() >= self._next_look:
-                self._next_look = time.monotonic() + _LOOK
-                try:
+            try:
+                self._sample()
+                if time.monotonic() >= self._next_look:
+                    self._next_look = time.monotonic() + _LOOK
                     self._look()
-                except Exception as error:  # a store, or the coordination service
-                    self._run.logger.debug("The watch over the progress failed.", exc_info=error)
+            except Exception as error:  # a store, or the coordination service
+                self._run.logger.debug("The watch over the progress failed.", exc_info=error)
         self._sample()
         self._times.end()
 

@@ -7,6 +7,8 @@ import pytest
 from jengine.cli.main import main
 from jengine.extras.diagnose import progress_watch
 from jengine.extras.diagnose.stacks import find_own_lines
+from jengine.extras.report.page_data import build_page_data
+from jengine.extras.report.run_files import read_runs
 from jengine.hooks import Hook
 
 IN_ORDER = dict(type="DefaultSampler", shuffle=False)
@@ -103,11 +105,18 @@ def test_the_slowest_iteration_is_named_with_its_cause_and_line(make_runner):
     def rest():
         threading.Event().wait(2)  # slow
 
-    log = read_log(train_on(make_runner, custom_hooks=[Act(5, rest)]))
+    runner = train_on(make_runner, custom_hooks=[Act(5, rest)])
+    log = read_log(runner)
     (line,) = [line for line in log.splitlines() if line.startswith("slowest iterations: ")]
     assert "5 (2." in line
     assert f"s, host: {__file__}:" in line
     assert "in rest: threading.Event().wait(2)  # slow)" in line
+    (run,) = build_page_data(read_runs([runner.work_dir]))["runs"]
+    slow = next(each for each in run["slowest"] if each["iteration"] == 5)
+    assert slow["cause"] == "host"
+    assert slow["seconds"] > 1.8
+    assert slow["place"].endswith("# slow")
+    assert {series["name"] for series in run["series"]} >= {"share/host", "share/device"}
 
 
 def test_an_iteration_that_waits_for_data_has_the_cause_input(make_runner):
