@@ -110,6 +110,9 @@ class _Thread(threading.Thread):
         seconds[part] = seconds.get(part, 0.0) + max(time.perf_counter() - stopwatch.since, 0.0)
         spent = {name: x - self._seconds.get(name, 0.0) for name, x in seconds.items()}
         self._seconds = seconds
+        if getattr(self._runner.train_loop, "batch", None) is None:
+            # Between iterations: a validation, whose program may compile, is of none
+            spent = {part: spent.get(part, 0.0) for part in ("input", "checkpoint")}
         self._times.add(self._runner.iter, spent, self._own_line)
 
     def _own_line(self) -> str:

@@ -1,25 +1,31 @@
 import re
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from jengine.cli.main import main
+from jengine.data import ArrayDataset
 from jengine.extras.diagnose.expensive import Place, find_places
-from tests.runner.conftest import make_dataset
 
 CONFIG = """
-from tests.extras.diagnose.test_expensive import Wide, make_dataset, square
+from tests.extras.diagnose.test_expensive import Wide, make_samples, square
 import jengine
 
 def get_config():
     return dict(
         model=dict(type="LinenModel", module=dict(type=Wide), inputs="x", loss=square),
-        train_dataloader=dict(batch_size=64, dataset=dict(type=make_dataset, count=1024)),
+        train_dataloader=dict(batch_size=64, dataset=dict(type=make_samples)),
         train_cfg=dict(by_epoch=False, max_iters=8),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=1e-6)),
         work_dir="run",
     )
 """
+
+
+def make_samples():
+    x = np.random.RandomState(0).randn(1024, 2).astype(np.float32)
+    return ArrayDataset(dict(x=x, y=x[:, 0]))
 
 
 class Wide(nn.Module):
