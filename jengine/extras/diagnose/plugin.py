@@ -13,6 +13,7 @@ provides = {
     "commands": {
         "schedule": "jengine.extras.diagnose.commands",
         "lr-find": "jengine.extras.diagnose.commands",
+        "coord-check": "jengine.extras.diagnose.commands",
         "model": "jengine.extras.diagnose.commands",
         "groups": "jengine.extras.diagnose.commands",
         "data": "jengine.extras.diagnose.commands",
