@@ -45,7 +45,7 @@ def test_activations_of_wide_networks_move_as_far_with_mup_and_farther_without()
     with_mup, standard = slopes(), slopes(standard=True)
     assert set(with_mup) == {"first", "second", "head"}
     assert max(map(abs, with_mup.values())) < 0.2, with_mup
-    assert standard["second"] > 0.4 and standard["head"] > 0.4, standard
+    assert min(standard["second"], standard["head"]) > 0.4, standard
 
 
 def test_outputs_of_layers_are_found_in_scans_and_calls():
