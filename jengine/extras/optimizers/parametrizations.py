@@ -26,12 +26,12 @@ NAMES = ("mup", "complete-p")
 # proportion to the gradient, or of a matrix about 1.
 _ADAPTIVE = {
     *("Adagrad", "Adam", "AdamW", "Adamax", "BertAdam", "BertAdam1", "Lion", "NAdam"),
-    *("ProximalAdan", "RAdam", "RMSprop", "Rprop", "TansformerAdamW"),
+    *("ProximalAdan", "RAdam", "RMSprop", "Rprop", "SOAP", "TansformerAdamW"),
     *("adabelief", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan", "amsgrad"),
     *("lion", "nadam", "nadamw", "radam", "rmsprop", "rprop", "sign_sgd", "yogi"),
 }
 _PROPORTIONAL = {"ASGD", "SGD", "sgd"}
-_NORMALIZED = {"Muon", "NorMuon", "SOAP", "TorchMuon"}
+_NORMALIZED = {"Muon", "NorMuon", "TorchMuon"}
 
 
 class Base(NamedTuple):
@@ -305,8 +305,6 @@ def _own_factor(role: Role, shape: Sequence[int], settings: Mapping[str, Any]) -
     columns = columns / role.parts
     if settings.get("adjust_lr_fn") == "match_rms_adamw":
         return float(max(rows, columns) ** 0.5)
-    if "ns_steps" not in settings:  # SOAP
-        return 1.0
     if settings.get("consistent_rms") is not None:
         return float(max(rows, columns) ** 0.5)
     return float(max(1.0, columns / rows) ** 0.5)
