@@ -158,6 +158,10 @@ def parametrize(
             "`paramwise_cfg.base.depth` must be left out with parametrization='mup', which is for "
             "widths alone"
         )
+    if "branches" in cfg and not is_deep:
+        raise ConfigError(
+            "`paramwise_cfg.branches` must be with parametrization='complete-p', got 'mup'"
+        )
     branches = _find_branches(cfg.get("branches"), shapes) if is_deep else {}
     if not any(role.kind == "head" for role in roles.values()):
         logger.warning(

@@ -42,15 +42,16 @@ def language_model(width=16, depth=2):
 
 
 def build(model, base, optimizer, batch=BATCH, width=1.0, depth=1.0, **rules):
-    """Return the wrapper for a base model."""
+    """Return the wrapper for a base model, or its parameters."""
     params, state = jax.eval_shape(model.init, jax.random.key(1), batch)
+    init = (lambda: base.init(jax.random.key(0), batch)[0]) if hasattr(base, "init") else lambda: base
     rules = {"parametrization": "mup", "base": {"width": {"model.module.width": 16}}, **rules}
     return build_optim_wrapper(
         params,
         dict(optimizer=optimizer, paramwise_cfg=rules),
         module_types=model.module_types,
         roles=functools.partial(parameter_roles, model, params, batch=batch, model_state=state),
-        base=lambda _: Base(lambda: base.init(jax.random.key(0), batch)[0], width, depth),
+        base=lambda _: Base(init, width, depth),
     )
 
 
@@ -62,7 +63,19 @@ def start_sizes(model, wrapper, batch=BATCH):
         state = create_train_state(*model.init(key, batch), wrapper, rng=key)
         return {path: rms(x) for path, x in paths.flatten(state.params).items()}
 
-    return init(jax.random.key(1))
+    return {path: float(size) for path, size in init(jax.random.key(1)).items()}
+
+
+def rescaled_sizes(model, wrapper, batch):
+    """Return the root mean squares of parameters that are all 3 and then scaled, by path."""
+    scaled = jax.jit(lambda params: wrapper.rescale(jax.tree.map(lambda x: 3 * x, params)))(ones(model, batch))
+    return {path: float(rms(x)) for path, x in paths.flatten(jax.device_get(scaled)).items()}
+
+
+def ones(model, batch):
+    """Return parameters like the model's, all 1."""
+    params, _ = jax.eval_shape(model.init, jax.random.key(0), batch)
+    return jax.tree.map(lambda x: np.ones(x.shape, x.dtype), params)
 
 
 def mlp(width):
@@ -70,7 +83,8 @@ def mlp(width):
 
 
 def rms(x):
-    return jnp.sqrt(jnp.mean(jnp.square(x)))
+    xp = np if isinstance(x, np.ndarray) else jnp
+    return xp.sqrt(xp.mean(xp.square(x)))
 
 
 def initial_sizes(model, batch):
@@ -78,7 +92,7 @@ def initial_sizes(model, batch):
     def init(key):
         return {path: rms(x) for path, x in paths.flatten(model.init(key, batch)[0]).items()}
 
-    return init(jax.random.key(0))
+    return {path: float(size) for path, size in init(jax.random.key(0)).items()}
 
 
 # by path: learning rates of SGD, Adam and Muon in units of the base model's (paper's table 3)
@@ -117,15 +131,15 @@ def test_initial_sizes_are_those_of_the_base_model_times_the_table(ratio):
 
 
 def test_a_transformer_has_the_table_by_role():
-    base = initial_sizes(language_model(), LM_BATCH)
     model = language_model(64)
-    wrapper = build(model, language_model(), dict(type="AdamW", lr=0.5), LM_BATCH, width=4.0)
-    sizes = start_sizes(model, wrapper, LM_BATCH)
+    base = ones(language_model(), LM_BATCH)
+    wrapper = build(model, base, dict(type="AdamW", lr=0.5), LM_BATCH, width=4.0)
+    sizes = rescaled_sizes(model, wrapper, LM_BATCH)
     settings = wrapper.grouped.param_settings()
     for path, found in sizes.items():
         is_hidden = path.startswith("layers") and "norm" not in path
         scale = 1 / 4 if path == "head.kernel" else 1 / 2 if is_hidden else 1
-        assert found == pytest.approx(base[path] * scale, rel=1e-5), path
+        assert found == pytest.approx(scale), path
         assert settings[path]["lr"] == (0.125 if is_hidden or path == "head.kernel" else 0.5), path
 
 
@@ -156,11 +170,10 @@ def test_rates_of_muon_take_its_own_factor_into_account():
 
 
 def test_complete_p_makes_residual_branches_smaller_in_deep_models():
-    base = initial_sizes(language_model(depth=4), LM_BATCH)
     model = language_model(32, 4)
     wrapper = build(
         model,
-        language_model(16, 4),
+        ones(language_model(16, 4), LM_BATCH),
         dict(type="AdamW", lr=0.5, weight_decay=0.1, eps=1e-6),
         LM_BATCH,
         width=2.0,
@@ -168,7 +181,7 @@ def test_complete_p_makes_residual_branches_smaller_in_deep_models():
         parametrization="complete-p",
         branches=["layers.attn.out", "layers.mlp.down"],
     )
-    sizes = start_sizes(model, wrapper, LM_BATCH)
+    sizes = rescaled_sizes(model, wrapper, LM_BATCH)
     settings = wrapper.grouped.param_settings()
     expected = {  # size, rate, epsilon
         "embed.embedding": (1, 1, 1 / 2),
@@ -181,7 +194,7 @@ def test_complete_p_makes_residual_branches_smaller_in_deep_models():
         "head.kernel": (1 / 2, 1 / 2, 1),
     }
     for path, (size, rate, eps) in expected.items():
-        assert sizes[path] == pytest.approx(base[path] * size, rel=1e-5), path
+        assert sizes[path] == pytest.approx(size), path
         assert settings[path]["lr"] == pytest.approx(0.5 * rate), path
         assert settings[path]["lr"] * settings[path]["weight_decay"] == pytest.approx(0.05), path
         assert settings[path]["eps"] == pytest.approx(1e-6 * eps), path
@@ -232,7 +245,7 @@ def test_a_run_scales_its_initial_parameters_once_and_resumes_them_as_they_are(t
     runner.prepare_training()
     first = paths.flatten(jax.device_get(runner.state.params))
     base = initial_sizes(mlp(16), BATCH)
-    assert rms(first["head.kernel"]) == pytest.approx(base["head.kernel"] / 2, rel=1e-5)
+    assert float(rms(first["head.kernel"])) == pytest.approx(base["head.kernel"] / 2, rel=1e-5)
     settings = runner.optim_wrapper.grouped.param_settings()
     assert settings["second.kernel"]["lr"] == pytest.approx(0.05)
     trained = runner.train()
