@@ -30,14 +30,14 @@ def config():
         train_dataloader=dict(batch_size=64, dataset=dict(type="ArrayDataset", arrays=DATA)),
         train_cfg=dict(by_epoch=False, max_iters=100),
         optim_wrapper=dict(
-            optimizer=dict(type="Adam", lr=0.02),
+            optimizer=dict(type="Adam", lr=0.005),
             paramwise_cfg=dict(parametrization="mup", base=dict(width={"model.module.width": 32})),
         ),
     )
 
 
 def slopes(**options):
-    found = check_coordinates(config(), [32, 128, 512], 6, **options)
+    found = check_coordinates(config(), [32, 256], 5, **options)
     return {layer: fit_slope(found.widths, changes) for layer, changes in found.changes.items()}
 
 
