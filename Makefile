@@ -45,8 +45,8 @@ pytest-chips: $(VENV)/.installed
 configs: $(VENV)/.installed
 	JENGINE_RANDOM_CONFIGS=200 $(PYTEST) -m full_optimization tests/runner/test_random_configs.py
 
-# Trains with three and four processes, on more meshes and longer, sweeps, builds the site, and kills one of two or three at
-# 20 random moments; `make test` trains with two.
+# Trains with three and four processes, on more meshes and longer, sweeps, builds the site, runs the notebooks, the parts of the
+# suite for accelerators and the whole demo, and kills one of two or three at 20 random moments; `make test` trains with two.
 # Then trains and exports the runs of examples and pages again, from the configs in their work dirs; `make test` builds them.
 processes: $(VENV)/.installed
 	$(PYTEST) -m many_processes $$(grep -rl many_processes tests --include='test_*.py')

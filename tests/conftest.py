@@ -47,6 +47,30 @@ def pytest_collection_finish(session):
     gc.set_threshold(20_000, 20, 20)
 
 
+@pytest.fixture(scope="session")
+def lowered_programs():
+    """The lengths of time in which JAX has lowered programs."""
+    import jax
+
+    seconds = []
+
+    def record(event, duration, **_):
+        if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+            seconds.append(duration)
+
+    jax.monitoring.register_event_duration_secs_listener(record)
+    return seconds
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten_programs(lowered_programs):
+    """Forget programs from time to time: JAX keeps thousands, and each hundred makes the next a millisecond slower to lower."""
+    yield
+    if len(lowered_programs) > 2000:
+        sys.modules["jax"].clear_caches()
+        lowered_programs.clear()
+
+
 @pytest.fixture(autouse=True)
 def reset_event_file_counter(monkeypatch):
     """Reset TensorBoard's counter of event files in each test.

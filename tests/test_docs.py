@@ -18,9 +18,15 @@ from tests.run_again import check_runs_of_page
 DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
-@pytest.mark.parametrize("page", ["optim_tutorial.md", "finetuning.md", "own_step.md"])
+@pytest.mark.parametrize(
+    "page", ["optim_tutorial.md", pytest.param("finetuning.md", marks=pytest.mark.many_processes), "own_step.md"]
+)
 def test_page_runs_from_top_to_bottom(page, run_page):
     run_page(page)
+
+
+def test_the_page_on_finetuning_runs_without_its_run_with_lora(run_page):
+    run_page("finetuning.md", only=lambda block: not re.search(r'type="LoRA"|adapter\.|qwix', block))
 
 
 def test_hooks_of_the_hooks_page_run_in_chunks(run_page):

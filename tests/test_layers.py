@@ -4,9 +4,11 @@ import ast
 import functools
 import graphlib
 import importlib
+import itertools
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import subprocess
@@ -253,7 +255,7 @@ import importlib
 from jengine.config import plugins
 for module in {modules}:
     importlib.import_module(module)
-assert {extra!r} not in plugins.list_extras()
+assert not {{*{deleted}}} & {{*plugins.list_extras()}}
 for extra, provides in plugins.list_extras().items():
     for section, names in provides.items():
         for module in names.values():
@@ -262,14 +264,30 @@ print(sys.modules["jengine"].__file__)
 """
 
 
+def _deletions():
+    """Return sets of extras, closed under what requires them: for any two extras one has the first without the second."""
+    random_extras = random.Random(0)
+    pairs = {(a, b) for a, b in itertools.permutations(EXTRAS, 2) if a not in _provides(b).get("requires", {})}
+    deletions = []
+    while pairs:
+        samples = []
+        for _ in range(300):
+            chosen = set(random_extras.sample(EXTRAS, len(EXTRAS) // 2))
+            samples.append({e for e in EXTRAS if e in chosen or chosen & _provides(e).get("requires", {}).keys()})
+        best = max(samples, key=lambda deleted: sum(a in deleted and b not in deleted for a, b in pairs))
+        pairs = {(a, b) for a, b in pairs if not (a in best and b not in best)}
+        deletions.append(sorted(best))
+    return deletions
+
+
 def test_an_extra_can_be_deleted(tmp_path):
     codes = {}
-    for extra in EXTRAS:
-        left = [other for other in EXTRAS if other != extra and extra not in _provides(other).get("requires", {})]
-        places = (*ROOMS, *(f"extras/{other}" for other in left))
+    for index, deleted in enumerate(_deletions()):
+        places = (*ROOMS, *(f"extras/{extra}" for extra in EXTRAS if extra not in deleted))
         modules = [m for m in _modules() if _place(f"{m}.x") in places and "__main__" not in m]
-        codes[extra] = (str(_copy(tmp_path / extra, extra)), IMPORT_ALL.format(modules=modules, extra=extra))
-    wanted = {extra: f"{tmp_path / extra / 'jengine' / '__init__.py'}\n" for extra in EXTRAS}
+        directory = _copy(tmp_path / str(index), *deleted)
+        codes[str(index)] = (str(directory), IMPORT_ALL.format(modules=modules, deleted=deleted))
+    wanted = {index: f"{tmp_path / index / 'jengine' / '__init__.py'}\n" for index in codes}
     assert _run_each(OTHER_PACKAGES, codes) == wanted
 
 
@@ -303,14 +321,13 @@ def get_config():
 '''
 
 
-def test_a_name_of_a_deleted_extra_is_explained(tmp_path):
-    code = "from jengine.config import HOOKS\ntry: HOOKS.get('SwAVHook')\nexcept KeyError as error: print(error)"
-    done = _run(code, _copy(tmp_path, "selfsup"))
-    assert "'SwAVHook'; it is in the extra 'selfsup', which is not installed" in done.stdout, done
-
-
-def test_flat_files_other_suffixes_and_keys_of_mmengine_need_the_extra_for_them(tmp_path):
-    code = """
+WITHOUT = {  # extra: code that needs it
+    "selfsup": """
+from jengine.config import HOOKS
+try: HOOKS.get("SwAVHook")
+except KeyError as error: print(error)
+""",
+    "mmengine": """
 import pathlib
 from jengine.config import load_config, write_config
 from jengine.runner import Runner
@@ -324,46 +341,72 @@ for call in (
 ):
     try: call()
     except ValueError as error: print(error)
-"""
-    done = _run(code, _copy(tmp_path, "mmengine"))
-    lines = done.stdout.splitlines()
-    assert "flat.py' has no function `get_config()`" in lines[0], done
-    assert "a config must be a Python file, or of a kind that an extra reads, got '" in lines[1]
-    assert "a config must be written to a Python file, or to a kind that an extra writes, got cfg.yaml" in lines[2]
-    assert "'default_scope'" in lines[3], lines[3]
-
-
-def test_a_url_is_refused_without_an_extra_for_its_scheme(tmp_path):
-    code = "from jengine.config.storage import storage_path\ntry: storage_path('work_dir', 'gs://bucket/run')\nexcept ValueError as error: print(error)"
-    done = _run(code, _copy(tmp_path, "cloud"))
-    wanted = "`work_dir` must be a local path or a URL of an installed extra, got 'gs://bucket/run'; mount other storage as a directory"
-    assert wanted in done.stdout, done
-
-
-def test_loaders_of_other_libraries_are_refused_without_an_extra_for_their_positions(tmp_path):
-    code = """
+""",
+    "cloud": """
+from jengine.config.storage import storage_path
+try: storage_path("work_dir", "gs://bucket/run")
+except ValueError as error: print(error)
+""",
+    "augment": """
 from jengine.data import IterableLoader
 class Loader:
     __iter__ = lambda self: iter([1])
     __module__ = "torchdata.stateful_dataloader"
 try: IterableLoader(type("MyLoader", (Loader,), {})(), train=True)
 except ValueError as error: print(error)
-"""
-    done = _run(code, _copy(tmp_path, "augment"))
-    assert "a dataloader of torchdata needs an extra that reads its position, got MyLoader" in done.stdout, done
+""",
+    "serving": """
+from jengine.config.plugins import load_provided
+try: load_provided("predict", "predict")
+except KeyError as error: print(error)
+""",
+    "sweeps": """
+import jengine
+try: jengine.sweep
+except AttributeError as error: print(error)
+from jengine.cli import main
+main(["sweep", "config.py"])
+""",
+}
 
 
-def test_a_prediction_without_the_extra_for_it_names_the_extra(tmp_path):
-    code = "from jengine.config.plugins import load_provided\ntry: load_provided('predict', 'predict')\nexcept KeyError as error: print(error)"
-    done = _run(code, _copy(tmp_path, "serving"))
-    assert "no extra provides 'predict' in predict; it is in the extra 'serving', which is not installed" in done.stdout, done
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """What the code that needs an extra prints without it, by extra."""
+    codes = {extra: (str(_copy(tmp_path_factory.mktemp(extra), extra)), code) for extra, code in WITHOUT.items()}
+    return _run_each(OTHER_PACKAGES, codes)
 
 
-def test_a_command_and_a_function_of_a_deleted_extra_are_explained(tmp_path):
-    directory = _copy(tmp_path, "sweeps")
-    assert "it is in the extra 'sweeps', which is not installed" in _run("import jengine; jengine.sweep", directory).stderr
-    done = _run("from jengine.cli import main; main(['sweep', 'config.py'])", directory)
-    assert "invalid choice: 'sweep'; it is in the extra 'sweeps', which is not installed" in done.stderr
+def test_a_name_of_a_deleted_extra_is_explained(printed):
+    assert "'SwAVHook'; it is in the extra 'selfsup', which is not installed" in printed["selfsup"]
+
+
+def test_flat_files_other_suffixes_and_keys_of_mmengine_need_the_extra_for_them(printed):
+    lines = printed["mmengine"].splitlines()
+    assert "flat.py' has no function `get_config()`" in lines[0], lines
+    assert "a config must be a Python file, or of a kind that an extra reads, got '" in lines[1]
+    assert "a config must be written to a Python file, or to a kind that an extra writes, got cfg.yaml" in lines[2]
+    assert "'default_scope'" in lines[3], lines[3]
+
+
+def test_a_url_is_refused_without_an_extra_for_its_scheme(printed):
+    wanted = "`work_dir` must be a local path or a URL of an installed extra, got 'gs://bucket/run'; mount other storage as a directory"
+    assert wanted in printed["cloud"]
+
+
+def test_loaders_of_other_libraries_are_refused_without_an_extra_for_their_positions(printed):
+    assert "a dataloader of torchdata needs an extra that reads its position, got MyLoader" in printed["augment"]
+
+
+def test_a_prediction_without_the_extra_for_it_names_the_extra(printed):
+    wanted = "no extra provides 'predict' in predict; it is in the extra 'serving', which is not installed"
+    assert wanted in printed["serving"]
+
+
+def test_a_command_and_a_function_of_a_deleted_extra_are_explained(printed):
+    function, command = printed["sweeps"].split("usage", 1)
+    assert "it is in the extra 'sweeps', which is not installed" in function
+    assert "invalid choice: 'sweep'; it is in the extra 'sweeps', which is not installed" in command
 
 
 def _loaded_after(code, modules):
@@ -377,20 +420,17 @@ def test_importing_jengine_loads_no_heavy_library():
     assert _loaded_after("import jengine", heavy) == []
 
 
-def test_importing_the_runner_loads_no_optional_library():
-    optional = (
-        "orbax.checkpoint", "grain", "tensorboard", "matplotlib", "sklearn", "wandb", "mlflow", "aim", "clearml", "comet_ml", "PIL", "torch",
-        "tensorflow",
-    )  # fmt: skip
-    assert _loaded_after("import jengine; jengine.Runner", optional) == []
-
-
+OPTIONAL = (
+    "orbax.checkpoint", "grain", "tensorboard", "matplotlib", "sklearn", "wandb", "mlflow", "aim", "clearml", "comet_ml", "PIL", "torch",
+    "tensorflow",
+)  # fmt: skip
 SMALLEST_RUN = """
 import sys
 import flax.linen as nn
 import numpy as np
 from jengine import Runner
 count = lambda: len([name for name in sys.modules if name.startswith("jengine")])
+print([name for name in {optional} if name in sys.modules])
 print(count())
 from jengine.data import ArrayDataset
 from jengine.model import CrossEntropy, LinenModel
@@ -410,10 +450,11 @@ print(count())
 """
 
 
-def test_the_smallest_run_imports_a_part_of_the_package(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", SMALLEST_RUN], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT.parent)}, capture_output=True, text=True
-    )
-    at_import, trained = map(int, done.stdout.split()[-2:])
-    assert at_import <= 180, done
-    assert trained <= 215, done
+def test_the_smallest_run_imports_a_part_of_the_package_and_the_runner_no_optional_library(tmp_path):
+    code = SMALLEST_RUN.replace("{optional}", str(OPTIONAL))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environ, capture_output=True, text=True)
+    optional, at_import, trained = done.stdout.splitlines()[-3:]
+    assert optional == "[]", done
+    assert int(at_import) <= 180, done
+    assert int(trained) <= 215, done

@@ -260,7 +260,6 @@ def check_paths(directory):
     strategies = {
         "Pjit": dict(type="Pjit"),
         "DataParallel": dict(type="DataParallel"),
-        "DataParallel, pmap": dict(type="DataParallel", impl="pmap"),
     }
     for name, parallel in strategies.items():
         found = train(f"{directory}/{name}", parallel={**parallel, "devices": 1}).state

@@ -229,9 +229,7 @@ WITHOUT_EXAMPLE = (
     "BaseDataset",
     "BaseTTAModel",
     "ClassBalancedDataset",
-    "LBFGS",
     "NnxTransformerLM",
-    "SparseAdam",
     "OptimWrapperDict",
 )
 _VARIANTS = ("Momentum", "ParamScheduler", "WeightDecay")  # of a scheduler whose name ends in LR

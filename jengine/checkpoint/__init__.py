@@ -14,7 +14,6 @@ from jengine.checkpoint.layout import list_checkpoints as list_checkpoints
 from jengine.checkpoint.layout import read_meta as read_meta
 from jengine.checkpoint.lock import WorkDirLock as WorkDirLock
 from jengine.checkpoint.lock_holder import WorkDirLockedError as WorkDirLockedError
-from jengine.checkpoint.publish import publish as publish
 from jengine.checkpoint.report import LoadReport as LoadReport
 from jengine.checkpoint.restore import Checkpoint as Checkpoint
 from jengine.checkpoint.restore import list_arrays as list_arrays
@@ -22,3 +21,6 @@ from jengine.checkpoint.restore import load as load
 from jengine.checkpoint.restore import load_params as load_params
 from jengine.checkpoint.restore import restore as restore
 from jengine.config.errors import CheckpointMismatchError as CheckpointMismatchError
+from jengine.config.plugins import lazy_names as _lazy_names
+
+__getattr__, __dir__ = _lazy_names(__name__, {})

@@ -78,19 +78,8 @@ def encode(state: Any, *, alone: bool = False) -> Any:
 
 
 def check_storable(state: Any) -> None:
-    """Check paths, shapes and dtypes before a run starts, so the first save will not fail.
-
-    Args:
-      state: pytree with arrays, `jax.ShapeDtypeStruct`s, typed PRNG keys and numbers.
-
-    Raises:
-      ConfigError: a leaf has a dtype that TensorStore lacks, or two leaves have the same dotted
-        path.
-
-    >>> check_storable({"a": {"b": 1}, "a.b": 2})
-    Traceback (most recent call last):
-    jengine.config.errors.ConfigError: two arrays of the state have the same dotted path; use names
-    without dots
+    """Raise ConfigError for arrays, or their shapes, that a save could not store: of a dtype that
+    TensorStore lacks, or two with one dotted path.
     """
     leaves = flatten(state)
     # The store is flat: the second array with a path would overwrite the first.

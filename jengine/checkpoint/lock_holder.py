@@ -54,11 +54,5 @@ def parse_holder(content: bytes) -> dict[str, Any]:
 
 
 def describe_holder(holder: Mapping[str, Any]) -> str:
-    """Return the holder as part of a sentence.
-
-    >>> describe_holder({"pid": 17, "host": "node-1", "since": "2025-01-31 10:00:00"})
-    'process 17 on host node-1, since 2025-01-31 10:00:00'
-    """
-    if not holder:
-        return "a process that has not written its ID yet"
+    """Return the holder as part of a sentence."""
     return f"process {holder.get('pid')} on host {holder.get('host')}, since {holder.get('since')}"

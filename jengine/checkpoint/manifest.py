@@ -230,7 +230,7 @@ def find_damage(path: PurePath, name: str, size: int, digest: str | None) -> str
         if status.st_size != size:
             return f"{name} must have {size} bytes, got {status.st_size}"
         if digest is not None and retry_read(path, lambda: _hash_file(path, digest)) != digest:
-            return _describe_damage(name, digest)
+            return f"{name} is damaged (its checksum is not that of the manifest)"
     except OSError:
         return f"{name} is missing"
     return None
@@ -242,9 +242,9 @@ def _check_content(name: str, content: bytes, size: int, digest: str | None) -> 
     """
     if len(content) != size:
         return f"{name} must have {size} bytes, got {len(content)}"
-    if digest is None or _hash([content], digest) == digest:
-        return None
-    return _describe_damage(name, digest)
+    if digest is not None and _hash([content], digest) != digest:
+        return f"{name} is damaged (its checksum is not that of the manifest)"
+    return None
 
 
 def _sync_files(
@@ -337,13 +337,6 @@ def _write(directory: PurePath, manifest: Manifest) -> None:
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(encode(content, sort_keys=True).encode()).hexdigest()
-
-
-def _describe_damage(name: str, digest: str) -> str:
-    return (
-        f"{name} is damaged (its {'MD5' if digest.startswith(MD5) else 'SHA-256'} is not that of "
-        "the manifest)"
-    )
 
 
 def _hash(chunks: Iterable[bytes], like: str = "") -> str:

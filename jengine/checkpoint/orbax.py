@@ -88,21 +88,14 @@ def start_write(
             wait_for_processes("arrays of a save", directory)
         if alone or jax.process_index() == 0:
             handler.finalize(path)
-            _check_written(directory, written)
+            stored = flatten(_read_stored_structs(directory))
+            if {name: (leaf.shape, leaf.dtype) for name, leaf in stored.items()} != written:
+                raise StorageError(f"{directory} has other arrays than the state that was saved")
 
     # Only arrays on devices must have been copied when this returns
     has_devices = any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(state))
     started = start() if has_devices else None
     return finish
-
-
-def _check_written(directory: PurePath, written: Mapping[str, Any]) -> None:
-    try:
-        stored = flatten(_read_stored_structs(directory))
-    except StorageError as error:
-        raise StorageError(f"what was written to {directory} cannot be read: {error}") from error
-    if {name: (leaf.shape, leaf.dtype) for name, leaf in stored.items()} != written:
-        raise StorageError(f"what was written to {directory} has other arrays than the state")
 
 
 def read_structs(directory: PurePath) -> Any:

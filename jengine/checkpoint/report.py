@@ -7,12 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from jengine.config.errors import closest, did_you_mean
-from jengine.logging.tables import format_table
 
 _MAX_ROWS = 20
-_MAX_NAMES = 2  # in a row of the summary
-_PROBLEMS = ("missing", "unexpected", "mismatched", "cast")  # rows of the table
-_ALWAYS_SHOWN = ("loaded", "renamed", "reshaped", "missing", "unexpected")  # also without names
+_ALWAYS = ("match", "missing", "unexpected", "mismatched")  # counted also if there are none
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,67 +51,42 @@ class LoadReport:
         """Whether expected and stored arrays match one to one."""
         return not (self.missing or self.unexpected or self.mismatched)
 
-    def table(self) -> str:
-        """Return one line for each path that does not match or is cast, at most twenty of each
-        kind.
-        """
-        rows: list[tuple[str, str, str]] = []
-        for kind, entries in self._list().items():
-            if kind in _PROBLEMS:
-                rows += [(kind, path, note) for path, note in entries[:_MAX_ROWS]]
-                if len(entries) > _MAX_ROWS:
-                    rows.append((kind, f"… and {len(entries) - _MAX_ROWS} more", ""))
-        width = max((len(path) for _, path, _ in rows), default=0)
-        return "\n".join(
-            f"  {kind:<10}  {path:<{width}}  {note}".rstrip() for kind, path, note in rows
-        )
-
-    def summary(self) -> str:
-        """Return a table with the number of arrays of each kind, and the first few names."""
-        rows = []
-        for kind, entries in self._list().items():
-            if entries or kind in _ALWAYS_SHOWN:
-                names = [f"{path}: {note}" if note else path for path, note in entries[:_MAX_NAMES]]
-                more = len(entries) - _MAX_NAMES
-                names += [f"… and {more} more"] if more > 0 else []
-                rows.append([kind, len(entries), ", ".join(names)])
-        return format_table(["parameters", "count", "names"], rows, align=["left", "right", "left"])
-
-    def _list(self) -> dict[str, list[tuple[str, str]]]:
-        """Return path and note of each array by kind."""
-
-        def compared(pairs: Mapping[str, tuple[str, str]]) -> list[tuple[str, str]]:
-            return [(path, f"{stored} -> {expected}") for path, (stored, expected) in pairs.items()]
-
-        def named(paths: Iterable[str]) -> list[tuple[str, str]]:
-            return [(path, "") for path in paths]
-
-        return {
-            "loaded": named(self.matched),
-            "renamed": named(f"{stored} -> {path}" for path, stored in self.renamed.items()),
-            "reshaped": compared(self.reshaped),
-            # A renamed array is missing under one name and unexpected under the other
-            "missing": [
-                (path, did_you_mean(path, self.unexpected).removeprefix("; "))
-                for path in self.missing
-            ],
-            "unexpected": named(self.unexpected),
-            "mismatched": [
-                (path, "; ".join(filter(None, (text, self.notes.get(path)))))
-                for path, (stored, expected) in self.mismatched.items()
-                for text in [f"stored {stored}, expected {expected}"]
-            ],
-            "cast": compared(self.cast),
-            "excluded": named(self.excluded),
-            "ignored": named(self.ignored),
-        }
-
     def __str__(self) -> str:
-        counts = (
-            f"{len(self.matched)} match, {len(self.missing)} missing, {len(self.unexpected)} "
-            f"unexpected, {len(self.mismatched)} mismatched"
-        )
-        return "\n".join(filter(None, (counts, self.table())))
+        """Return the numbers of arrays by kind, and a line for each that does not match or is
+        cast, at most twenty of each kind.
+        """
+        counts = {
+            "match": len(self.matched),
+            "missing": len(self.missing),
+            "unexpected": len(self.unexpected),
+            "mismatched": len(self.mismatched),
+            "renamed": len(self.renamed),
+            "reshaped": len(self.reshaped),
+            "excluded": len(self.excluded),
+            "ignored": len(self.ignored),
+        }
+        shown = (f"{count} {kind}" for kind, count in counts.items() if count or kind in _ALWAYS)
+        kinds: dict[str, Mapping[str, str]] = {
+            # A renamed array is missing under one name and unexpected under the other
+            "missing": {
+                path: did_you_mean(path, self.unexpected).removeprefix("; ")
+                for path in self.missing
+            },
+            "unexpected": dict.fromkeys(self.unexpected, ""),
+            "mismatched": {
+                path: f"stored {stored}, expected {expected}"
+                + (f"; {note}" if (note := self.notes.get(path)) else "")
+                for path, (stored, expected) in self.mismatched.items()
+            },
+            "cast": {path: " -> ".join(types) for path, types in self.cast.items()},
+        }
+        lines = [", ".join(shown)]
+        for kind, notes in kinds.items():
+            found = [f"  {kind:<10}  {path}  {note}".rstrip() for path, note in notes.items()]
+            lines += found[:_MAX_ROWS]
+            if len(found) > _MAX_ROWS:
+                lines.append(f"  {kind:<10}  … and {len(found) - _MAX_ROWS} more")
+        return "\n".join(lines)
 
 
 def compare(
@@ -136,7 +108,7 @@ def compare(
 
     >>> array = jax.ShapeDtypeStruct((3,), jnp.float32)
     >>> print(compare({"fc.bias": array}, {"head.bias": array}, rename=[("fc", "head")]))
-    1 match, 0 missing, 0 unexpected, 0 mismatched
+    1 match, 0 missing, 0 unexpected, 0 mismatched, 1 renamed
     """
     renamed = rename_paths(stored, rename)
     matched = {}

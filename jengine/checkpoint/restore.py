@@ -142,26 +142,14 @@ def restore_verified(
 ) -> tuple[Any, dict[str, Any]]:
     """Restore a checkpoint that `find_checkpoint` has already verified; see `restore`."""
     directory = storage_path("path", path)
-    expected, report = _compare_items(directory, target, rename, ignore, cast)
-    if not report.fits:
-        some_fit = any(name.startswith("params.") for name in report.matched)
-        new_run = (
-            "For a new run with the parameters that fit, write "
-            f"load_from=dict(path={str(directory)!r}, strict=False) in place of resume, and "
-            "another work_dir."
-            if some_fit
-            else "For a new run with the settings of the config, choose another `--work-dir DIR`, "
-            "without resume."
-        )
-        raise CheckpointMismatchError(
-            str(directory),
-            report,
-            "It was saved with another model, optimizer or set of hooks, and a resumed run must "
-            f"have the same: use the config of that run, {directory.parent / 'config.py'}. With "
-            "the same config, a step of that run has changed an array of the initial state, as "
-            f"older versions allowed: create it in `init` as it is stored. {new_run}",
-        )
-    return _read_matched(directory, target, expected, report), read_meta(directory, states=True)
+    advice = (
+        "A resumed run must have the model, optimizer and hooks that saved it: use the config of "
+        f"that run, {directory.parent / 'config.py'}. For a new run with the parameters that fit, "
+        f"write load_from=dict(path={str(directory)!r}, strict=False) in place of resume, and "
+        "another work_dir."
+    )
+    state, _ = _load_items(directory, target, rename, ignore, cast=cast, advice=advice)
+    return state, read_meta(directory, states=True)
 
 
 def load_items(
@@ -176,22 +164,19 @@ def load_items(
     Raises:
       CheckpointMismatchError: `strict`, and something does not match; nothing was read.
     """
-    directory = storage_path("path", path)
     rename = [(stored, item) for item, stored in moved.items()]
-    expected, report = _compare_items(directory, target, rename, list(moved), cast=True)
-    if strict and not report.fits:
-        raise CheckpointMismatchError(str(directory), report, _ADVICE)
-    return _read_matched(directory, target, expected, report), report
+    return _load_items(storage_path("path", path), target, rename, list(moved), strict=strict)
 
 
-def _compare_items(
+def _load_items(
     directory: PurePath,
     target: Mapping[str, Any],
     rename: Sequence[tuple[str, str]],
     ignore: Sequence[str],
-    cast: bool,
-) -> tuple[dict[str, jax.ShapeDtypeStruct], LoadReport]:
-    expected = {name: to_struct(leaf) for name, leaf in flatten(target).items()}
+    cast: bool = True,
+    strict: bool = True,
+    advice: str = _ADVICE,
+) -> tuple[Any, LoadReport]:
     wanted = tuple(f"{prefix}." for prefix in (*target, *(old for old, _ in rename)))
     ignored = tuple(f"{prefix}." for prefix in ignore)
     stored = {
@@ -199,7 +184,7 @@ def _compare_items(
         for name, leaf in list_arrays(directory).items()
         if f"{name}.".startswith(wanted) and not f"{name}.".startswith(ignored)
     }
-    return expected, compare(stored, expected, rename=rename, cast=cast)
+    return _load_matched(directory, target, stored, rename, cast, strict, advice)
 
 
 @checked
@@ -234,23 +219,26 @@ def load_params(
     """
     directory = storage_path("path", find_checkpoint(path, checksums=checksums))
     stored = list_item_arrays(directory, item)
-    expected = {name: to_struct(leaf) for name, leaf in flatten(target).items()}
-    # Compared by names and shapes before a byte is read: an error costs no time, whatever the size.
-    report = compare(stored, expected, rename=rename, cast=True)
-    if not report.fits and strict:
-        advice = f"rename=[(old, new)] replaces path prefixes; {_ADVICE}"
-        raise CheckpointMismatchError(str(directory), report, advice)
-    return _read_matched(directory, target, expected, report, f"{item}."), report
+    advice = f"rename=[(old, new)] replaces path prefixes; {_ADVICE}"
+    return _load_matched(directory, target, stored, rename, True, strict, advice, f"{item}.")
 
 
-def _read_matched(
+def _load_matched(
     directory: PurePath,
     target: Any,
-    expected: Mapping[str, jax.ShapeDtypeStruct],
-    report: LoadReport,
+    stored: Mapping[str, jax.ShapeDtypeStruct],
+    rename: Sequence[tuple[str, str]],
+    cast: bool,
+    strict: bool,
+    advice: str,
     prefix: str = "",
-) -> Any:
-    """Return `target` with the matched arrays from disk."""
+) -> tuple[Any, LoadReport]:
+    """Return `target` with the stored arrays that match, and the report."""
+    expected = {name: to_struct(leaf) for name, leaf in flatten(target).items()}
+    # Compared by names and shapes before a byte is read: an error costs no time, whatever the size.
+    report = compare(stored, expected, rename=rename, cast=cast)
+    if strict and not report.fits:
+        raise CheckpointMismatchError(str(directory), report, advice)
     # The target's dtypes and shardings: Orbax casts, and reads onto the devices
     structs = {prefix + stored: expected[name] for name, stored in report.matched.items()}
     loaded = read(directory / STATE, structs)
@@ -264,4 +252,4 @@ def _read_matched(
                 "for it"
             )
     # in the order of `flatten`
-    return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values()))
+    return jax.tree.unflatten(jax.tree.structure(target), list(leaves.values())), report

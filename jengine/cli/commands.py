@@ -6,7 +6,6 @@ import argparse
 import collections
 import contextlib
 import os
-import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -104,19 +103,13 @@ def describe_versions() -> str:
     """
     import jax
 
-    from jengine.versions import __version__, describe_device, package_versions
+    from jengine.versions import __version__, describe_device, environment_versions
 
-    versions = [
-        ("jengine", __version__),
-        ("python", f"{platform.python_version()} on {platform.platform()}"),
-    ]
     try:
         counts = collections.Counter(map(describe_device, jax.local_devices()))
         devices = ", ".join(f"{count} x {kind}" for kind, count in counts.items())
     except RuntimeError as error:
         # JAX_PLATFORMS names a platform that is not here, or a driver is missing
         devices = f"none ({error})"
-    return "\n".join(
-        f"{name} {text}"
-        for name, text in [*versions, *package_versions().items(), ("devices:", devices)]
-    )
+    versions = {"jengine": __version__, **environment_versions(), "devices:": devices}
+    return "\n".join(f"{name} {text}" for name, text in versions.items())

@@ -13,16 +13,15 @@ from collections.abc import Iterator, Sequence
 
 from jengine.cli.parser import build_parser
 from jengine.config.errors import ConfigError
+from jengine.config.plugins import load_provided, provided
 
 _PLACE = "in the config at "
-# Errors whose traceback shows only a comparison, a wait for another process, or how samples are
-# stacked
+# Errors whose traceback shows only a comparison or a wait for another process
 _WITHOUT_CODE = (
     "CheckpointMismatchError",
     "CorruptCheckpointError",
     "ProcessError",
     "StorageError",
-    "UnequalSamplesError",
 )
 
 
@@ -84,13 +83,14 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
         "num_processes": args.num_processes,
         "process_id": args.process_id,
     }
-    if args.launcher == "none" and all(setting is None for setting in settings.values()):
+    is_set = any(setting is not None for setting in settings.values())
+    has_launcher = "launch" in provided("jengine.parallel")
+    if not is_set and (args.launcher == "none" or (args.launcher is None and not has_launcher)):
         yield
         return
-    from jengine.parallel.launchers import launch
     from jengine.parallel.processes import get_processes
 
-    launch(args.launcher, **settings)
+    load_provided("jengine.parallel", "launch")(args.launcher, **settings)
     try:
         yield
     except Exception as error:
@@ -101,24 +101,23 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
 
 def _print_error(error: Exception, runs_code: bool) -> int:
     """Print an error below the lines of the user's code that it passed; return the exit code."""
-    from jengine.config.frames import JAX_NOTES, format_error, has_own_frames
+    from jengine.config.frames import JAX_NOTES, format_error, own_frames
 
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(JAX_NOTES)]
+    said = "\n".join(["", *notes])
     # an explanation with the line of the user's call says more than the frames
-    is_explained = any(note.startswith("called in ") for note in notes)
-    is_code = (
-        has_own_frames(error) and not is_explained and type(error).__name__ not in _WITHOUT_CODE
-    )
-    in_file = any(note.startswith("while loading the config file") for note in notes)
+    is_explained = "\ncalled in " in said
+    has_lines = not is_explained and type(error).__name__ not in _WITHOUT_CODE
+    is_code = has_lines and bool(own_frames(error))
+    in_file = "\nwhile loading the config file" in said
     is_mistake = in_file or (not is_code and _is_about_config(error, notes, runs_code))
     if not _says_enough(error, notes) and (is_code or not is_mistake):
         from jengine.logging.console import log_error
 
         print(format_error(error, log_error(error)), end="", file=sys.stderr)
     else:
-        print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
-        for note in notes:
-            print(f"  {note}", file=sys.stderr)
+        message = f"jengine: {type(error).__name__}: {error}"
+        print("\n  ".join([message, *notes]), file=sys.stderr)
     return 2 if is_mistake else 1
 
 
@@ -133,9 +132,11 @@ def _is_about_config(error: Exception, notes: Sequence[str], runs_code: bool) ->
 
 
 def _says_enough(error: Exception, notes: Sequence[str]) -> bool:
-    """Return whether the message about a run that failed on the device or disk needs no
-    traceback.
+    """Return whether the message about a run that failed on the device or disk, or about samples,
+    needs no traceback.
     """
     # A program other than the step is in code: that of a hook
-    enough = re.compile("the device ran out of memory.*, in (?!a program other)|the disk is full")
+    enough = re.compile(
+        "the device ran out of memory.*, in (?!a program other)|the disk is full|samples of a batch"
+    )
     return type(error).__name__ == "NonFiniteLossError" or any(map(enough.match, notes))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jengine.cli.commands import build_runner
-from jengine.hooks.progress import ProgressHook
+from jengine.config.plugins import provided
 
 if TYPE_CHECKING:
     from jengine.runner import Runner
@@ -28,17 +28,14 @@ def train(runner: "Runner", argv: Sequence[str]) -> int:
     """
     # A message of the engine about how to continue should be a command that the user can paste.
     runner.resume_command = functools.partial(_resume_command, argv)
-    progress = ProgressHook()
-    if sys.stdout.isatty():
-        runner.register_hook(progress)
+    if sys.stdout.isatty() and "ProgressHook" in provided("HOOKS"):
+        runner.register_hook(dict(type="ProgressHook"))
     try:
         runner.train()
     except KeyboardInterrupt:
         if runner.run.interrupts.signum is None:  # before the first iteration: nothing was logged
             raise
         return 128 + runner.run.interrupts.signum  # as shells report a process that a signal ended
-    finally:
-        progress.close()
     return 0
 
 

@@ -88,26 +88,20 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
       candidates: the legal names.
       cutoff: the least similarity, from 0 to 1.
     """
+    name = str(name)
     names = sorted(map(str, candidates))
-    by_lower = {n.lower(): n for n in names}
-    close = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=cutoff)
+    lower = [n.lower() for n in names]
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
+    same = [n for n in names if n.lower() in close]
     # `learning_rate` for `lr`
-    match = [by_lower[n] for n in close] or [
-        n for n in names if _initials(n) == name or _initials(str(name)) == n
+    match = difflib.get_close_matches(name, same, n=1, cutoff=0.0) or [
+        n for n in names if _initials(n) == name or _initials(name) == n
     ]
     return f"; did you mean {match[0]!r}?" if match else ""
 
 
 def _initials(name: str) -> str:
     return "".join(word[:1] for word in name.split("_")) if "_" in name.strip("_") else ""
-
-
-def suggest_path(path: Any) -> str:
-    """Return a suggestion like `did_you_mean` for a `pathlib.Path`, or one on object storage,
-    that does not exist.
-    """
-    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    return did_you_mean(path.name, names).replace("'", f"'{path.parent}/", 1)
 
 
 def closest(name: str, candidates: Iterable[str]) -> str:

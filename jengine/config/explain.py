@@ -9,6 +9,7 @@ what is at hand where the error passes; each entry may be missing:
     examples  the entries of first batches with dtypes and shapes, by dataloader
     host_entries  the kinds of the entries that stay on the host, by dataloader and path
     checkpoint  the path of the checkpoint that is read, and its `meta`
+    samples   the samples that could not be collated, and their `indices` in the dataset
     run       the Runner that ends because of the error
     evaluation  the `Evaluation` of the run that failed; None between two of them
     program   the name, the compiled function and the arguments of the program that failed

@@ -49,21 +49,20 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            config = getattr(sys.modules.get("jax"), "config", None)
-            if getattr(config, "jax_traceback_filtering", "") != "off" and not _is_library(
+            jax = sys.modules.get("jax")
+            if (jax is None or jax.config.jax_traceback_filtering != "off") and not _is_library(
                 sys._getframe(1).f_code.co_filename
             ):
-                _hide_frames(error)
+                _hide_frames(error, _ALL)
             raise
 
     return call
 
 
-def has_own_frames(error: BaseException) -> bool:
-    """Return whether an error was raised in the user's code, or in what that code has called."""
-    return any(
-        not _is_library(frame.filename) for frame in traceback.extract_tb(error.__traceback__)
-    )
+def own_frames(error: BaseException) -> list[types.TracebackType]:
+    """Return the frames of the user's code, in which an error was raised or which called that."""
+    frames = _frames(error.__traceback__)
+    return [frame for frame in frames if not _is_library(frame.tb_frame.f_code.co_filename)]
 
 
 def format_error(error: BaseException, log_file: str | None) -> str:
@@ -71,32 +70,9 @@ def format_error(error: BaseException, log_file: str | None) -> str:
 
     `log_file`, if any, has the complete traceback.
     """
-    report = traceback.TracebackException.from_exception(error)
-    left_out = sum([_keep_own_frames(part) for part in _chain(report)])
     where = f"{log_file} has all, as has --traceback" if log_file else "--traceback prints all"
-    hint = (
-        f"jengine: {left_out} frames of jengine, jax and other libraries are left out; {where}\n"
-        if left_out
-        else ""
-    )
-    return hint + "".join(report.format())
-
-
-def _chain(report: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
-    if report is not None:
-        yield report
-        for part in (report.__cause__, report.__context__, *(report.exceptions or ())):
-            yield from _chain(part)
-
-
-def _keep_own_frames(report: traceback.TracebackException) -> int:
-    """Remove library frames, and JAX's notes about frames; return the number of removed frames."""
-    own = [frame for frame in report.stack if not _is_library(frame.filename)]
-    left_out = len(report.stack) - len(own)
-    report.stack = traceback.StackSummary.from_list(own)
-    notes = [note for note in report.__notes__ or () if not note.startswith(JAX_NOTES)]
-    report.__notes__ = notes or None
-    return left_out
+    _hide_frames(error, where)
+    return "".join(traceback.format_exception(error))
 
 
 def _is_library(filename: str) -> bool:
@@ -111,26 +87,32 @@ def _is_library(filename: str) -> bool:
     )
 
 
-def _hide_frames(error: BaseException) -> None:
-    """Remove library frames from the traceback of an error and of those behind it."""
+def _hide_frames(error: BaseException, where: str) -> None:
+    """Remove library frames from the traceback of an error and of those behind it.
+
+    A note says `where` all are.
+    """
     frames = list(_frames(error.__traceback__))
-    own = [frame for frame in frames if not _is_library(frame.tb_frame.f_code.co_filename)]
-    last = frames[-1]
-    line = linecache.getline(last.tb_frame.f_code.co_filename, last.tb_lineno)
+    own = own_frames(error)
     # An error that nobody has raised on purpose, such as that of a missing key, is a bug
-    if not own and not line.strip().startswith("raise"):
+    if not own and frames and not _is_raised(frames[-1]):
         return
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(JAX_NOTES)]
     if len(frames) > len(own):
-        notes.append(f"({len(frames) - len(own)} frames of libraries are left out: {_ALL})")
+        notes.append(f"({len(frames) - len(own)} frames of libraries are left out: {where})")
     error.__notes__ = notes
     kept = None
     for frame in reversed(own):
         kept = types.TracebackType(kept, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
     error.__traceback__ = kept
-    for behind in (error.__cause__, error.__context__):
+    for behind in (error.__cause__, error.__context__, *getattr(error, "exceptions", ())):
         if behind is not None and behind.__traceback__ is not None:
-            _hide_frames(behind)
+            _hide_frames(behind, where)
+
+
+def _is_raised(frame: types.TracebackType) -> bool:
+    line = linecache.getline(frame.tb_frame.f_code.co_filename, frame.tb_lineno)
+    return line.strip().startswith("raise")
 
 
 def _frames(tb: types.TracebackType | None) -> Iterator[types.TracebackType]:

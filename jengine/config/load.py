@@ -12,7 +12,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jengine.config.containers import is_level
-from jengine.config.errors import ConfigError, did_you_mean, suggest_path
+from jengine.config.errors import ConfigError, did_you_mean
 from jengine.config.frames import boundary
 from jengine.config.modules import (
     add_config_module,
@@ -95,7 +95,7 @@ def find_config_file(path: str | os.PathLike[str]) -> tuple[pathlib.Path, str | 
         )
         file = shipped
     if not file.is_file():
-        hint = suggest_path(file) or did_you_mean(str(file), map(str, list_shipped()))
+        hint = did_you_mean(str(file), map(str, [*file.parent.glob("*.py"), *list_shipped()]))
         raise FileNotFoundError(f"the config file {str(file)!r} does not exist{hint}")
     # the same file through a link has the same modules
     return file.resolve(), argument if colon else None

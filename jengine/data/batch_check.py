@@ -7,8 +7,9 @@ import jax
 import numpy as np
 
 from jengine.config import paths
-from jengine.config.errors import ConfigError
-from jengine.data.host_entries import HOST_KINDS, Batch, is_array, list_host_entries
+from jengine.config.errors import ConfigError, config_path
+from jengine.data.collate import count_examples
+from jengine.data.host_entries import HOST_KINDS, Batch, is_array, select_arrays
 
 # part of an entry's name, and the mesh axes of its axes; see `DataLoader`
 BatchRules = Sequence[tuple[str, Any]]
@@ -72,7 +73,7 @@ def batch_form(batch: Batch) -> BatchForm:
 
 
 class BatchCheck:
-    """Check that each batch has the same structure, and integers that fit the device.
+    """Check that the arrays of each batch share an axis, and that integers fit the device.
 
     >>> check = BatchCheck("train_dataloader")
     >>> check({"id": np.array([2**40])})
@@ -84,16 +85,11 @@ class BatchCheck:
       loader: the loader's name in messages: 'train_dataloader'.
       batch_axis: 0 if all arrays must have the examples along their first axis; None for batches of
         any form.
-      batch_rules: pairs of a part of a name and axes, see `DataLoader`; each must match an entry.
     """
 
-    def __init__(
-        self, loader: str, batch_axis: Literal[0] | None = 0, batch_rules: BatchRules | None = None
-    ) -> None:
+    def __init__(self, loader: str, batch_axis: Literal[0] | None = 0) -> None:
         self._loader = loader
         self._batch_axis = batch_axis
-        self._rules = batch_rules or ()
-        self._first: list[str] = []  # entries of the first batch
         self._form: BatchForm | None = None  # of the last batch
         self._has_wide_integers = False
         self._count = 0
@@ -102,69 +98,32 @@ class BatchCheck:
         """Return the form of a batch.
 
         Raises:
-          TypeError: no array, so that nothing reaches the model. ValueError: other entries than the
-            first, arrays of other lengths, or an integer that the device would wrap around.
-            ConfigError: a rule that matches no entry.
+          ValueError: arrays of other lengths, or an integer that the device would wrap around.
         """
         form = batch_form(batch)
         # Most batches have the form of the one before, which costs less than a microsecond to find
         # out
         if form != self._form:  # all that follows from the form is checked once for each
-            self._check_entries(batch)
+            if self._batch_axis == 0:
+                with config_path(self._loader):
+                    count_examples(select_arrays(batch))
             self._form = form
             self._has_wide_integers = any(map(_is_wide_integer, jax.tree.leaves(batch)))
-        if self._has_wide_integers:
-            self._check_integers(batch)
-        self._count += 1
-        return form
-
-    def _check_entries(self, batch: Batch) -> None:
-        entries = paths.flatten(batch)
-        # The first batch only: entries and rules are compared by name, which all later batches must
-        # share.
-        if self._form is None:
-            if not any(map(is_array, entries.values())):
-                raise TypeError(
-                    f"`{self._loader}` must yield batches with numeric arrays, got "
-                    f"{list_host_entries(batch) or type(batch).__name__}: strings and arrays of "
-                    "objects stay on the host; stack numbers of equal shapes, or pass a collate_fn"
-                )
-            self._first = list(entries)
-            for key, _ in self._rules:
-                if not any(key in path for path in entries):
-                    raise ConfigError(
-                        f"`{self._loader}.batch_rules` must be parts of names of entries, got "
-                        f"{key!r}{paths.closest_paths(key, entries)}"
-                    )
-        if set(entries) != set(self._first):
-            raise ValueError(
-                f"`{self._loader}` must yield batches with the entries of the first one, "
-                f"{self._first}, got {list(entries)} in batch {self._count}; give every sample the "
-                "same entries"
-            )
-        shapes = {path: np.shape(leaf) for path, leaf in entries.items() if is_array(leaf)}
-        if self._batch_axis == 0 and (
-            len({shape[:1] for shape in shapes.values()}) > 1 or () in shapes.values()
-        ):
-            raise ValueError(
-                f"`{self._loader}` must yield batches whose arrays share their first axis, the "
-                f"examples, got {shapes}; "
-                "with batch_axis=None in the dataloader, batches of any form are passed on"
-            )
-
-    def _check_integers(self, batch: Batch) -> None:
-        for path, leaf in paths.flatten(batch).items():
-            if not _is_wide_integer(leaf) or not leaf.size:
+        leaves = paths.flatten(batch).items() if self._has_wide_integers else ()
+        for path, leaf in leaves:
+            if not _is_wide_integer(leaf) or not leaf.size or jax.config.read("jax_enable_x64"):
                 continue
             # JAX would wrap them around in silence: an ID of 2**32 + 1 becomes 1.
             low = int(leaf.min())
             high = int(leaf.max())
-            if (low < _INT32.min or high > _INT32.max) and not jax.config.read("jax_enable_x64"):
+            if low < _INT32.min or high > _INT32.max:
                 raise ValueError(
                     f"`{self._loader}` must yield integers that fit in int32, got {low} to {high} "
                     f"in the entry {path!r} of batch {self._count}; leave the entry out, turn it "
                     "into strings, which stay on the host, or set jax_enable_x64"
                 )
+        self._count += 1
+        return form
 
 
 def _is_wide_integer(leaf: object) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from jengine.config.errors import ConfigError
-from jengine.data.collate import UnequalSamplesError, default_collate, to_numpy
+from jengine.config.explain import explained
+from jengine.data.collate import default_collate, to_numpy
 from jengine.data.host_entries import Batch, Sample
 from jengine.data.masking import with_mask
 from jengine.data.samplers import IteratedSampler, Sampler
@@ -106,14 +107,8 @@ class BatchSource:
             self._collates_samples = True  # the next batches are not read twice
             samples = []
         samples = samples or [_read(dataset, index) for index in indices.tolist()]
-        try:
+        with explained(samples=samples, indices=indices):
             return self.collate(samples)
-        except UnequalSamplesError as error:
-            error.add_note(
-                f"sample {error.index} of the batch is sample {indices[error.index]} of "
-                f"{type(dataset).__name__}"
-            )
-            raise
 
 
 def _read(dataset: Any, index: int) -> Sample:

@@ -15,22 +15,6 @@ from jengine.data.host_entries import Batch, Sample
 _TEXT = (str, bytes, datetime.date, datetime.timedelta, np.datetime64, np.timedelta64)
 
 
-class UnequalSamplesError(ValueError):
-    """Samples that cannot be stacked.
-
-    Args:
-      message: the message.
-      index: the index, in the batch, of a sample unlike the first.
-    """
-
-    def __init__(self, message: str, index: int) -> None:
-        super().__init__(message, index)
-        self.index = index
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
 @FUNCTIONS.register_module(["default_collate", "pseudo_collate"])
 def default_collate(samples: Sequence[Sample]) -> Batch:
     """Stack samples along a new leading axis; MMEngine's `pseudo_collate` is the same here.
@@ -43,31 +27,9 @@ def default_collate(samples: Sequence[Sample]) -> Batch:
         numbers in a dict or tuple is an array.
 
     Raises:
-      ValueError: the samples differ in structure or shape; the message names the leaf.
+      ValueError: of JAX or NumPy, the samples differ in structure or shape.
     """
-    try:
-        return jax.tree.map(_stack, *samples, is_leaf=_is_numbers_in(samples[0]))
-    except ValueError:
-        first, *others = map(_shapes, samples)
-        for index, shapes in enumerate(others, 1):
-            for path in {**first, **shapes}:
-                if first.get(path) != shapes.get(path):
-                    raise UnequalSamplesError(
-                        f"samples of a batch must have the same structure and shapes, got {path!r} "
-                        f"of {first.get(path)} in sample 0 of the batch and of {shapes.get(path)} "
-                        f"in sample {index}; pad or crop it in the dataset, or set `collate_fn` in "
-                        "the dataloader",
-                        index,
-                    ) from None
-        raise
-
-
-def _shapes(sample: Sample) -> dict[str, tuple[int, ...]]:
-    leaves = jax.tree_util.tree_leaves_with_path(sample, is_leaf=_is_numbers_in(sample))
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf, object).shape
-        for path, leaf in leaves
-    }
+    return jax.tree.map(_stack, *samples, is_leaf=is_numbers_in(samples[0]))
 
 
 def _stack(*leaves: Any) -> np.ndarray:
@@ -84,8 +46,8 @@ def is_numbers(node: object) -> bool:
     )
 
 
-def _is_numbers_in(root: object) -> Callable[[object], bool]:
-    # A sample may itself be a list of numbers, such as [x, y].
+def is_numbers_in(root: object) -> Callable[[object], bool]:
+    """Return `is_numbers` for the nodes below `root`, which may be a list such as [x, y]."""
     return lambda node: node is not root and is_numbers(node)
 
 

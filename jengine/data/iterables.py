@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from jengine.config.errors import ConfigError
+from jengine.config.explain import explained
 from jengine.data.batch_check import BatchRules, batch_settings
 from jengine.data.collate import count_examples, default_collate, pad_examples, to_numpy
 from jengine.data.find_source import as_source, set_epoch
@@ -166,8 +167,9 @@ class IterableLoader(FollowsSteps):
     @property
     def length(self) -> int | None:
         """The number of batches in a pass; None if unknown or endless."""
-        known = [number for number in (self._total, self._limit) if number is not None]
-        return min(known, default=None)
+        if self._total is None or self._limit is None:
+            return self._limit if self._total is None else self._total
+        return min(self._total, self._limit)
 
     @property
     def dataset_size(self) -> int | None:
@@ -323,7 +325,7 @@ class IterableLoader(FollowsSteps):
         state = start.get("state", reading.initial_state)
         interval = self.source.snapshot_interval
         try:
-            while self.length is None or position < self.length:
+            while (length := self.length) is None or position < length:
                 try:
                     batch, count = first or self._read(reading.iterator)
                 except StopIteration:
@@ -352,7 +354,7 @@ class IterableLoader(FollowsSteps):
                 if interval is not None or reading.initial_state is not None:
                     self._current |= {"batch_size": size, "state": state, "skip": skip}
                 # before the yield: a loop that takes no more has ended the pass
-                if position == self.length:
+                if position == length:
                     self._end_pass(reading, epoch)
                 yield self._finish(batch, count)
         # Also if the loop stops early or fails: threads and processes of a source would outlive the
@@ -418,7 +420,9 @@ class IterableLoader(FollowsSteps):
             # Padding repeats a real example, whose numbers are valid in every model; the mask gives
             # it no weight.
             own += own[-1:] * (self._elements // processes - len(own))
-        batch = self._collate([to_numpy(example) for example in own])
+        examples = [to_numpy(example) for example in own]
+        with explained(samples=examples):
+            batch = self._collate(examples)
         return (to_numpy(batch) if self.batch_axis is None else batch), count
 
     def _is_last(self, reading: Pass, position: int) -> bool:

@@ -7,11 +7,10 @@ Subclass `Hook` and override stages such as `after_train_iter`. Imports the room
 from typing import TYPE_CHECKING
 
 from jengine.config.plugins import lazy_names as _lazy_names
-from jengine.hooks.checks import CheckInvalidLossHook as CheckInvalidLossHook
-from jengine.hooks.checks import NonFiniteLossError as NonFiniteLossError
 from jengine.hooks.hook import Hook as Hook
 from jengine.hooks.priority import Priority as Priority
 from jengine.hooks.priority import get_priority as get_priority
+from jengine.logging.loss_watch import NonFiniteLossError as NonFiniteLossError
 
 if TYPE_CHECKING:
     from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
     from jengine.hooks.logger import LoggerHook as LoggerHook
     from jengine.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
-    from jengine.hooks.progress import ProgressHook as ProgressHook
     from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
 
 provides = {  # imported on use, as what extras provide
@@ -34,7 +32,6 @@ provides = {  # imported on use, as what extras provide
         "IterTimerHook": "jengine.hooks.iter_timer",
         "LoggerHook": "jengine.hooks.logger",
         "ParamSchedulerHook": "jengine.hooks.param_scheduler",
-        "ProgressHook": "jengine.hooks.progress",
         "RuntimeInfoHook": "jengine.hooks.runtime_info",
         "SyncBuffersHook": "jengine.hooks.batch_norm",
     },

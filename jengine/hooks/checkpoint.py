@@ -10,46 +10,21 @@ import jax.numpy as jnp
 import optax
 
 from jengine.checkpoint.commit import INCOMING, OUTGOING
-from jengine.checkpoint.publish import publish
 from jengine.checkpoint.retention import keep_regular
 from jengine.config.annotations import Count, CountOrNever, Duration, Index
-from jengine.config.errors import ArgumentError, ConfigError, closest, config_path
-from jengine.config.registry import HOOKS, is_built_in
+from jengine.config.duration import parse_duration
+from jengine.config.errors import ArgumentError, ConfigError, config_path
+from jengine.config.plugins import load_provided
+from jengine.config.registry import HOOKS
 from jengine.config.scores import check_rule, infer_rule, keep_best, pick_metric
 from jengine.config.storage import apply_backend_args, plain_name, storage_path
 from jengine.data.batch_check import Batch
-from jengine.hooks.checks import check_saved_states
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.hooks.save_schedule import (
-    KeepPolicy,
-    SaveHistory,
-    SavePolicy,
-    check_policies,
-    make_schedule,
-)
-from jengine.train.state import TrainState
+from jengine.hooks.save_schedule import TimedSaves
 
 # bytes of a template; with a number, a metric and an ending a disk has names of at most 255
 _LONGEST = 180
-# Entries in a checkpoint; hooks may add others in `before_save_checkpoint`
-_CHECKPOINT_KEYS = (
-    *TrainState.__dataclass_fields__,
-    "state_dict",
-    "meta",
-    "message_hub",
-    "hooks",
-    "hyperparams",
-    "visualizer",
-    "replicas",
-    "validations",
-    "optimizer",
-    "param_schedulers",
-    "data",
-    "exchanged",
-    "set_by_hand",
-    "fingerprint",
-)
 
 
 @HOOKS.register_module()
@@ -132,22 +107,26 @@ class CheckpointHook(Hook):
         keep_period: CountOrNever = -1,
         keep_best: Count = 1,
         checksums: bool = True,
-        save_policy: SavePolicy | None = None,
-        preservation_policy: KeepPolicy | None = None,
+        save_policy: Any = None,
+        preservation_policy: Any = None,
     ) -> None:
         if keep_period != -1 and max_keep_ckpts == -1:
             raise ValueError(
                 "CheckpointHook: keep_period needs a positive max_keep_ckpts; -1 keeps all"
             )
         duration = interval if isinstance(interval, str) else None
-        check_policies(
-            save_policy or duration,
-            preservation_policy,
-            interval=-1 if save_policy is None else interval,  # type: ignore[arg-type]
-            save_begin=save_begin,
-            keep_period=keep_period,
-            max_keep_ckpts=max_keep_ckpts,
+        replaced = (
+            (save_policy, "interval", interval, -1),
+            (save_policy or duration, "save_begin", save_begin, 0),
+            (save_policy or duration, "keep_period", keep_period, -1),
+            (preservation_policy, "max_keep_ckpts", max_keep_ckpts, -1),
         )
+        for other, name, value, default in replaced:
+            if other is not None and value != default:
+                raise ConfigError(
+                    f"CheckpointHook: {name} must be left out with {other!r}, got {value!r}; "
+                    "AnySavePolicy([...]) and AnyPreservationPolicy([...]) combine Orbax's policies"
+                )
         if keep_best != 1 and not save_best:
             raise ValueError("CheckpointHook: keep_best needs save_best")
         given_dir = "" if out_dir is None else os.fspath(out_dir)
@@ -156,9 +135,16 @@ class CheckpointHook(Hook):
         )
         out_dir = out_dir or None
         _check_destination(out_dir, filename_tmpl)
-        self._schedule = make_schedule(interval, save_policy)
-        self._history = SaveHistory(preservation_policy)
-        self.interval = -1 if isinstance(interval, str) else interval
+        self._policies: Any = None  # `OrbaxPolicies` of an extra
+        if save_policy is not None or preservation_policy is not None:
+            kind = load_provided("save_policies", "OrbaxPolicies")
+            self._policies = kind(save_policy, preservation_policy)
+        # when to save, unless that is a number of epochs or iterations
+        self._schedule = None if save_policy is None else self._policies
+        if isinstance(interval, str):
+            self._schedule = TimedSaves(parse_duration(interval))
+            interval = -1
+        self.interval = interval
         self.by_epoch = by_epoch and self._schedule is None
         self.every = -1 if self.by_epoch else None  # else as `next_step` says
         self.save_optimizer = save_optimizer
@@ -176,6 +162,7 @@ class CheckpointHook(Hook):
         self._greater_keys = _as_tuple(greater_keys)
         self._less_keys = _as_tuple(less_keys)
         self._auto_rule: str | None = None
+        self.saves_best = bool(save_best)
         self._rules = self._read_rules(_as_tuple(save_best), _as_tuple(rule))
 
         self._directory = ""
@@ -223,21 +210,6 @@ class CheckpointHook(Hook):
         if self._auto_rule == "infer":
             infer_rule(first_metric, self._greater_keys, self._less_keys)
 
-    def check_published_keys(self, hooks: Sequence[Hook]) -> None:
-        """Raise ConfigError if no checkpoint has a key to publish, and no custom hook may add
-        it.
-        """
-        for key in self.published_keys:
-            if key not in _CHECKPOINT_KEYS and not any(
-                not is_built_in(type(h)) and "before_save_checkpoint" in h.get_triggered_stages()
-                for h in hooks
-            ):
-                hint = closest(key, _CHECKPOINT_KEYS)
-                raise ConfigError(
-                    f"`{type(self).__name__}.published_keys` must be keys of a checkpoint, got "
-                    f"{key!r}{hint}"
-                )
-
     # --- Regular checkpoints. ---
 
     def before_train(self, runner: RunnerProtocol) -> None:
@@ -249,7 +221,6 @@ class CheckpointHook(Hook):
         self._saved_iter = runner.iter
         if self._schedule is not None:
             self._schedule.start(runner, runner.iter)
-        check_saved_states(runner.hooks)  # not after the first epoch
         kept, surplus = self._split_surplus(runner, self._kept)
         # The config may keep fewer now, but maybe only older checkpoints are finite
         if not (surplus and _is_finite(runner.state.params)):
@@ -264,33 +235,6 @@ class CheckpointHook(Hook):
         self._evicting = []
         self._update_hub(runner)
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
-        self._warn_of_interval(runner)
-
-    def _warn_of_interval(self, runner: RunnerProtocol) -> None:
-        """Warn if the interval has no effect: the loop has no epochs, or the run is shorter."""
-        if self.interval == -1:
-            return
-        if self.by_epoch and not runner.train_loop.by_epoch:
-            what = (
-                "only the end will be saved"
-                if self.save_last
-                else "no regular checkpoint will be saved"
-            )
-            runner.logger.warning(
-                f"CheckpointHook counts epochs but the train loop counts iterations: {what}; "
-                "set by_epoch=False and an interval in iterations"
-            )
-            return
-        end, unit = (
-            (runner.max_epochs, "epochs") if self.by_epoch else (runner.max_iters, "iterations")
-        )
-        first = self.save_begin or self.interval
-        # At the start: that a run of days has saved nothing would be noticed at its end.
-        if first > end and not (self.save_last or self._rules or self._auto_rule):
-            runner.logger.warning(
-                f"CheckpointHook saves nothing in this run of {end} {unit}: the first checkpoint "
-                f"would be after {first}, save_last is False, and there is no save_best."
-            )
 
     def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Save the epoch if it is due."""
@@ -315,7 +259,7 @@ class CheckpointHook(Hook):
         if self._schedule is None:
             is_due = self.every_n_train_iters(runner, self.interval, self.save_begin)
         else:  # asked at the last iteration too: all processes must be
-            is_due = self._schedule.is_due(runner, runner.iter, self._history.infos)
+            is_due = self._schedule.is_due(runner, runner.iter)
         if is_last or is_due:
             self._save_regular(
                 runner, runner.iter + 1, epoch=runner.epoch, iteration=runner.iter + 1
@@ -366,7 +310,8 @@ class CheckpointHook(Hook):
         self._flush_log(runner)
         # one that is saved again is the newest
         numbers = [*(kept for kept in self._kept if kept != number), number]
-        self._history.add(number, iteration)
+        if self._policies is not None:
+            self._policies.add(number, iteration)
         self._kept, surplus = self._split_surplus(runner, numbers)
         self._last = self._name(number)
         if surplus:
@@ -384,7 +329,8 @@ class CheckpointHook(Hook):
         self._saved_iter = iteration
         if self._schedule is not None:
             self._schedule.start(runner, iteration)
-        self._history.forget_all_but(self._kept)
+        if self._policies is not None:
+            self._policies.forget_all_but(self._kept)
         evict = [*surplus, *self._interrupted]
         self._interrupted = []
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=evict)
@@ -399,7 +345,7 @@ class CheckpointHook(Hook):
         """Return the numbers to keep, and the names of the other regular checkpoints."""
         kept = list(self._explain_regular(numbers))
         if self.preservation_policy is not None:
-            kept = self._history.select_kept(numbers, runner.processes)
+            kept = self._policies.select_kept(numbers, runner.processes)
         return kept, [self._name(number) for number in numbers if number not in kept]
 
     def _explain_regular(self, numbers: list[int]) -> dict[int, str]:
@@ -415,8 +361,8 @@ class CheckpointHook(Hook):
         self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
     ) -> None:
         """Save a best checkpoint for each metric that has improved; do nothing outside training."""
-        if self._training and metrics:
-            self._history.add_metrics(runner.iter, metrics)
+        if self._training and metrics and self._policies is not None:
+            self._policies.add_metrics(runner.iter, metrics)
         if not self._training or not (self._rules or self._auto_rule):
             return
         if not metrics:
@@ -556,6 +502,7 @@ class CheckpointHook(Hook):
                 info[key] = os.path.basename(value)
 
     def _publish(self, runner: RunnerProtocol) -> None:
+        publish = load_provided("jengine.checkpoint", "publish")
         runner.checkpointer.wait()  # the newest may still be in the making
         names = [self._last] if self.save_last and self._last else []
         names += [best[0]["name"] for best in self._best.values()]
@@ -584,9 +531,7 @@ class CheckpointHook(Hook):
             "evicting": list(self._evicting),
             "interrupted": list(self._interrupted),
             "reasons": self._explain_all(),
-            "history": self._history.state_list()
-            if self._schedule or self.preservation_policy
-            else [],
+            "history": [] if self._policies is None else self._policies.state_list(),
         }
 
     def _explain_all(self) -> dict[str, str]:
@@ -615,7 +560,8 @@ class CheckpointHook(Hook):
         }
         self._evicting = list(state_dict["evicting"])
         self._interrupted = list(state_dict.get("interrupted", ()))
-        self._history.load_state_list(state_dict.get("history", ()))
+        if self._policies is not None:
+            self._policies.load_state_list(state_dict.get("history", ()))
         if self._auto_rule and self._best:  # 'auto' keeps its first metric
             self._resolve_auto(next(iter(self._best)))
 

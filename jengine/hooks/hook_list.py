@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.errors import ConfigError, config_path, did_you_mean
-from jengine.config.plugins import load_provided
+from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import HOOKS
-from jengine.hooks.checks import HookStateError, NonFiniteLossError
 from jengine.hooks.hook import Hook
 from jengine.hooks.priority import Priority, get_priority, get_priority_name
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import tables
 from jengine.logging.console import in_notebook
+from jengine.logging.loss_watch import NonFiniteLossError
 from jengine.logging.tables import shorten_rows
 
 _ITERATION_STAGES = ("before_train_iter", "after_train_iter")
@@ -31,7 +31,8 @@ DEFAULT_HOOKS: dict[str, dict[str, Any]] = dict(
     param_scheduler=dict(type="ParamSchedulerHook"),
     checkpoint=dict(type="CheckpointHook", interval=1),
 )
-_NOTEBOOK_HOOKS = dict(progress=dict(type="ProgressHook"))  # further default hooks in a notebook
+# further default hooks in a notebook, if an extra has them
+_NOTEBOOK_HOOKS = dict(progress=dict(type="ProgressHook"))
 _MODES = ("train", "val", "test")
 _MAX_ROWS = 10  # of the table
 # similarity at which a method is a misspelled stage; hooks may define their own stages
@@ -104,7 +105,8 @@ class HookList:
                 f"default_hooks must be a dict of hooks by name, got {type(hooks).__name__}"
             )
         # A dict of some hooks changes these only; the others stay, as in MMEngine.
-        defaults = {**DEFAULT_HOOKS, **(_NOTEBOOK_HOOKS if in_notebook() else {})}
+        has_progress = in_notebook() and "ProgressHook" in provided("HOOKS")
+        defaults = {**DEFAULT_HOOKS, **(_NOTEBOOK_HOOKS if has_progress else {})}
         missing = {name: hook for name, hook in defaults.items() if name not in self._named}
         known = list(dict.fromkeys((*DEFAULT_HOOKS, *_NOTEBOOK_HOOKS, *self._named)))
         for name, hook in {**missing, **dict((hooks or {}).items())}.items():
@@ -173,12 +175,14 @@ class HookList:
             listeners = self._find_listeners(stage, kinds)
         is_iteration = stage in _ITERATION_STAGES
         for hook, method, is_irregular in listeners:
-            if is_iteration and hook.every == -1:
-                continue
             try:
-                if is_iteration and (is_irregular or hook.every is not None):
-                    step = runner.train_loop.iter
-                    if hook.next_step(runner, step) > step:
+                if is_iteration:  # as `Hook.next_step` says, without a call of the default
+                    every = hook.every
+                    if is_irregular and every != -1:
+                        step = runner.train_loop.iter
+                        if hook.next_step(runner, step) > step:
+                            continue
+                    elif every is not None and (every < 1 or (runner.train_loop.iter + 1) % every):
                         continue
                 method(runner, **arguments)
             except Exception as error:
@@ -313,9 +317,7 @@ def _check_stages(hook: Hook) -> None:
 
 
 def _add_note(error: Exception, hook: Hook, stage: str, runner: RunnerProtocol) -> None:
-    # Found where this hook waits for the losses, or looks at the states of the others: not its
-    # fault.
-    if not isinstance(error, NonFiniteLossError | HookStateError):
+    if not isinstance(error, NonFiniteLossError):  # found where a hook waits for the losses
         error.add_note(
             f"in {type(hook).__name__}.{stage} at iteration {runner.iter} (epoch {runner.epoch})"
         )

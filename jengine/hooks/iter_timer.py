@@ -1,16 +1,33 @@
-"""Iteration times and the exchange of times between processes."""
+"""Iteration times, and what a run reports about itself while it trains: progress in its record,
+the slowest process.
+"""
 
+import math
+import platform
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
+from jengine.config.plugins import load_each
 from jengine.config.registry import HOOKS
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.run_watch import RunWatch
+from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.parallel.processes import get_processes
+
+PERIOD = 10.0  # seconds between two exchanges
+# Phases of the loop outside the step: all processes wait for the slowest one within the step
+_OWN_PHASES = ("input", "hooks", "logging")
+
+
+class _Report(NamedTuple):
+    host: str
+    own_seconds: float  # outside the step, since the previous exchange
+    elapsed: float  # since the previous exchange
+    requests: tuple[Any, ...]  # one of each watch
 
 
 @HOOKS.register_module()
@@ -22,8 +39,14 @@ class IterTimerHook(Hook):
     the loop keeps a few steps in flight: a single `time` shows when a step was dispatched, and only
     the mean over a log interval is the true step time.
 
-    About every 10 seconds of training the hook also updates `run.json`, and names the slowest of
-    several processes in the next log line; see `RunWatch`.
+    About every 10 seconds of training the processes exchange times and requests, at the same
+    iterations, since each computes the next one from the same values. The hook then updates
+    `run.json`, and names the slowest of several processes in the next log line.
+
+    A watch is a class in the section "run_watches" of an extra, made without arguments:
+    `start(runner)` is called before training, `request(runner)` before an exchange, on each
+    process; `act(runner, completed, requests)` with those of all processes, and it returns the
+    step of the next exchange at the latest; `end(runner, failed)` after training.
 
     Args:
       block: wait for the outputs of each iteration before the clock is read: every `time` is exact,
@@ -38,20 +61,32 @@ class IterTimerHook(Hook):
         self._last_time = 0.0
         self._data_time = 0.0
         self._eval_total = 0.0
-        self._watch = RunWatch()
+        self._next_step: float = 1  # completed iterations at the next exchange
+        self._last_step = 0  # those at the last one
+        self._last_seconds = 0.0
+        self._last_record = 0.0
+        self._own_seconds = 0.0
+        self._watches = [watch() for watch in load_each("run_watches")]
 
     def before_train(self, runner: RunnerProtocol) -> None:
-        """Start the watch."""
+        """Start to watch with the next iteration."""
         runner.run.limiter.blocks = self._block
-        self._watch.start(runner)
+        self._last_step = runner.iter
+        self._next_step = runner.iter + 1
+        self._last_seconds = self._last_record = runner.train_loop.seconds
+        self._own_seconds = _own_seconds(runner)
+        for watch in self._watches:
+            watch.start(runner)
 
     def after_train(self, runner: RunnerProtocol) -> None:
         """End what extras do while training runs."""
-        self._watch.end(runner)
+        for watch in self._watches:
+            watch.end(runner, False)
 
     def on_failure(self, runner: RunnerProtocol) -> None:
-        """End what extras do while training runs."""
-        self._watch.end(runner, failed=True)
+        """End what extras do while training runs, without a wait for the device."""
+        for watch in self._watches:
+            watch.end(runner, True)
 
     def after_train_iter(
         self,
@@ -62,8 +97,33 @@ class IterTimerHook(Hook):
     ) -> None:
         """Exchange the times of the processes if it is due."""
         loop = runner.train_loop
-        if loop.iter + 1 >= self._watch.next_step and not loop.steps_left:
-            self._watch.exchange(runner, loop.iter + 1)
+        completed = loop.iter + 1
+        if completed < self._next_step or loop.steps_left:
+            return
+        own = _own_seconds(runner)
+        done = completed - self._last_step
+        requests = tuple(watch.request(runner) for watch in self._watches)
+        spent = own - self._own_seconds, loop.seconds - self._last_seconds
+        report = _Report(platform.node(), *spent, requests)
+        processes = get_processes()
+        # a wait for the slowest process, as in the step itself
+        with runner.stopwatch.part("step"):
+            reports: list[_Report] = processes.all_gather("the times of the processes", report)
+        if loop.seconds - self._last_record >= PERIOD:
+            self._last_record = loop.seconds
+            update_record(runner, background=True)  # what a kill loses is counted from here
+        if processes.count > 1:
+            slowest = describe_slowest(reports, done)
+            runner.message_hub.update_info("slowest", slowest, resumed=False)
+        self._last_step = completed
+        self._last_seconds = loop.seconds
+        self._own_seconds = own
+        # Growing by two at most: the first iterations compile, and a loop may become slower
+        due = math.ceil(PERIOD * done / max(reports[0].elapsed, 1e-9))
+        self._next_step = completed + max(1, min(due, 2 * done))
+        for i, watch in enumerate(self._watches):
+            latest = watch.act(runner, completed, [report.requests[i] for report in reports])
+            self._next_step = min(self._next_step, latest)
 
     def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         self._last_time = self._clock()
@@ -78,19 +138,15 @@ class IterTimerHook(Hook):
 
     before_test_iter = before_val_iter
 
-    def after_val_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
+    def _after_iter(
+        self,
+        runner: RunnerProtocol,
+        batch_idx: int,
+        data_batch: Batch = None,
+        outputs: Any = None,
+        mode: str = "train",
     ) -> None:
-        """Record the times of the iteration, and the remaining time."""
-        self._record(runner, "val", batch_idx, outputs)
-
-    def after_test_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
-    ) -> None:
-        """Record the times of the iteration, and the remaining time."""
-        self._record(runner, "test", batch_idx, outputs)
-
-    def _record(self, runner: RunnerProtocol, mode: str, batch_idx: int, outputs: Any) -> None:
+        """Record the times of an iteration of validation or test, and the remaining time."""
         if self._block:
             jax.block_until_ready(outputs)  # the call returns before the device is done
         now = self._clock()
@@ -103,3 +159,20 @@ class IterTimerHook(Hook):
         if loop.epoch_length is not None:
             mean = self._eval_total / (batch_idx + 1)
             hub.update_info("eta", mean * (loop.epoch_length - batch_idx - 1))
+
+
+def describe_slowest(reports: list[_Report], iterations: int) -> str:
+    """Return the process that spent the most time outside the step, where the others wait for
+    it.
+    """
+    times = [report.own_seconds / iterations for report in reports]
+    index = max(range(len(times)), key=times.__getitem__)
+    median = sorted(times)[(len(times) - 1) // 2]
+    return (
+        f"process {index} on {reports[index].host} ({times[index]:.4f} s of data and hooks, "
+        f"median {median:.4f})"
+    )
+
+
+def _own_seconds(runner: RunnerProtocol) -> float:
+    return sum(runner.stopwatch.seconds.get(phase, 0.0) for phase in _OWN_PHASES)

@@ -128,12 +128,12 @@ class LoggerHook(Hook):
         hub = runner.message_hub
         if (eta := loop.remaining_seconds) is not None:
             hub.update_info("eta", eta)
-        with runner.stopwatch.part("logging"):
-            # it waits for the device
-            view = _RunnerView(runner)
-            line = batch_idx if is_due else None
-            runner.log_writer.submit(_write_lines, runner, view, names_run, line)
+        runner.stopwatch.enter("logging")
+        # in the thread of the log, which waits for the device
+        line = batch_idx if is_due else None
+        runner.log_writer.submit(_write_lines, runner, _RunnerView(runner), names_run, line)
         hub.pop_info("slowest")  # the line has it
+        runner.stopwatch.enter("hooks")
 
     def after_val_iter(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
@@ -228,7 +228,6 @@ class _RunnerView:
         self.iter = runner.iter
         self.epoch = runner.epoch
         self.max_iters = runner.max_iters
-        self.max_epochs = runner.max_epochs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)

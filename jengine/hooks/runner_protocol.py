@@ -62,27 +62,23 @@ class TrainLoopProtocol(Progress, Protocol):
     @property
     def by_epoch(self) -> bool: ...  # whether the loop counts in epochs
     @property
+    def on_recompile(self) -> str | None: ...  # 'warn' or 'raise'
+
     # whether epochs are parts of one stream over the data, not passes
-    def repeats_data(self) -> bool: ...
-    @property
-    def dataloader(self) -> Loader: ...
-    @property
-    def steps_per_call(self) -> int: ...  # iterations in a chunk
-    @property
-    def micro_batches(self) -> int: ...  # parts of a device's share of a batch
-    @property
-    def batches_per_iteration(self) -> int: ...
-    @property
-    def on_recompile(self) -> str: ...  # 'warn' or 'raise'
-    @property
-    def epoch_start(self) -> int: ...  # `iter` at the start of the current epoch
+    repeats_data: bool
+    dataloader: Loader
+    steps_per_call: int  # iterations in a chunk
+    micro_batches: int  # parts of a device's share of a batch
+    batches_per_iteration: int
+    epoch_start: int  # `iter` at the start of the current epoch
+
     @property
     # iterations in an epoch, or in a pass over the data; None if unknown
     def epoch_length(self) -> int | None: ...
-    @property
-    def seconds(self) -> float: ...  # time of the training iterations in this session
-    @property
-    def steps_left(self) -> int: ...  # those of the current chunk after the one that hooks see
+
+    seconds: float  # time of the training iterations in this session
+    steps_left: int  # those of the current chunk after the one that hooks see
+
     @property
     def remaining_seconds(self) -> float | None: ...  # estimated; None if the end is unknown
     # whether training is still what its config and hooks describe; for log lines
@@ -124,38 +120,28 @@ class RunnerProtocol(Progress, Protocol):
     # --- Identity and directories ---
     @property
     def iters_this_session(self) -> int: ...  # since the start or the resume
-    @property
-    def run(self) -> Run: ...  # what all parts of the run share
-    @property
-    def experiment_name(self) -> str: ...
-    @property
-    def timestamp(self) -> str: ...  # start time, which names the log files
-    @property
-    def work_dir(self) -> str: ...  # directory or URL of checkpoints and logs
-    @property
+
+    run: Run  # what all parts of the run share
+    experiment_name: str
+    timestamp: str  # start time, which names the log files
+    work_dir: str  # directory or URL of checkpoints and logs
     # directory for small files: the work dir, or one that is copied to its URL
-    def local_dir(self) -> str: ...
-    @property
-    def log_dir(self) -> str: ...  # directory of the log files, in `local_dir`
-    @property
-    def seed(self) -> int: ...
-    @property
-    def is_main_process(self) -> bool: ...  # whether this process writes the logs
-    @property
-    def processes(self) -> ProcessGroup: ...  # those that train together
+    local_dir: str
+    log_dir: str  # directory of the log files, in `local_dir`
+    seed: int
+    is_main_process: bool  # whether this process writes the logs
+    processes: ProcessGroup  # those that train together
 
     # --- Model and optimizer ---
-    @property
-    def model(self) -> Model: ...
-    @property
-    def optim_wrapper(self) -> OptimWrapper | OptimWrapperDict: ...  # built for training only
-    @property
-    def param_schedulers(self) -> Schedulers: ...  # by optimizer if there are several
+    model: Model
+    optim_wrapper: OptimWrapper | OptimWrapperDict  # built for training only
+    param_schedulers: Schedulers  # by optimizer if there are several
+
     @property
     # step inputs; a new value does not recompile the step
     def hyperparams(self) -> MutableMapping[str, Any]: ...
-    @property
-    def strategy(self) -> Strategy: ...  # places arrays on devices
+
+    strategy: Strategy  # places arrays on devices
 
     # --- Loops and data ---
     @property
@@ -164,35 +150,27 @@ class RunnerProtocol(Progress, Protocol):
     def val_loop(self) -> EvalLoopProtocol: ...
     @property
     def test_loop(self) -> EvalLoopProtocol: ...
-    @property
-    def train_dataloader(self) -> Loader: ...
-    @property
-    def val_dataloader(self) -> Loader | dict[str, Loader]: ...  # several by evaluation name
-    @property
-    def test_dataloader(self) -> Loader | dict[str, Loader]: ...
+
+    train_dataloader: Loader
+    val_dataloader: Loader | dict[str, Loader]  # several by evaluation name
+    test_dataloader: Loader | dict[str, Loader]
 
     # --- Logs ---
-    @property
-    def logger(self) -> logging.Logger: ...
-    @property
-    def message_hub(self) -> MessageHub: ...
-    @property
-    def visualizer(self) -> Visualizer: ...
-    @property
-    def log_processor(self) -> LogProcessor: ...
-    @property
-    def log_writer(self) -> AsyncWriter: ...
-    @property
-    def stopwatch(self) -> Stopwatch: ...
+    logger: logging.Logger
+    message_hub: MessageHub
+    visualizer: Visualizer
+    log_processor: LogProcessor
+    log_writer: AsyncWriter
+    stopwatch: Stopwatch
 
     # --- Hooks and checkpoints ---
     @property
     # `Hook`s (that module imports this one), in the order in which they run
     def hooks(self) -> Sequence[Any]: ...
-    @property
-    def hook_list(self) -> Any: ...  # the `HookList`
-    @property
-    def checkpointer(self) -> Checkpointer: ...
+
+    hook_list: Any  # the `HookList`
+    checkpointer: Checkpointer
+
     def register_hook(self, hook: Any, priority: int | str | None = None) -> None:
         """Add a hook, given as an instance or a config; `priority` overrides that of the hook."""
 

@@ -17,7 +17,7 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
-from jengine.config.errors import ConfigError, closest
+from jengine.config.errors import ConfigError
 
 terminal = Console(highlight=False)
 """The only console of the process: otherwise progress bars and log lines overwrite each other."""
@@ -67,8 +67,7 @@ def build_logger(
     """
     logger = logging.getLogger(name)
     for handler in list(logger.handlers):
-        # Only own handlers: those of the user stay.
-        if isinstance(handler, _TerminalHandler | _RunFileHandler):
+        if isinstance(handler.formatter, _Formatter):  # those of the user stay
             logger.removeHandler(handler)
             handler.close()
     terminal_handler = _TerminalHandler(level.upper() if isinstance(level, str) else level)
@@ -94,19 +93,28 @@ def open_log_file(
       log_file: the file, which is created with its directory, also again after it was deleted.
       file_handler_cfg: see `set_file_handler`; None keeps the handler of a file that is open.
     """
-    for handler in list(logger.handlers):
-        if isinstance(handler, _RunFileHandler):
-            if handler.path == os.path.abspath(log_file) and file_handler_cfg is None:
-                handler.create()
-                return
-            logger.removeHandler(handler)
-            handler.close()
-    file = _RunFileHandler(log_file, file_handler_cfg or {})
-    file.create()
-    file.addFilter(_RecordFilter())
-    logger.addHandler(file)
-    # The file gets every level; the terminal's handler has a level of its own.
-    logger.setLevel(min(logger.level, logging.DEBUG))
+    path = pathlib.Path(os.path.abspath(log_file))
+    open_files = _file_handlers(logger)
+    if file_handler_cfg is not None or [file.baseFilename for file in open_files] != [str(path)]:
+        options = dict(file_handler_cfg or {})
+        kind = options.pop("type", "FileHandler")
+        if kind not in _FILE_HANDLERS:
+            raise ConfigError(
+                f"`file_handler_cfg.type` must be one of {', '.join(_FILE_HANDLERS)}, got {kind!r}"
+            )
+        file = _FILE_HANDLERS[kind](path, encoding="utf-8", delay=True, **options)
+        file.setFormatter(_Formatter("%Y/%m/%d %H:%M:%S"))
+        file.addFilter(_RecordFilter())
+        logger.addHandler(file)
+        # The file gets every level; the terminal's handler has a level of its own.
+        logger.setLevel(min(logger.level, logging.DEBUG))
+        for old in open_files:
+            logger.removeHandler(old)
+    for old in open_files:
+        old.close()  # the next record opens it again
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if _process_index() == 0:
+        path.touch()
 
 
 def set_file_handler(logger: logging.Logger, cfg: Mapping[str, Any]) -> None:
@@ -121,9 +129,14 @@ def set_file_handler(logger: logging.Logger, cfg: Mapping[str, Any]) -> None:
     Raises:
       ConfigError: an unknown type. TypeError: arguments that it does not accept.
     """
-    for handler in logger.handlers:
-        if isinstance(handler, _RunFileHandler):
-            handler.set_file(cfg)
+    for file in _file_handlers(logger):
+        open_log_file(logger, file.baseFilename, cfg)
+
+
+def _file_handlers(logger: logging.Logger) -> list[logging.FileHandler]:
+    """Return the handler of the log file of a run, if there is one."""
+    files = (handler for handler in logger.handlers if isinstance(handler, logging.FileHandler))
+    return [file for file in files if isinstance(file.formatter, _Formatter)]
 
 
 def log_error(error: BaseException) -> str | None:
@@ -132,7 +145,7 @@ def log_error(error: BaseException) -> str | None:
     Return the file path, None without a file.
     """
     logger = current_logger()
-    files = [handler.path for handler in logger.handlers if isinstance(handler, _RunFileHandler)]
+    files = [file.baseFilename for file in _file_handlers(logger)]
     # The error is marked with the file: it passes the Runner and then the command line, and both
     # log it.
     if files and getattr(error, _LOGGED, None) != files[0]:
@@ -238,53 +251,6 @@ class _TerminalHandler(logging.Handler):
         except Exception:
             # as in all logging handlers: a record that cannot be written does not end the run
             self.handleError(record)
-
-
-class _RunFileHandler(logging.Handler):
-    """Log file of a run."""
-
-    def __init__(self, log_file: str, cfg: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.path = os.path.abspath(log_file)
-        self._file: logging.FileHandler | None = None
-        self.set_file(cfg)
-
-    def set_file(self, cfg: Mapping[str, Any]) -> None:
-        """Use the handler in `cfg` from the next record on."""
-        options = dict(cfg)
-        kind = options.pop("type", "FileHandler")
-        if kind not in _FILE_HANDLERS:
-            raise ConfigError(
-                f"`file_handler_cfg.type` must be a file handler of Python's logging, got {kind!r}"
-                f"{closest(str(kind), _FILE_HANDLERS)}"
-            )
-        # delay: the file is created by the first record
-        file = _FILE_HANDLERS[kind](self.path, encoding="utf-8", delay=True, **options)
-        file.setFormatter(_Formatter("%Y/%m/%d %H:%M:%S"))
-        self._close_file()
-        self._file = file
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
-        if self._file is not None:
-            self._file.emit(record)
-
-    def create(self) -> None:
-        """Create the file, also again after it was deleted."""
-        path = pathlib.Path(self.path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if _process_index() == 0:
-            path.touch()
-        self._close_file()  # the next record opens it again
-
-    def close(self) -> None:
-        """Close the file and the handler."""
-        self._close_file()
-        super().close()
-
-    def _close_file(self) -> None:
-        if self._file is not None:
-            self._file.close()
 
 
 class _RecordFilter(logging.Filter):

@@ -49,26 +49,13 @@ def to_pixels(image: np.ndarray) -> np.ndarray:
       image: uint8[H, W, C] with C of 1 (gray), 3 (RGB) or 4 (RGBA).
 
     Raises:
-      TypeError: wrong dtype. ValueError: wrong shape. ImportError: Pillow, which they need, is not
-        installed.
+      TypeError: wrong dtype. ImportError: Pillow, which they need, is not installed.
     """
     array = np.asarray(image)
     if array.dtype != np.uint8:
         raise TypeError(f"`image` must be uint8 (0 to 255), got {array.dtype}")
-    check_image_shape(array)
     import_pillow("writing images")
     return array[..., 0] if array.shape[-1] == 1 else array
-
-
-def check_image_shape(array: np.ndarray) -> None:
-    """Raise ValueError unless an array has the shape [H, W, C] with C of 1 (gray), 3 (RGB) or 4
-    (RGBA).
-    """
-    if array.ndim != 3 or array.shape[-1] not in (1, 3, 4):
-        raise ValueError(
-            "`image` must have shape [height, width, channels] with 1, 3 or 4 channels, got "
-            f"{array.shape}"
-        )
 
 
 def resize_nearest(array: np.ndarray, size: tuple[int, int]) -> np.ndarray:

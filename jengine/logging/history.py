@@ -115,10 +115,10 @@ class HistoryBuffer:
         """Append a value: a number, or the sum over `count` samples.
 
         Raises:
-          TypeError: `value` is not a real number. ValueError: `value` has several elements, or
-            `count` is below 1.
+          TypeError: `value` is not a real number, or `count` not an integer. ValueError: `value`
+            has several elements, or `count` is below 1.
         """
-        self.extend([to_float(value)], check_count(count))
+        self.extend([to_float(value)], operator.index(count))
 
     def extend(
         self, values: list[float], count: int = 1, weights: Sequence[float] | None = None
@@ -127,6 +127,8 @@ class HistoryBuffer:
 
         `weights` are those in means, 1 by default; a value with weight 0 does not count.
         """
+        if count < 1:
+            raise ValueError(f"`count` of a logged scalar must be at least 1, got {count}")
         if not values:
             return
         if count != 1 and self._counts is None:  # the first value with several samples
@@ -194,10 +196,9 @@ class HistoryBuffer:
         Raises:
           ValueError: the history is empty, or `window_size` is below 1 or more than the number of
             values kept.
-          TypeError: `window_size` is not an int.
         """
         totals = self._totals(window_size)
-        return totals.sum / totals.weight if totals.weight else self._values[-1]
+        return totals.sum / totals.weight if totals.weight else self._newest()
 
     def max(self, window_size: Window = None) -> float:
         """Return the largest of the newest `window_size` values.
@@ -205,7 +206,7 @@ class HistoryBuffer:
         Arguments and errors as in `mean`.
         """
         totals = self._totals(window_size)
-        return totals.max if totals.max >= totals.min else self._values[-1]
+        return totals.max if totals.max >= totals.min else self._newest()
 
     def min(self, window_size: Window = None) -> float:
         """Return the smallest of the newest `window_size` values.
@@ -213,12 +214,11 @@ class HistoryBuffer:
         Arguments and errors as in `mean`.
         """
         totals = self._totals(window_size)
-        return totals.min if totals.max >= totals.min else self._values[-1]
+        return totals.min if totals.max >= totals.min else self._newest()
 
     def current(self, window_size: Window = None) -> float:
         """Return the newest value, for any window; ValueError if the history is empty."""
-        self._check_window(window_size)
-        return self._values[-1]
+        return self._newest()
 
     def statistics(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
         """Call the statistic `method_name` with the other arguments.
@@ -263,13 +263,13 @@ class HistoryBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the history with a result of `state_dict`."""
         self._clear()
-        weights = state.get("weights")
-        for i, (value, count) in enumerate(zip(state["values"], state["counts"], strict=True)):
-            self.extend(
-                [float(value)], int(count), None if weights is None else [float(weights[i])]
-            )
-        # After the values, whose `extend` has counted them only.
-        self._folded, self._updates = len(self._values), int(state["updates"])
+        self._values = array.array("d", map(float, state["values"]))
+        if any(count != 1 for count in state["counts"]):
+            self._counts = array.array("q", state["counts"])
+        if (weights := state.get("weights")) is not None:
+            self._weights = array.array("d", map(float, weights))
+        self._folded = len(self._values)
+        self._updates = int(state["updates"])
         if "totals" not in state:  # of an earlier version, which had no totals of the epoch
             old = {
                 "sum": state["sum"],
@@ -291,32 +291,23 @@ class HistoryBuffer:
 
     def _totals(self, window_size: Window) -> Totals:
         """Return the totals over a window."""
-        self._check_window(window_size)
-        if isinstance(window_size, int) and window_size < self._updates:
+        if window_size is not None and window_size != "epoch" and window_size < self._updates:
             return self._sum_up(window_size)
         self._fold()
         return self._epoch if window_size == "epoch" else self._all
 
-    def _check_window(self, window_size: Window) -> None:
+    def _newest(self) -> float:
         if not self._updates:
             raise ValueError("the history is empty: nothing has been logged under this key")
-        if window_size is None or window_size == "epoch":
-            return
-        if isinstance(window_size, bool) or not isinstance(window_size, int):
-            raise TypeError(
-                "`window_size` must be an int (number of values), 'epoch' or None, got "
-                f"{window_size!r}"
-            )
-        if window_size < 1:
-            raise ValueError(f"`window_size` must be at least 1, got {window_size}")
+        return self._values[-1]
 
     def _sum_up(self, window_size: int) -> Totals:
         """Return the totals over the newest `window_size` values, fewer than all."""
         # A cut window would be the statistic of something else.
-        if window_size > self._capacity:
+        if not 1 <= window_size <= self._capacity:
             raise ValueError(
-                f"`window_size` must be at most {self._capacity}, the number of values that are "
-                f"kept, got {window_size}; a window in `log_processor` keeps as many as it needs"
+                f"`window_size` must be 1 to {self._capacity}, the number of values that are kept, "
+                f"got {window_size}; a window in `log_processor` keeps as many as it needs"
             )
         self.keep(window_size)
         values, counts, weights = self._columns(min(window_size, len(self)))
@@ -342,28 +333,6 @@ for _method in (HistoryBuffer.mean, HistoryBuffer.max, HistoryBuffer.min, Histor
 
 def to_float(value: Any) -> float:
     """Convert a Python number, NumPy number or one-element array to a Python float."""
-    size = getattr(value, "size", 1)
-    if size != 1:
-        raise ValueError(
-            f"a logged scalar must have one element, got {size} (shape {tuple(value.shape)})"
-        )
-    if isinstance(value, str | bytes) or value is None:
-        raise TypeError(f"a logged scalar must be a number, got {type(value).__name__}: {value!r}")
-    try:
-        return float(value.item() if hasattr(value, "item") else value)
-    except TypeError as error:
-        raise TypeError(
-            f"a logged scalar must be a real number, got {type(value).__name__}: {value!r}"
-        ) from error
-
-
-def check_count(count: int) -> int:
-    """Return `count` as a Python int.
-
-    TypeError if it is not an int, ValueError if it is below 1.
-    """
-    if isinstance(count, bool) or not isinstance(count, int | np.integer):
-        raise TypeError(f"`count` of a logged scalar must be an int, got {count!r}")
-    if count < 1:
-        raise ValueError(f"`count` of a logged scalar must be at least 1, got {count}")
-    return int(count)
+    if isinstance(value, str | bytes):  # `float` would read it
+        raise TypeError(f"a logged scalar must be a number, got {value!r}")
+    return float(value.item() if hasattr(value, "item") else value)

@@ -7,6 +7,17 @@ from collections.abc import Sequence
 _LOSS = "train/loss"
 # of a loss scale and of hooks; with several optimizers the optimizer's name follows
 _COUNTERS = ("train/skipped_steps", "train/dropped_steps")
+WATCHED = (_LOSS, *_COUNTERS)
+
+
+class NonFiniteLossError(FloatingPointError, AssertionError):
+    """Infinite or NaN loss; also an AssertionError, which MMEngine raises.
+
+    Attributes:
+      iteration: the iteration that computed it; None if unknown.
+    """
+
+    iteration: int | None = None
 
 
 class LossWatch:

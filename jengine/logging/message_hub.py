@@ -5,10 +5,13 @@ fetches all pending arrays in one transfer.
 """
 
 import bisect
+import collections
+import copy
 import logging
+import operator
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
@@ -16,10 +19,11 @@ import numpy as np
 
 from jengine.config.errors import ArgumentError, UnknownNameError, closest
 from jengine.config.json_codec import to_plain
-from jengine.logging.history import HistoryBuffer, check_count, to_float
-from jengine.logging.loss_watch import LossWatch
+from jengine.logging.history import HistoryBuffer, to_float
+from jengine.logging.loss_watch import WATCHED, LossWatch
 from jengine.logging.pending_scalars import Part, PendingScalars
 
+_WHOLE: tuple[tuple[int | None, slice]] = ((None, slice(None)),)
 _ALL: Mapping[str, Any] = types.MappingProxyType({})  # each iteration reports each metric
 # device array types seen so far: `isinstance(value, jax.Array)` is slower than an update
 _ARRAY_TYPES: set[type] = set()
@@ -38,7 +42,6 @@ class MessageHub:
 
     Attributes:
       iteration: the training iteration for subsequent scalar updates.
-      fetches: number of transfers from the device so far.
       before_read: called before a scalar is read; the Runner flushes its log writer here, whose
         pending jobs hold earlier scalars (see `snapshot`).
       last_snapshot: iteration of the last snapshot.
@@ -62,11 +65,11 @@ class MessageHub:
 
     def __init__(self, name: str = "jengine", capacity: int = 10_000) -> None:
         self.name = name
-        self.fetches = 0
         self.before_read: Callable[[], None] | None = None
         self.losses: LossWatch | None = None
         self.last_snapshot = -1
         self._capacity = capacity
+        self._counts: collections.Counter[str] = collections.Counter()  # snapshots count as well
         self.iteration = 0
         self._pending = PendingScalars()
         self._log_scalars: dict[str, HistoryBuffer] = {}
@@ -103,6 +106,11 @@ class MessageHub:
         """Return the hub created last; the hub called 'jengine' if none exists."""
         hubs = list(cls._instances.values())  # in the order of creation
         return hubs[-1] if hubs else cls.get_instance("jengine")
+
+    @property
+    def fetches(self) -> int:
+        """The number of transfers from the device so far."""
+        return self._counts["fetches"]
 
     @property
     def instance_name(self) -> str:
@@ -192,15 +200,24 @@ class MessageHub:
           resumed: whether checkpoints contain this key.
 
         Raises:
-          TypeError: `value` is not a real number, or is traced. ValueError: `value` does not have
-            one element, or `count` is below 1. ArgumentError: `resumed` differs from earlier
-            updates of the key.
+          TypeError: `value` is not a real number, or is traced, or `count` is not an integer.
+            ValueError: `value` does not have one element, or `count` is below 1. ArgumentError:
+            `resumed` differs from earlier updates of the key.
         """
         # The common cases are one type comparison: this runs for each scalar of each step.
         if type(value) is not float and not (type(value) in _ARRAY_TYPES and value.shape == ()):
-            value = _check_scalar(key, value)
-        if count != 1:
-            count = check_count(count)
+            # a tracer is a jax.Array too, and would be kept after its trace has ended
+            is_array = isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer)
+            if is_array and value.size == 1:
+                _ARRAY_TYPES.add(type(value))
+            else:
+                try:
+                    value = to_float(value)
+                except (TypeError, ValueError) as error:
+                    error.add_note(f"in the scalar {key!r}")
+                    raise
+        if count != 1 and (count := operator.index(count)) < 1:
+            raise ValueError(f"`count` of {key!r} must be at least 1, got {count}")
         if self._resumed.get(key) is not resumed:
             self._check_resumed(key, resumed)
         if count == 1:
@@ -217,20 +234,11 @@ class MessageHub:
         """Call `update_scalar` for each item; a value is a scalar or `dict(value=..., count=...)`.
 
         Raises:
-          TypeError: `scalars` is not a mapping. KeyError: a dict lacks 'value' or has other keys.
+          TypeError: a dict lacks 'value' or has other keys.
         """
-        if type(scalars) is not dict and not isinstance(scalars, Mapping):
-            raise TypeError(f"`scalars` must be a dict name -> value, got {type(scalars).__name__}")
         for key, value in scalars.items():
-            if isinstance(value, dict):
-                if "value" not in value or not value.keys() <= {"value", "count"}:
-                    raise KeyError(
-                        f"scalar {key!r} must have the key 'value' and optionally 'count', got "
-                        f"{sorted(value)}"
-                    )
-                self.update_scalar(key, value["value"], value.get("count", 1), resumed)
-            else:
-                self.update_scalar(key, value, resumed=resumed)
+            arguments = value if isinstance(value, dict) else {"value": value}
+            self.update_scalar(key, resumed=resumed, **arguments)
 
     def update_info(self, key: str, value: Any, resumed: bool = True) -> None:
         """Set the info `key` to a value of any type; `resumed` as in `update_scalar`."""
@@ -240,8 +248,6 @@ class MessageHub:
 
     def update_info_dict(self, infos: Mapping[str, Any], resumed: bool = True) -> None:
         """Call `update_info` for each item of a mapping."""
-        if not isinstance(infos, Mapping):
-            raise TypeError(f"`infos` must be a dict name -> value, got {type(infos).__name__}")
         for key, value in infos.items():
             self.update_info(key, value, resumed)
 
@@ -259,7 +265,9 @@ class MessageHub:
         KeyError, with a suggestion, for no scalar.
         """
         self.flush()
-        return _get_history(self._log_scalars, key)
+        if key not in self._log_scalars:
+            raise UnknownNameError(f"no scalar is called {key!r}{closest(key, self._log_scalars)}")
+        return self._log_scalars[key]
 
     @property
     def log_scalars(self) -> dict[str, HistoryBuffer]:
@@ -283,16 +291,19 @@ class MessageHub:
             self.before_read()
         self._move_to_histories(self._pending)
 
-    def snapshot(self) -> "HubSnapshot":
-        """Move the pending scalars up to the current iteration and a copy of the infos into a
-        snapshot, for a reader in another thread.
+    def snapshot(self) -> "MessageHub":
+        """Return a hub with the pending scalars up to the current iteration and a copy of the
+        infos, for a reader in another thread.
 
         Snapshots share the hub's histories, so you should flush them in the order of creation.
         """
-        pending = self._pending  # the loop goes on without a lock
-        self._pending = pending.split(self.iteration)
+        snapshot = copy.copy(self)
+        snapshot.before_read = None
+        snapshot._runtime_info = dict(self._runtime_info)
+        # the loop goes on without a lock
+        self._pending = snapshot._pending.split(self.iteration)
         self.last_snapshot = self.iteration
-        return HubSnapshot(self, pending, dict(self._runtime_info))
+        return snapshot
 
     def state_dict(self) -> dict[str, Any]:
         """Return the JSON-serializable state for checkpoints, whose size does not grow with the
@@ -325,11 +336,6 @@ class MessageHub:
 
         Other keys, and those with `resumed=False` since, are unchanged.
         """
-        for part in ("log_scalars", "runtime_info"):
-            if part not in state:
-                raise KeyError(
-                    f"the state of a message hub must have the key {part!r}, got {sorted(state)}"
-                )
         self.flush()
         for key, history in state["log_scalars"].items():
             # A key that this run has declared as not resumed keeps its value: hooks set it before
@@ -353,18 +359,19 @@ class MessageHub:
 
     def _move_to_histories(self, pending: PendingScalars) -> None:
         parts, has_fetched = pending.take()
-        self.fetches += has_fetched
+        self._counts["fetches"] += has_fetched
         for part in parts:
             key = part.key
             self._resumed.setdefault(key, True)
             history = self._log_scalars.get(key)
             if history is None:
                 history = self._start_history(key)
-            if self.losses is not None:
+            if self.losses is not None and key.startswith(WATCHED):
                 before = history.current() if history.updates else 0.0
                 self.losses.add(key, part.steps, part.values, before)
             weights = self._find_weights(part)
-            for epoch_start, rows in self._split_by_epoch(key, part.steps):
+            is_train = key.startswith("train/")  # validations begin their windows themselves
+            for epoch_start, rows in self._split_by_epoch(part.steps) if is_train else _WHOLE:
                 if epoch_start is not None and epoch_start != history.epoch_start:
                     history.start_epoch(epoch_start)
                 history.extend(part.values[rows], part.count, weights and weights[rows])
@@ -387,84 +394,18 @@ class MessageHub:
         weights: list[float] = part.weights
         return weights if is_by_example else [float(weight > 0) for weight in weights]
 
-    def _split_by_epoch(
-        self, key: str, iterations: list[int]
-    ) -> Iterator[tuple[int | None, slice]]:
-        """Yield the start of each epoch and the positions of its values.
-
-        Validations begin their windows themselves.
-        """
-        if not key.startswith("train/"):
-            yield None, slice(None)
-            return
-        begin = 0
+    def _split_by_epoch(self, iterations: list[int]) -> list[tuple[int | None, slice]]:
+        """Return the start of each epoch and the positions of its values."""
         starts = self._epoch_starts
+        if iterations[0] >= starts[-1]:  # nearly always
+            return [(starts[-1], slice(None))]
+        found: list[tuple[int | None, slice]] = []
+        begin = 0
         while begin < len(iterations):
             epoch = bisect.bisect_right(starts, iterations[begin])
-            end = (
-                bisect.bisect_left(iterations, starts[epoch])
-                if epoch < len(starts)
-                else len(iterations)
-            )
-            yield starts[max(epoch - 1, 0)], slice(begin, end)
+            end = len(iterations)
+            if epoch < len(starts):
+                end = bisect.bisect_left(iterations, starts[epoch])
+            found.append((starts[max(epoch - 1, 0)], slice(begin, end)))
             begin = end
-
-
-class HubSnapshot:
-    """Message hub at one moment, for a reader in another thread.
-
-    It shares the histories of `hub`; `pending` are scalars that are not in them yet.
-    """
-
-    def __init__(
-        self, hub: MessageHub, pending: PendingScalars, runtime_info: dict[str, Any]
-    ) -> None:
-        self.runtime_info = runtime_info
-        self._hub = hub
-        self._pending = pending
-
-    def flush(self) -> None:
-        """Move the scalars into the histories, fetching device arrays."""
-        self._hub._move_to_histories(self._pending)
-
-    @property
-    def log_scalars(self) -> dict[str, HistoryBuffer]:
-        """All histories by key, with the scalars moved into them so far."""
-        return self._hub._log_scalars
-
-    def get_scalar(self, key: str) -> HistoryBuffer:
-        """Return the history of the scalar `key`; KeyError, with a suggestion, for no scalar."""
-        return _get_history(self.log_scalars, key)
-
-    def get_info(self, key: str, default: Any = None) -> Any:
-        """Return the info `key`, or `default` if there is none."""
-        return self.runtime_info.get(key, default)
-
-
-def _get_history(histories: Mapping[str, HistoryBuffer], key: str) -> HistoryBuffer:
-    if key not in histories:
-        raise UnknownNameError(f"no scalar is called {key!r}{closest(key, histories)}")
-    return histories[key]
-
-
-def _check_scalar(key: str, value: Any) -> Any:
-    """Return a one-element device array, or a host value as a Python float.
-
-    Errors as in `update_scalar`.
-    """
-    # First: a tracer is a jax.Array too, and would be kept after its trace has ended.
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(
-            f"scalar {key!r} is a traced value: return it from the compiled function and update "
-            "the hub outside"
-        )
-    if isinstance(value, jax.Array):
-        if value.size != 1:
-            raise ValueError(f"scalar {key!r} must have one element, got shape {value.shape}")
-        _ARRAY_TYPES.add(type(value))
-        return value
-    try:
-        return to_float(value)
-    except (TypeError, ValueError) as error:
-        error.add_note(f"in the update of the scalar {key!r}")
-        raise
+        return found

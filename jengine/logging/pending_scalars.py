@@ -157,7 +157,9 @@ def _split_records(records: Sequence[Record]) -> Iterator[Part]:
 def _arrays(values: _Values | None) -> list[Any]:
     if isinstance(values, tuple):
         return [values[0]]
-    return [x for x in values or () if type(x) is not float]
+    if values is None or set(map(type, values)) == {float}:
+        return []
+    return [x for x in values if type(x) is not float]
 
 
 def _is_deleted(array: Any) -> bool:
@@ -167,8 +169,8 @@ def _is_deleted(array: Any) -> bool:
 def _to_numbers(values: _Values | None, fetched: Iterator[np.ndarray]) -> list[float] | None:
     if isinstance(values, tuple):
         return next(fetched)[values[1]].tolist()
-    if values is None:
-        return None
+    if values is None or set(map(type, values)) == {float}:
+        return values
     return [x if type(x) is float else float(next(fetched).item()) for x in values]
 
 

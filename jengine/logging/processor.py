@@ -7,7 +7,7 @@ import functools
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -17,7 +17,6 @@ from jengine.config.errors import ArgumentError, config_path, did_you_mean
 from jengine.config.registry import LOG_PROCESSORS, check_arguments
 from jengine.logging.console import current_logger, escape_name
 from jengine.logging.history import HistoryBuffer
-from jengine.logging.message_hub import HubSnapshot, MessageHub
 
 Mode = Literal["train", "val", "test"]
 
@@ -28,35 +27,6 @@ _BUILT_IN = ("mean", "max", "min", "current")  # statistics
 # A state of the optimizer, in spite of its name: a mean of powers of two is none. With several
 # optimizers the name of one follows.
 _LOSS_SCALE = re.compile(r"loss_scale(_[^\W\d]\w*)?")
-
-
-class _Loop(Protocol):
-    @property
-    def epoch_length(self) -> int | None: ...  # batches in one pass; None if unknown
-
-
-class _Run(Protocol):
-    """Progress and histories of a run, as log lines need them.
-
-    Without a loop for what the run does not do.
-    """
-
-    @property
-    def iter(self) -> int: ...
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def max_iters(self) -> int | float: ...
-    @property
-    def max_epochs(self) -> int: ...
-    @property
-    def message_hub(self) -> MessageHub | HubSnapshot: ...
-    @property
-    def train_loop(self) -> _Loop | None: ...
-    @property
-    def val_loop(self) -> _Loop | None: ...
-    @property
-    def test_loop(self) -> _Loop | None: ...
 
 
 @LOG_PROCESSORS.register_module()
@@ -150,7 +120,7 @@ class LogProcessor:
         return windows
 
     def get_log_after_iter(
-        self, runner: _Run, batch_idx: int, mode: Mode
+        self, runner: Any, batch_idx: int, mode: Mode
     ) -> tuple[dict[str, Any], str]:
         """Format the scalars of an iteration, with the batch `batch_idx`, counted from 0 in the
         loop.
@@ -195,7 +165,7 @@ class LogProcessor:
         return tag, "  ".join(parts)
 
     def get_log_after_epoch(
-        self, runner: _Run, batch_idx: int, mode: Mode, with_non_scalar: bool = False
+        self, runner: Any, batch_idx: int, mode: Mode, with_non_scalar: bool = False
     ) -> tuple[dict[str, Any], str]:
         """Format the results of a validation or test pass.
 
@@ -208,7 +178,7 @@ class LogProcessor:
         Returns:
           The tag and the line.
         """
-        size = _epoch_length(runner, mode) or batch_idx
+        size = getattr(runner, f"{mode}_loop").epoch_length or batch_idx
         mean = {"method_name": "mean", "window_size": "epoch"}  # of custom_cfg, the last one holds
         entries = [*({"data_src": name, **mean} for name in _TIMES), *self.custom_cfg]
         scalars = self._compute_statistics(runner, 0, mode, entries)
@@ -224,7 +194,7 @@ class LogProcessor:
         return {**metrics, **(infos if with_non_scalar else {}), **times}, line
 
     def _compute_statistics(
-        self, runner: _Run, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
+        self, runner: Any, batch_idx: int, mode: Mode, custom_cfg: Sequence[Mapping[str, Any]]
     ) -> dict[str, float]:
         """Compute one statistic per scalar in the loop, by name without the loop.
 
@@ -278,9 +248,9 @@ class LogProcessor:
             else dict(values)
         )
 
-    def _format_header(self, runner: _Run, batch_idx: int, mode: Mode) -> str:
+    def _format_header(self, runner: Any, batch_idx: int, mode: Mode) -> str:
         counts_batches = self.by_epoch or mode != "train"  # else iterations of the whole run
-        size = _epoch_length(runner, mode) if counts_batches else runner.max_iters
+        size = getattr(runner, f"{mode}_loop").epoch_length if counts_batches else runner.max_iters
         done = batch_idx + 1 if counts_batches else runner.iter + 1
         progress = f"[{done:>{len(str(size))}}/{size}]  " if size is not None else f"[{done}]  "
         # one of several
@@ -316,7 +286,7 @@ def _select_mode(values: Mapping[str, Any], mode: Mode) -> dict[str, Any]:
     return {key[len(prefix) :]: value for key, value in values.items() if key.startswith(prefix)}
 
 
-def _current_epoch(runner: _Run, mode: Mode) -> int:
+def _current_epoch(runner: Any, mode: Mode) -> int:
     """Return the epoch to show: from 1 in training; validation runs after the increment.
 
     0 without training.
@@ -324,8 +294,3 @@ def _current_epoch(runner: _Run, mode: Mode) -> int:
     if mode == "train":
         return runner.epoch + 1
     return runner.epoch if runner.train_loop is not None else 0
-
-
-def _epoch_length(runner: _Run, mode: Mode) -> int | None:
-    loop: _Loop = getattr(runner, f"{mode}_loop")
-    return loop.epoch_length

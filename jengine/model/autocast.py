@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core import Jaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.typing import ArrayLike, DTypeLike
 
 from jengine.model.model import Params, PyTree
@@ -93,7 +93,17 @@ def compute_in(dtype: str, fn: Callable[[Params], Any], params: Params) -> Any:
         return fn(params)
     finally:
         _DTYPE.reset(token)
-    _check_products(jaxpr, dtype)
+    # Looked for in the program: whether a network casts its inputs back cannot be seen from
+    # outside.
+    products = set(_product_dtypes(jaxpr.jaxpr))
+    if products and not any(map(_is_low, products)):
+        raise ValueError(
+            f"the loss or prediction must compute the network in {dtype}, got "
+            f"{' and '.join(sorted(map(str, products)))} in all of its matrix products and "
+            "convolutions; call the network as `outputs = wrapper.autocast(apply_fn)(params, "
+            "inputs)` in a custom loop, or as `outputs = jengine.model.autocast(apply_fn)(params, "
+            "inputs)` in a Model, and compute the loss from these float32 outputs"
+        )
     # calling `fn` would trace it a second time
     outputs = jaxpr_as_fun(jaxpr)(*jax.tree.leaves(params))
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
@@ -135,25 +145,6 @@ def _is_floating(leaf: object) -> bool:
 
 def _is_low(dtype: DTypeLike) -> bool:
     return jnp.dtype(dtype).itemsize < 4
-
-
-def _check_products(jaxpr: ClosedJaxpr, dtype: str) -> None:
-    """Raise ValueError if there are matrix products or convolutions, but none with low-precision
-    operands.
-    """
-    # Looked for in the program: whether a network casts its inputs back cannot be seen from
-    # outside.
-    product_dtypes = list(_product_dtypes(jaxpr.jaxpr))
-    if not product_dtypes or any(_is_low(product_dtype) for product_dtype in product_dtypes):
-        return
-    names = " and ".join(sorted({str(product_dtype) for product_dtype in product_dtypes}))
-    raise ValueError(
-        f"the loss or prediction must compute the network in {dtype}, got {names} in all of its "
-        "matrix products and convolutions; call the network as `outputs = "
-        "wrapper.autocast(apply_fn)(params, inputs)` in a custom loop, or as `outputs = "
-        "jengine.model.autocast(apply_fn)(params, inputs)` in a Model, and compute the loss from "
-        "these float32 outputs"
-    )
 
 
 def _product_dtypes(jaxpr: Jaxpr) -> Iterator[Any]:

@@ -81,15 +81,9 @@ class CrossEntropy:
         if is_soft and self.ignore_index is None:
             return {self.name: self._map(logits, labels)}
         if not jnp.issubdtype(labels.dtype, jnp.integer) or labels.shape != logits.shape[:-1]:
-            if labels.shape == logits.shape[:-1]:
-                raise ValueError(
-                    "`CrossEntropy.label` must be integers, the class indices, got "
-                    f"{self.label!r}, {describe_array(labels)}, whose shape fits; convert it in "
-                    "the dataset, for example with astype('int32')"
-                )
             soft = "as ignore_index needs" if is_soft else "or probabilities of their shape"
             raise ValueError(
-                "`CrossEntropy.label` must be class indices of the shape of the logits "
+                "`CrossEntropy.label` must be class indices, integers of the shape of the logits "
                 f"{describe_array(logits)} without the last axis, {soft}, got {self.label!r}, "
                 f"{describe_array(labels)}"
             )

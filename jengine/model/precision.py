@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jengine.config.annotations import is_mapping
+from jengine.config.annotations import checked, is_mapping
 from jengine.config.errors import config_path
 from jengine.config.registry import MODELS, Config, as_config
 from jengine.model.autocast import cast_floating, cast_floating_like, compute_in
@@ -23,9 +23,10 @@ from jengine.model.model import (
     predict_with_key,
 )
 
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
+Dtype = Literal["float32", "bfloat16", "float16", "float64"]
 
 
+@checked
 @dataclasses.dataclass(frozen=True)
 class Precision:
     """Dtypes of a precision policy. It does not affect the model state; losses are float32.
@@ -37,17 +38,9 @@ class Precision:
       output: prediction dtype.
     """
 
-    compute: str = "float32"
-    params: str = "float32"
-    output: str = "float32"
-
-    def __post_init__(self) -> None:
-        for name, dtype in vars(self).items():
-            if dtype not in _DTYPES:
-                raise ValueError(
-                    f"precision: `{name}` must be a floating-point dtype, one of "
-                    f"{', '.join(_DTYPES)}, got {dtype!r}"
-                )
+    compute: Dtype = "float32"
+    params: Dtype = "float32"
+    output: Dtype = "float32"
 
 
 def get_precision(precision: str | Mapping[str, str] | Precision | None) -> Precision | None:
@@ -61,17 +54,12 @@ def get_precision(precision: str | Mapping[str, str] | Precision | None) -> Prec
         fields, or a `Precision`.
 
     Raises:
-      TypeError: an unknown field or another type. ValueError: an unknown dtype.
+      TypeError: an unknown field or another type. ConfigError: an unknown dtype.
     """
     if precision is None or isinstance(precision, Precision):
         return precision
-    if isinstance(precision, str):
-        return Precision(compute=precision)
-    if not isinstance(precision, Mapping):
-        raise TypeError(
-            f"`precision` must be None, the name of a dtype or a dict, got {precision!r}"
-        )
-    return Precision(**precision)
+    fields: Any = {"compute": precision} if isinstance(precision, str) else precision
+    return Precision(**fields)
 
 
 class CastModel(ModelWrapper):

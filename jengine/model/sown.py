@@ -100,16 +100,10 @@ class SownValues:
         """
         found = [entry for entry in _entries(sown) if name in (entry[0], _last(entry[1]))]
         if not found:
-            names = sorted(
-                {
-                    text
-                    for collection, path, _ in _entries(sown)
-                    for text in (collection, _last(path))
-                }
-            )
+            names = {name: sorted(values) for name, values in sown.items()}
             raise ValueError(
                 f"{self._owner}: `{argument}` must be names that the module sows, got {name!r}; "
-                f"it sows {', '.join(names) if names else 'nothing'}"
+                f"it sows {names}"
             )
         return found
 

@@ -1,4 +1,4 @@
-"""What depends on the batch size: scaled learning rates, and batch norms under accumulation."""
+"""Learning rates that are scaled with the batch size."""
 
 import logging
 import math
@@ -9,26 +9,10 @@ from jengine.config.annotations import Count
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.registry import check_arguments
 from jengine.data.step_values import StepValues
-from jengine.model.module_types import is_batch_norm
 from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.formulas import ConstantFormula
 from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
-
-
-def warn_of_accumulation(
-    optim_wrapper: AnyWrapper, module_types: Mapping[str, str], logger: logging.Logger
-) -> None:
-    """Log a warning about BatchNorm under gradient accumulation, unless one of them is absent."""
-    norms = [path for path, kind in module_types.items() if is_batch_norm(kind)]
-    if not (optim_wrapper.accumulates and norms):
-        return
-    counts = max(max(wrapper.counts.values) for wrapper in wrappers_by_name(optim_wrapper).values())
-    logger.warning(
-        f"Gradients are accumulated over {counts} iterations, but BatchNorm "
-        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its "
-        "statistics from each small batch: the result differs from that of the large batch."
-    )
 
 
 class AutoScaleLR(NamedTuple):
@@ -45,7 +29,8 @@ class AutoScaleLR(NamedTuple):
 
     def factor(self, batch_size: float, base: float) -> float:
         """Return what multiplies a learning rate for the batch size `base`."""
-        return batch_size / base if self.rule == "linear" else math.sqrt(batch_size / base)
+        ratio = batch_size / base
+        return ratio if self.rule == "linear" else math.sqrt(ratio)
 
 
 def read_auto_scale_lr(cfg: Mapping[str, Any] | None) -> AutoScaleLR:
@@ -76,14 +61,12 @@ def scale_lr(
         )
     factor = scaling.factor(batch_size, scaling.base_batch_size)
     for wrapper in wrappers_by_name(optim_wrapper).values():
-        for group in [*wrapper.param_groups, wrapper.base_param_settings]:
-            if group is not None:
-                if "lr" not in group:
-                    raise ConfigError(
-                        "`auto_scale_lr.enable` must be False for an optimizer without `lr`, got "
-                        "True"
-                    )
-                group["lr"] = group["lr"] * factor  # before schedulers take their initial values
+        for group in chain_of(wrapper).groups:
+            if "lr" not in group:
+                raise ConfigError(
+                    "`auto_scale_lr.enable` must be False for an optimizer without `lr`, got True"
+                )
+            group["lr"] = group["lr"] * factor  # before schedulers take their initial values
     if factor != 1.0:
         logger.info(f"Learning rates are scaled by {factor:g} for a batch size of {batch_size}.")
 

@@ -35,8 +35,6 @@ from jengine.optim.transforms.clip import (
 )
 from jengine.optim.transforms.fields import get_field
 
-_get_lr = operator.itemgetter("lr")
-
 
 @OPTIM_WRAPPERS.register_module()
 class OptimWrapper:
@@ -112,7 +110,7 @@ class OptimWrapper:
         self.accumulates = max(self.counts.values) > 1
         self.accumulation_weight = accumulation_weight
         self.inner_count = 0
-        self._max_count = -1  # unknown: no window is shorter
+        self._max_count: int | float = -1  # unknown: no window is shorter
 
     @functools.cached_property
     def tx(self) -> optax.GradientTransformationExtraArgs:
@@ -129,16 +127,14 @@ class OptimWrapper:
 
     def _build_chain(self, every: int) -> optax.GradientTransformationExtraArgs:
         """Return the chain that updates every `every` iterations."""
-
-        def wrap(
-            chain: optax.GradientTransformationExtraArgs,
-        ) -> optax.GradientTransformationExtraArgs:
-            # Accumulation is outermost: the loss scale decides once per update, over the sum of the
-            # window.
-            return accumulate_gradients(self._add_loss_scaling(chain), every, self.axis_name)
-
-        # Clipping is a part before the optimizer, so it sees unscaled mean gradients.
-        return self.grouped.transformation(clipping_parts(self.clip_grad), wrap)
+        # Clipping is a part before the optimizer, so it sees unscaled mean gradients. Accumulation
+        # is outermost: the loss scale decides once per update, over the sum of the window.
+        return self.grouped.transformation(
+            clipping_parts(self.clip_grad),
+            lambda chain: accumulate_gradients(
+                self._add_loss_scaling(chain), every, self.axis_name
+            ),
+        )
 
     def _add_loss_scaling(
         self, chain: optax.GradientTransformationExtraArgs
@@ -172,26 +168,15 @@ class OptimWrapper:
     def learning_rate_multipliers(self, params: Params) -> Params:
         """Return each parameter's learning rate divided by the optimizer's.
 
-        Raise ValueError if that is 0 or unknown.
-
         They are float32[] in a tree like `params`, 0 for frozen parameters; for a parameter whose
         layers are in several groups, an array that broadcasts against it.
         """
-        base = (self.base_param_settings or self.param_groups[0]).get("lr")
-        if not base:
-            raise ValueError(f"`optimizer.lr` must be above 0 for multipliers of it, got {base}")
+        base = (self.base_param_settings or self.param_groups[0])["lr"]
         return self.grouped.map_groups(params, lambda group: group["lr"] / base)
 
     def weight_decays(self, params: Params) -> Params:
-        """Return each parameter's weight decay, like `learning_rate_multipliers`.
-
-        Raise ValueError if it is unknown.
-        """
-        if "weight_decay" not in self.defaults:
-            raise ValueError(
-                f"`optimizer.weight_decay` must be known, got {self.optimizer.name} without one"
-            )
-        return self.grouped.map_groups(params, lambda group: group["weight_decay"])
+        """Return each parameter's weight decay, like `learning_rate_multipliers`."""
+        return self.grouped.map_groups(params, operator.itemgetter("weight_decay"))
 
     def decay_mask(self, params: Params) -> Params:
         """Return which parameters decay, for the `mask` of `optax.add_decayed_weights`.
@@ -356,8 +341,8 @@ class OptimWrapper:
           init_counts: iterations already done.
           max_counts: total iterations; -1 or `math.inf` if unknown.
         """
-        self.inner_count = int(init_counts)
-        self._max_count = -1 if math.isinf(max_counts) else int(max_counts)
+        self.inner_count = init_counts
+        self._max_count = max_counts
 
     def start_step(self, step: int | None = None) -> bool:
         """Count one iteration before its step runs.
@@ -381,8 +366,6 @@ class OptimWrapper:
         return self._is_update(self.inner_count + 1)
 
     def _is_update(self, count: int) -> bool:
-        if not self.accumulates:
-            return True
         step = count - 1
         every = self.counts.at(step)
         # The last window before a change, and that of the run, may be shorter.
@@ -414,7 +397,7 @@ class OptimWrapper:
         base = self.base_param_settings
         return {
             **({} if base is None else {"base_lr": [base["lr"]]}),
-            "lr": list(map(_get_lr, self.param_groups)),
+            "lr": [group["lr"] for group in self.param_groups],
         }
 
     def set_lr(self, lr: float) -> None:
@@ -478,13 +461,8 @@ class OptimWrapper:
         Raises:
           ValueError: a different structure or number of groups.
         """
-        saved = state_dict["state"]
-        structure = str(jax.tree.structure(saved))
-        expected = str(jax.tree.structure(opt_state))
-        if structure != expected:
-            raise ValueError(
-                f"the saved optimizer state must have the structure {expected}, got {structure}"
-            )
+        # of another structure it is refused here
+        saved = jax.tree.map(lambda old, new: new, opt_state, state_dict["state"])
         self.load_group_state_dict(state_dict)
         return saved
 

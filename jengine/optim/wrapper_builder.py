@@ -1,6 +1,5 @@
 """Build an optimizer wrapper from the `optim_wrapper` of a config."""
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
@@ -107,22 +106,13 @@ def check_optim_wrapper(cfg: Any) -> dict[str, OptimWrapper]:
 
 def build_without_params(cfg: Any) -> dict[str, OptimWrapper]:
     """Check like `check_optim_wrapper`, but at the current config path."""
-    # a copy, as schedulers write into the groups
     if isinstance(cfg, OptimWrapper | OptimWrapperDict):
-        return copy.deepcopy(wrappers_by_name(cfg))
+        return wrappers_by_name(cfg)
     constructor = _build_constructor(cfg)
     # the user's own, whose rules and arguments are unknown
     if not hasattr(constructor, "build_without_params"):
-        kept = {
-            name: value
-            for name, value in cfg.items()
-            if name not in ("constructor", "paramwise_cfg", "modules")
-        }
-        constructor = _build_constructor(
-            kept
-            if "optimizer" in kept
-            else {name: value for name, value in kept.items() if _is_wrapper(value)}
-        )
+        kept = {key: each for key, each in cfg.items() if key == "optimizer" or _is_wrapper(each)}
+        constructor = _build_constructor(kept)
     return constructor.build_without_params()
 
 
@@ -148,10 +138,6 @@ def _build_constructor(cfg: Any) -> Any:
         if not isinstance(name, str) and not callable(name):
             raise TypeError(f"`constructor` must be a name or a class, got {name!r}")
         constructor_type = OPTIM_WRAPPER_CONSTRUCTORS.get(name) if isinstance(name, str) else name
-        if not callable(constructor_type):
-            raise TypeError(
-                f"an optimizer wrapper constructor must be a name or a class, got {name!r}"
-            )
     return constructor_type(optim_wrapper_cfg=wrapper_cfg, paramwise_cfg=paramwise_cfg)
 
 

@@ -1,18 +1,19 @@
 """Several optimizer wrappers by name, for models with parts trained by different optimizers."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import UserDict
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from optax import OptState, Params
 
-from jengine.config.errors import ArgumentError, UnknownNameError, closest
+from jengine.config.errors import ArgumentError
 from jengine.config.registry import OPTIM_WRAPPERS
 from jengine.optim.param_groups.param_group import ParamGroup
 from jengine.optim.wrapper import OptimWrapper
 
 
 @OPTIM_WRAPPERS.register_module()
-class OptimWrapperDict(Mapping[str, OptimWrapper]):
+class OptimWrapperDict(UserDict[str, OptimWrapper]):
     """Mapping from names to optimizer wrappers, each with a state.
 
     The training loop chooses the wrapper for each step, so this class has no `update_params`,
@@ -35,21 +36,7 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
                 raise ArgumentError(
                     f"`{name}` must be an OptimWrapper, got {type(wrapper).__name__}"
                 )
-        self.optim_wrappers = wrappers
-
-    def __getitem__(self, name: str) -> OptimWrapper:
-        if name not in self.optim_wrappers:
-            raise UnknownNameError(
-                "`name` must be the name of an optimizer wrapper, got "
-                f"{name!r}{closest(name, self.optim_wrappers)}"
-            )
-        return self.optim_wrappers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.optim_wrappers)
-
-    def __len__(self) -> int:
-        return len(self.optim_wrappers)
+        super().__init__(wrappers)
 
     def init(self, params: Params) -> dict[str, OptState]:
         """Return the wrapper states by name; each wrapper selects parameters from `params`."""
@@ -129,10 +116,6 @@ class OptimWrapperDict(Mapping[str, OptimWrapper]):
             for name, saved in state_dict.items()
         }
         return {**opt_state, **loaded}
-
-    def __repr__(self) -> str:
-        wrappers = ", ".join(f"{name}={wrapper!r}" for name, wrapper in self.items())
-        return f"OptimWrapperDict({wrappers})"
 
 
 AnyWrapper: TypeAlias = OptimWrapper | OptimWrapperDict

@@ -1,7 +1,7 @@
 """Devices and processes: where arrays are, how the step is compiled for them, who computes.
 
-`Pjit`, `DataParallel` and `SingleDevice` are the strategies; `launch` starts processes, and
-`get_processes` exchanges values between them. Imports the rooms up to `optim`.
+`Pjit`, `DataParallel` and `SingleDevice` are the strategies; `get_processes` exchanges values
+between processes. Imports the rooms up to `optim`.
 """
 
 from typing import TYPE_CHECKING
@@ -24,7 +24,6 @@ from jengine.parallel.strategy import default_strategy as default_strategy
 
 if TYPE_CHECKING:
     from jengine.parallel.data_parallel import DataParallel as DataParallel
-    from jengine.parallel.launchers import launch as launch
     from jengine.parallel.pjit import Pjit as Pjit
     from jengine.parallel.replica_axis import convert_replica_axis as convert_replica_axis
     from jengine.parallel.replica_axis import (
@@ -43,7 +42,6 @@ provides = {  # imported on use, as what extras provide
         "convert_replica_axis": "jengine.parallel.replica_axis",
         "convert_replica_axis_structs": "jengine.parallel.replica_axis",
         "gather_replicas": "jengine.parallel.replica_axis",
-        "launch": "jengine.parallel.launchers",
         "select_replica": "jengine.parallel.replica_axis",
     },
 }

@@ -23,7 +23,7 @@ from jengine.config import paths
 from jengine.config.annotations import Count, Index
 from jengine.config.errors import ConfigError
 from jengine.config.registry import STRATEGIES
-from jengine.model.constrain import set_sharding
+from jengine.model.constrain import axes_of_type, set_sharding
 from jengine.model.model import (
     ArrayTree,
     Batch,
@@ -33,7 +33,7 @@ from jengine.model.model import (
     Scalars,
     predict_with_key,
 )
-from jengine.parallel.mesh import MeshSizes, axes_of_type, build_mesh, choose_batch_axes
+from jengine.parallel.mesh import MeshSizes, build_mesh, choose_batch_axes
 from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Axis, Placement, Rules, axis_names, is_table, select_axes
 from jengine.parallel.replica_axis import AXIS, is_per_replica, map_per_replica, replicas_along
@@ -50,8 +50,7 @@ class DataParallel(MeshStrategy):
     replicas exchange only their losses, for the log.
 
     Args:
-      impl: 'shard_map', or 'pmap', which JAX keeps for old code and which requires one device per
-        replica.
+      impl: 'shard_map', or 'pmap', the name in old code for the same.
       mesh: `data` sets the number of replicas, each over the devices along `fsdp` and `tensor`; see
         `build_mesh`. Or a `jax.sharding.Mesh`, as for `Pjit`.
       rules, logical_axes, fsdp_min_size, strict: how parameters are sharded within a replica; see
@@ -81,7 +80,6 @@ class DataParallel(MeshStrategy):
         batch_axes: Sequence[str] | None = None,
         axis_names: Sequence[str] = (),
     ) -> None:
-        self.impl = impl
         built = build_mesh(mesh, devices, batch_axes)
         if axis_names and (AXIS in built.axis_names or batch_axes):
             built, batch_axes = _rename_replicas(built, batch_axes, axis_names)
@@ -98,21 +96,10 @@ class DataParallel(MeshStrategy):
                 f"DataParallel: the mesh must have several replicas along {axis!r}, got {sizes}; "
                 "for one replica over several devices use Pjit, which computes the same"
             )
-        if impl == "pmap" and sizes[axis] < built.size:
-            raise ConfigError(
-                f"DataParallel: a pmap must have one device per replica, got the mesh {sizes}; "
-                "use impl='shard_map'"
-            )
-        # its results are on a mesh of this axis only; another mesh would cause a trace
-        if impl == "pmap":
-            built = Mesh(built.devices.ravel(), (axis,))
-            batch_axes = (axis,)
         inner_axes = [name for name in built.axis_names if name != axis]
         # XLA partitions the program along the other axes, except those of size 1.
         self._mapped = {name for name, size in built.shape.items() if name == axis or size == 1}
-        if explicit := [
-            name for name in axes_of_type(built, AxisType.Explicit) if name not in self._mapped
-        ]:
+        if explicit := sorted(axes_of_type(built, AxisType.Explicit) - self._mapped):
             raise ConfigError(
                 "DataParallel: the axes over which a replica is sharded must be of AxisType.Auto, "
                 f"got explicit {', '.join(explicit)}: within a mapped program, JAX cannot leave "
@@ -143,21 +130,42 @@ class DataParallel(MeshStrategy):
             part of its own.
         """
         axes = [name for _, entry in rules or () for axis in entry for name in axis_names(axis)]
-        if rules is not None and (self.impl == "pmap" or self.axis_name not in axes):
+        if rules is not None and self.axis_name not in axes:
             raise ConfigError(
                 "DataParallel: with batch_axis=None a rule in `batch_rules` must shard entries "
-                f"over {self.axis_name!r}, and `impl` must be 'shard_map': every replica would "
-                "compute the same from the same batch; use Pjit"
+                f"over {self.axis_name!r}: every replica would compute the same from the same "
+                "batch; use Pjit"
             )
 
-        def replica(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
+        def run_replica(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
+            # `shard_map` keeps the mapped axis with size 1; the step knows nothing of it.
+            own = map_per_replica(lambda x: x[0], state)
             with replicas_along(self.axis_name):
-                return step(state, batch, hyperparams)
+                new_state, metrics = step(own, batch, hyperparams)
+            return map_per_replica(lambda x: x[None], new_state), metrics
 
-        return (
-            self._pmap(replica, chunked)
-            if self.impl == "pmap"
-            else self._shard_map(replica, chunked, rules)
+        def run(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
+            specs = self._replica_specs(state)
+            # The stacked batches of a chunk have the axis of examples second.
+            batch_specs: Any = PartitionSpec(None, self.axis_name) if chunked else self._per_replica
+            if rules is not None:
+                shardings = self.whole_batch_shardings(batch, rules, chunked)
+                batch_specs = jax.tree.map(
+                    lambda s: PartitionSpec(*select_axes(s.spec, self._mapped)), shardings
+                )
+            mapped = self._map(
+                run_replica, (specs, batch_specs, PartitionSpec()), (specs, PartitionSpec())
+            )
+            return mapped(state, batch, hyperparams)
+
+        if self._state is None:
+            return jax.jit(run, donate_argnums=0)
+        # Both shardings are set, or a state from a dump would be donated to a buffer with another
+        # size.
+        in_shardings = (self._state, None, None)
+        out_shardings = (self._state, self.sharding())
+        return jax.jit(
+            run, donate_argnums=0, in_shardings=in_shardings, out_shardings=out_shardings
         )
 
     def constrain(self, tree: ArrayTree, under: str = "") -> PyTree:
@@ -231,38 +239,6 @@ class DataParallel(MeshStrategy):
         averaged: PyTree = average(state)["model_state"]
         return averaged
 
-    def _shard_map(
-        self, replica: Callable[..., Any], chunked: bool, rules: Rules | None
-    ) -> Callable[..., Any]:
-        def run_replica(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
-            new_state, metrics = replica(map_per_replica(lambda x: x[0], state), batch, hyperparams)
-            # `shard_map` keeps the mapped axis with size 1; the step knows nothing of it.
-            return map_per_replica(lambda x: x[None], new_state), metrics
-
-        def run(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
-            specs = self._replica_specs(state)
-            # The stacked batches of a chunk have the axis of examples second.
-            batch_specs: Any = PartitionSpec(None, self.axis_name) if chunked else self._per_replica
-            if rules is not None:
-                shardings = self.whole_batch_shardings(batch, rules, chunked)
-                batch_specs = jax.tree.map(
-                    lambda s: PartitionSpec(*select_axes(s.spec, self._mapped)), shardings
-                )
-            mapped = self._map(
-                run_replica, (specs, batch_specs, PartitionSpec()), (specs, PartitionSpec())
-            )
-            return mapped(state, batch, hyperparams)
-
-        if self._state is None:
-            return jax.jit(run, donate_argnums=0)
-        # Both shardings are set, or a state from a dump would be donated to a buffer with another
-        # size.
-        in_shardings = (self._state, None, None)
-        out_shardings = (self._state, self.sharding())
-        return jax.jit(
-            run, donate_argnums=0, in_shardings=in_shardings, out_shardings=out_shardings
-        )
-
     def _map(
         self, function: Callable[..., Any], in_specs: Any, out_specs: Any
     ) -> Callable[..., Any]:
@@ -276,42 +252,6 @@ class DataParallel(MeshStrategy):
             axis_names=self._mapped,
             check_vma=False,
         )
-
-    def _pmap(self, replica: Callable[..., Any], chunked: bool) -> Callable[..., Any]:
-        """Return the pmap of the step, created at the first call: its axes depend on the state."""
-        compiled: list[Callable[..., Any]] = []
-        parts = self.mesh.size
-        axis = 1 if chunked else 0
-
-        # A pmap takes an axis of devices; jitted, so that the reshape of all entries is one
-        # dispatch.
-        @jax.jit
-        def split(batch: Batch) -> PyTree:
-            return jax.tree.map(
-                lambda x: x.reshape(
-                    *x.shape[:axis], parts, x.shape[axis] // parts, *x.shape[axis + 1 :]
-                ),
-                batch,
-            )
-
-        def run(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
-            if not compiled:
-                axes = paths.map_with_path(
-                    lambda path, _: 0 if is_per_replica(path) else None, state
-                )
-                compiled.append(
-                    jax.pmap(
-                        replica,
-                        axis_name=self.axis_name,
-                        in_axes=(axes, axis, None),
-                        out_axes=(axes, None),
-                        devices=list(self.mesh.devices.flat),
-                        donate_argnums=0,
-                    )
-                )
-            return compiled[0](state, split(batch), hyperparams)
-
-        return run
 
     def _add_replica_axis(self, state: ArrayTree) -> PyTree:
         """Give all replicas the same initial state."""

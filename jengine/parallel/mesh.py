@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jengine.config.errors import ConfigError, closest
 from jengine.config.plugins import load_provided
+from jengine.model.constrain import axes_of_type
 
 AXES = ("data", "fsdp", "expert", "context", "tensor")
 # only in meshes that name them; elsewhere rules may name them, as of size 1
@@ -96,15 +97,14 @@ def build_mesh(
 
 
 def _replace_devices(mesh: Mesh, devices: int | Sequence[Any] | None) -> Mesh:
-    if manual := axes_of_type(mesh, AxisType.Manual):
+    if manual := sorted(axes_of_type(mesh, AxisType.Manual)):
         raise ConfigError(
             "mesh: the type of an axis must be Explicit or Auto, got Manual for "
             f"{', '.join(manual)}"
         )
-    count = mesh.size if devices is None else devices if isinstance(devices, int) else len(devices)
-    if count != mesh.size:
+    if isinstance(devices, int) and devices != mesh.size:
         raise ConfigError(
-            f"devices must be left out or be those of the mesh, {mesh.size}, got {count}"
+            f"devices must be left out or be those of the mesh, {mesh.size}, got {devices}"
         )
     if devices is None or isinstance(devices, int):
         return mesh
@@ -196,21 +196,6 @@ def choose_batch_axes(
             f"{tuple(batch_axes)}"
         )
     return tuple(batch_axes)
-
-
-def describe_mesh(mesh: Mesh) -> str:
-    """Return the axis sizes as text, and which axes are explicit."""
-    explicit = ", ".join(axes_of_type(mesh, AxisType.Explicit))
-    return f"{dict(mesh.shape)} with explicit {explicit}" if explicit else str(dict(mesh.shape))
-
-
-def axes_of_type(mesh: Mesh, kind: AxisType) -> list[str]:
-    """Return the axes with this type."""
-    return [
-        str(name)
-        for name, found in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if found == kind
-    ]
 
 
 def find_data_shard(

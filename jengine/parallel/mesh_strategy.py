@@ -15,13 +15,12 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from jengine.config import paths
 from jengine.config.errors import config_path
-from jengine.data.masking import are_whole
+from jengine.model.constrain import axes_of_type
 from jengine.model.model import ArrayTree, Batch, Model, get_model
 from jengine.parallel.mesh import (
     DataShard,
     choose_batch_axes,
     context_mesh,
-    describe_mesh,
     find_data_shard,
 )
 from jengine.parallel.placement import Axis, Placement, Rules
@@ -49,8 +48,10 @@ class MeshStrategy(Strategy):
         self.mesh_shape = dict(self.mesh.shape)
         self.platform = self.mesh.devices.flat[0].platform
         self.batch_axes = choose_batch_axes(self.mesh.axis_names, batch_axes)
+        explicit = ", ".join(sorted(axes_of_type(self.mesh, AxisType.Explicit)))
+        types = f" with explicit {explicit}" if explicit else ""
         source = " of jax.set_mesh" if self.mesh == context_mesh() else ""
-        self.mesh_description = f"{describe_mesh(self.mesh)}{source}"
+        self.mesh_description = f"{self.mesh_shape}{types}{source}"
         self._placement = placement
         self._specs: dict[str, tuple[tuple[int, ...], PartitionSpec]] = {}
         self._whole_shardings: dict[Any, PyTree] = {}  # by form of the batch and rules
@@ -79,15 +80,8 @@ class MeshStrategy(Strategy):
         the whole state.
 
         Raises:
-          ValueError: an example batch among `args` that cannot be divided. ConfigError: see
-            `Placement.place`.
+          ConfigError: see `Placement.place`.
         """
-        for arg in args:
-            # the example
-            if not are_whole() and all(
-                isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(arg)
-            ):
-                self.check_batch(arg)  # before anything is compiled
         # The shardings depend on the shapes, and are an argument of the jit that creates the
         # arrays.
         shapes = jax.eval_shape(make, *args)
@@ -140,8 +134,6 @@ class MeshStrategy(Strategy):
         """Start the transfer of a host batch to the devices; see `Strategy`."""
         if rules is not None:
             return self._put_whole(batch, self.whole_batch_shardings(batch, rules, chunked))
-        # Before the transfer: `device_put` would name neither the entry nor the setting to change.
-        self.check_batch(batch, chunked)
         sharding = self.batch_sharding(chunked)
         if jax.process_count() == 1:
             return jax.device_put(batch, sharding)
@@ -167,27 +159,17 @@ class MeshStrategy(Strategy):
                 # No entry is large enough for `fsdp` by default: only rules shard the entries of a
                 # batch.
                 placement = Placement(
-                    self.mesh, rules, fsdp_min_size=sys.maxsize, kind="entry of the batch"
+                    self.mesh,
+                    rules,
+                    fsdp_min_size=sys.maxsize,
+                    strict=True,
+                    kind="entry of the batch",
                 )
                 placed = placement.place(example)
             self._whole_shardings[form] = paths.map_with_path(
                 lambda path, _: self.sharding(*[None] * chunked, *placed[path].spec), batch
             )
         return self._whole_shardings[form]
-
-    def check_batch(self, batch: Batch, chunked: bool = False) -> None:
-        """Raise ValueError if an array in this process's batch cannot be divided over the local
-        devices.
-        """
-        parts = self.batch_multiple
-        for path, leaf in paths.flatten(batch).items():
-            shape = np.shape(leaf)[chunked:]
-            if not shape or shape[0] % parts:
-                raise ValueError(
-                    f"the batch must be divisible over {parts} devices, got the shape {shape} for "
-                    f"its entry {path!r}; set batch_size to a multiple of {parts}; the last batch "
-                    "is padded, or dropped with drop_last=True"
-                )
 
     def put_replicated(self, tree: ArrayTree) -> PyTree:
         """Copy small values, which are equal on all processes, to every device."""

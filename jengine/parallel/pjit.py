@@ -24,18 +24,6 @@ PyTree = Any
 HOST_MEMORY = "pinned_host"
 
 
-def check_host_memory(setting: str, device: jax.Device) -> None:
-    """Raise ConfigError, with the name of the setting, unless the device reads and writes the
-    memory of its host.
-    """
-    kinds = [memory.kind for memory in device.addressable_memories()]
-    if HOST_MEMORY not in kinds:
-        found = f"{device.platform} devices with {', '.join(kinds)}"
-        raise ConfigError(
-            f"`{setting}` must not offload with devices without {HOST_MEMORY!r} memory, got {found}"
-        )
-
-
 @STRATEGIES.register_module()
 class Pjit(MeshStrategy):
     """Strategy that compiles the step with `jax.jit` (which replaced pjit) over a mesh.
@@ -55,11 +43,11 @@ class Pjit(MeshStrategy):
         and `fsdp`.
       axis_names: names of mapped axes that the model expects, see `bind_axis_names`.
       offload: 'optimizer' keeps the optimizer state, with accumulated gradients, in the hosts'
-        memory: less memory of the devices, and copies in each step.
+        memory: less memory of the devices, and copies in each step, or once for each chunk.
 
     Raises:
-      ConfigError: devices without such memory; a name in `axis_names` that is an axis of the mesh;
-        see `build_mesh`, `choose_batch_axes` and `Placement`.
+      ConfigError: a name in `axis_names` that is an axis of the mesh; see `build_mesh`,
+        `choose_batch_axes` and `Placement`. ValueError: devices without such memory.
 
     >>> Pjit(devices=1).mesh_shape
     {'data': 1, 'fsdp': 1, 'tensor': 1}
@@ -91,21 +79,13 @@ class Pjit(MeshStrategy):
         if offload:
             # In the constructor: a platform without pinned host memory would fail in the compiler,
             # minutes later.
-            check_host_memory("offload", built.devices.flat[0])
+            built.devices.flat[0].memory(HOST_MEMORY)
         super().__init__(Placement(built, rules, logical_axes, fsdp_min_size, strict), batch_axes)
 
     def shardings(self, tree: ArrayTree, under: str = "") -> PyTree:
         """Return the sharding for every leaf, with the memory that it is in; see `MeshStrategy`."""
         shardings = super().shardings(tree, under)
         return _offload_optimizer_state(tree, shardings, under) if self.offload else shardings
-
-    def check_loop(self, steps_per_call: int) -> None:
-        """Raise ConfigError for chunks with `offload`; see `Strategy`."""
-        if self.offload and steps_per_call > 1:
-            raise ConfigError(
-                "`train_cfg.steps_per_call` must be 1 with `parallel.offload`, as the steps of a "
-                f"chunk keep the optimizer state on the device, got {steps_per_call}"
-            )
 
     def compile_train_step(
         self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None

@@ -86,12 +86,6 @@ class Strategy(Protocol):
         `model` may have logical axes for the parameters.
         """
 
-    def check_loop(self, steps_per_call: int) -> None:
-        """Raise ConfigError if the strategy cannot run a training loop with chunks of this many
-        steps.
-        """
-        return  # by default all can
-
     def compile_train_step(
         self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
     ) -> Callable[..., Any]:

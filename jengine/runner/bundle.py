@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -18,11 +18,10 @@ from jengine.checkpoint.start_from import LoadFrom
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explained
-from jengine.config.paths import flatten, nest
 from jengine.config.plugins import load_each
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.model.model import FROZEN, Model, get_model, is_number
+from jengine.model.model import get_model, is_number
 from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.state import schedulers_state_dict
 from jengine.optim.wrapper_dict import wrappers_by_name
@@ -303,13 +302,15 @@ def load_weights(runner: RunnerProtocol, source: LoadFrom) -> None:
     variables = {"params": runner.state.params, "model_state": runner.state.model_state}
     replicas = runner.strategy.replicas
     names = [path.removeprefix("params.") for path in weights.names]
-    initial, to_run = _loadable_variables(get_model(runner.model), variables, replicas, names)
+    initial, to_run = variables, dict
+    for split in load_each("adapted_weights"):
+        initial, to_run = split(get_model(runner.model), variables, replicas, names)
     conversion = replicas, rest.get("replicas")
     target = convert_replica_axis(initial, *conversion)
     with explained(checkpoint=(weights.label, rest.get("meta", {}))):
         loaded, report = weights.load(target)
     loaded = convert_replica_axis(loaded, *reversed(conversion))
-    bundle: Bundle = {"state": _put_like(to_run(dict(loaded)), variables), **rest}
+    bundle: Bundle = {"state": _put_like(to_run(loaded), variables), **rest}
     _call_after_load(runner, bundle)
     values = {item: bundle["state"][item] for item in initial}
     # Hook states derived from the weights, such as averages, start from the loaded weights
@@ -317,51 +318,6 @@ def load_weights(runner: RunnerProtocol, source: LoadFrom) -> None:
     runner.state = runner.state.replace(**values, hook_state=states)
     is_raw = source.raw or (is_evaluated and "evaluated" in rest)
     averaged = "averaged " if "exchanged" in rest and not is_raw else ""
-    runner.logger.info(f"Loaded the {averaged}weights of {weights.label}:\n{report.summary()}")
-    if not report.fits:
-        runner.logger.warning(
-            f"Not all parameters were loaded from {weights.label} (strict=False): {report}"
-        )
+    log = runner.logger.info if report.fits else runner.logger.warning
+    log(f"Loaded the {averaged}weights of {weights.label}: {report}")
     weights.finish(runner, report)
-
-
-def _loadable_variables(
-    model: Model, variables: Variables, replicas: int | None, stored: Iterable[str]
-) -> tuple[Variables, Callable[[Variables], Variables]]:
-    """Return the variables to load into, and a function from the loaded values to the run's
-    variables.
-
-    They are the run's own, unless an adapter such as `LoRA` loads the weights at the dotted paths
-    `stored` for the model inside.
-    """
-    params = variables["params"]
-    names = set(stored)
-    base_params, _ = model.base_variables(params, variables["model_state"])
-    has_own_names = any(name.startswith(f"model_state.{FROZEN}.") for name in names)
-    added = flatten(params).keys() - flatten(base_params).keys()
-    if (
-        has_own_names
-        or not added.isdisjoint(names)
-        or flatten(params).keys() == flatten(base_params).keys()
-    ):
-        return variables, lambda loaded: loaded  # with adapters, or the model has none
-    fresh = convert_replica_axis(variables, replicas, None)  # adapters know no replicas
-    base: Variables = dict(
-        zip(variables, model.base_variables(fresh["params"], fresh["model_state"]), strict=True)
-    )
-    missing = set(model.adapter_paths) - names
-    if missing:  # the weights are the network's own, without adapters
-        base["params"] = nest(
-            {path: leaf for path, leaf in flatten(base["params"]).items() if path not in missing}
-        )
-
-    def restore(loaded: Variables) -> Variables:
-        single = convert_replica_axis(loaded, replicas, None)
-        replaced = model.replace_base(
-            fresh["params"], fresh["model_state"], single["params"], single["model_state"]
-        )
-        return dict(
-            convert_replica_axis(dict(zip(variables, replaced, strict=True)), None, replicas)
-        )
-
-    return dict(convert_replica_axis(base, None, replicas)), restore

@@ -44,10 +44,8 @@ from jengine.runner.config_checks import LoopSection, is_epoch_based
 from jengine.train.state import MAX_STEP
 
 
-def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | None) -> Any:
-    """Return the strategy for a training loop, from an instance, a config, or None (see
-    `default_strategy`).
-    """
+def build_strategy(parallel: Strategy | Config | None) -> Any:
+    """Return the strategy from an instance, a config, or None (see `default_strategy`)."""
     with config_path("parallel"):
         if parallel is None:
             return default_strategy()
@@ -59,12 +57,6 @@ def build_strategy(parallel: Strategy | Config | None, train_cfg: LoopSection | 
                 f"must have a mesh over the devices of all {count} processes, such as Pjit's, got "
                 f"{type(strategy).__name__}, with which each process would train alone"
             )
-        loop = as_config(train_cfg)  # checked before
-        strategy.check_loop(
-            loop.get("steps_per_call", 1)
-            if is_mapping(loop)
-            else getattr(loop, "steps_per_call", 1)
-        )
         return strategy
 
 

@@ -11,17 +11,15 @@ from jengine.config.containers import check_keys
 from jengine.config.dump import check_written
 from jengine.config.errors import (
     ConfigError,
-    closest,
     config_path,
     current_config_path,
 )
 from jengine.config.plugins import load_each
-from jengine.config.registry import LOOPS, Config, as_config, check_arguments, is_built_in
+from jengine.config.registry import LOOPS, Config, as_config, check_arguments
 from jengine.data.build import check_dataloader, name_to_function
 from jengine.data.find_source import as_source, is_stream
 from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
-from jengine.evaluation.evaluator import Evaluator
 from jengine.evaluation.sections import (
     EvalSettings,
     build_evaluators,
@@ -32,7 +30,7 @@ from jengine.evaluation.sections import (
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import EvalLoopProtocol, TrainLoopProtocol
 from jengine.optim.batch_size import read_auto_scale_lr
-from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.optim.schedules.scheduler import Schedulers, flatten_schedulers
 from jengine.optim.schedules.scheduler_builder import check_param_schedulers
 from jengine.optim.wrapper_builder import check_optim_wrapper
 from jengine.train.phases import parse_phases
@@ -46,7 +44,6 @@ _SECTIONS = {
 _TRAINING_OPTIONS = ("param_scheduler", "auto_scale_lr")
 LoopSection = Config | TrainLoopProtocol | EvalLoopProtocol  # `train_cfg`, `val_cfg` or `test_cfg`
 EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
-_VAL_LOOPS = ("ValLoop", "MultiValLoop")
 
 
 def check_top_level(
@@ -74,12 +71,11 @@ def check_top_level(
     return cfg, changes
 
 
-def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequence[ParamScheduler]]:
+def check_sections(sections: Mapping[str, Any]) -> dict[str, Any]:
     """Check the sections for training, validation and test, among the Runner's arguments by name.
 
     Returns:
-      The sections: loops with their `type`, dataloaders and built evaluators by name; and
-      schedulers of an optimizer without parameters.
+      The sections: loops with their `type`, dataloaders and built evaluators by name.
     """
     checked = {
         name: sections[name] for name in (*itertools.chain(*_SECTIONS.values()), *_TRAINING_OPTIONS)
@@ -108,11 +104,11 @@ def check_sections(sections: Mapping[str, Any]) -> tuple[dict[str, Any], Sequenc
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
         raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
     checked["auto_scale_lr"] = read_auto_scale_lr(sections["auto_scale_lr"])
-    if sections["optim_wrapper"] is None:
-        return checked, []
-    return checked, _check_optimizer(
-        sections["optim_wrapper"], sections["param_scheduler"], checked["train_cfg"]
-    )
+    if sections["optim_wrapper"] is not None:
+        wrappers = check_optim_wrapper(sections["optim_wrapper"])
+        by_epoch = is_epoch_based(checked["train_cfg"])
+        check_param_schedulers(sections["param_scheduler"], list(wrappers), by_epoch)
+    return checked
 
 
 def train_loop_config(cfg: LoopSection) -> dict[str, Any]:
@@ -165,53 +161,26 @@ def is_epoch_based(train_cfg: LoopSection | None) -> bool:
     return getattr(train_cfg, "by_epoch", True)  # a loop of the user need not have it
 
 
-def check_names(
-    hooks: Sequence[Hook], schedulers: Sequence[ParamScheduler], sections: Mapping[str, Any]
-) -> None:
-    """Check the names that hooks and schedules expect elsewhere in the config, from
-    `check_sections`.
+def check_hooks(hooks: Sequence[Hook], schedulers: Schedulers, sections: Mapping[str, Any]) -> None:
+    """Check that no two checkpoint hooks write the same files, and what extras check.
 
     Raises:
-      ConfigError: a metric that no evaluator computes, a misspelled key, or two checkpoint hooks
-        with equal file names.
+      ConfigError: two checkpoint hooks with equal file names.
     """
-    monitored = [
-        (f"{type(hook).__name__}.{name}", metric)
-        for hook in hooks
-        for name, metric, _ in hook.monitored_metrics()
-    ]
-    monitored += [
-        ("param_scheduler.monitor", s.settings.monitor) for s in schedulers if s.need_val_args
-    ]
-    known = _known_metrics(hooks, sections)
-    # Their passes end in a suffix: 'accuracy_origin'
-    for path, metric in monitored:
-        if not known or metric in known:
-            continue
-        has_suffixes = any(type(hook).eval_variables is not Hook.eval_variables for hook in hooks)
-        if not (has_suffixes and metric.startswith(known)):
-            raise ConfigError(
-                f"`{path}` must be a metric of val_evaluator, got "
-                f"{metric!r}{closest(metric, known)}"
-            )
+    for check in load_each("hook_checks"):
+        check(hooks, flatten_schedulers(schedulers), sections)
     from jengine.hooks.checkpoint import CheckpointHook
 
     files: set[tuple[str, str]] = set()
     for hook in hooks:
         if isinstance(hook, CheckpointHook):
-            hook.check_published_keys(hooks)
-            if known:
-                with config_path("save_best"):
-                    hook.check_auto(known[0])
-            name = type(hook).__name__
-            own = hook.file_names
-            if files & own:
+            if files & hook.file_names:
                 raise ConfigError(
-                    f"`{name}.out_dir` must differ between two checkpoint hooks with the same "
-                    "file names, "
-                    f"or each removes the checkpoints of the other; got {hook.out_dir!r}"
+                    f"`{type(hook).__name__}.out_dir` must differ between two checkpoint hooks "
+                    "with the same file names, or each removes the checkpoints of the other; got "
+                    f"{hook.out_dir!r}"
                 )
-            files |= own
+            files |= hook.file_names
 
 
 def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
@@ -222,23 +191,6 @@ def check_state(hooks: Sequence[Hook], shapes: TrainState) -> None:
 
     if any(isinstance(hook, CheckpointHook) for hook in hooks):
         check_storable(dict(vars(shapes)))
-
-
-def _known_metrics(hooks: Sequence[Hook], sections: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of all validation metrics; () if custom classes may add others."""
-    evaluators = sections["val_evaluator"] or {}
-    cfg = sections["val_cfg"]
-    if not is_mapping(cfg) or cfg["type"] not in _VAL_LOOPS:
-        return ()
-    names: list[str] = []
-    for name, evaluator in evaluators.items():
-        if type(evaluator) is not Evaluator or not (own := evaluator.names):
-            return ()
-        names += [f"{name}/{x}" for x in own] if name else own
-    for hook in hooks:
-        if not is_built_in(type(hook)) and "after_val_epoch" in hook.get_triggered_stages():
-            return ()
-    return tuple(names)
 
 
 def _check_loader(name: str, cfg: Any) -> None:
@@ -292,18 +244,6 @@ def _check_loop(loop: Any, **supplied: Any) -> Any:
             f"`{current_config_path()}` must be a dict or a loop with a method `run`, got {loop!r}"
         )
     return loop
-
-
-def _check_optimizer(cfg: Any, schedulers: Any, train_cfg: LoopSection) -> Sequence[ParamScheduler]:
-    wrappers = check_optim_wrapper(cfg)
-    loop = train_cfg if is_mapping(train_cfg) else {}
-    return check_param_schedulers(
-        schedulers,
-        wrappers if list(wrappers) != [""] else wrappers[""],  # a single one has no name
-        max_epochs=loop.get("max_epochs"),
-        max_iters=loop.get("max_iters"),
-        by_epoch_loop=is_epoch_based(train_cfg),
-    )
 
 
 def _is_config(value: object) -> bool:

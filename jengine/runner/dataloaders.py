@@ -1,18 +1,13 @@
 """Dataloaders of a run, each built at the first use."""
 
-import collections
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
-import numpy as np
-
-from jengine.config.description import hash_text
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.explain import explain
+from jengine.config.plugins import load_each
 from jengine.data.batch_check import Batch, BatchCheck
 from jengine.data.build import build_dataloader
 from jengine.data.host_entries import list_host_entries, select_arrays
@@ -22,11 +17,9 @@ from jengine.hooks.run import Run
 from jengine.hooks.runner_protocol import Loader, TrainLoopProtocol
 from jengine.logging.slow_call import report_if_slow
 from jengine.model.selection import describe_tree
-from jengine.parallel.mesh import DataShard
-from jengine.parallel.processes import ProcessMismatchError, assert_equal_across_processes
+from jengine.parallel.processes import assert_equal_across_processes
 
 PyTree = Any
-logger = logging.getLogger("jengine")
 _SLOW = 30.0  # seconds
 
 
@@ -107,9 +100,10 @@ class DataLoaders:
         loader = self._build(path)
         with config_path(path):
             batch = self._read_example(path, loader)
-            BatchCheck(path, loader.batch_axis, loader.batch_rules)(batch)
+            BatchCheck(path, loader.batch_axis)(batch)
             if path not in self._examples:  # the first time
-                self._check_readers(path, batch, self._shard.for_axis(loader.batch_axis))
+                for check in load_each("first_batch_checks"):
+                    check(path, batch, self._shard.for_axis(loader.batch_axis), self._processes)
         self._host_entries[path] = list_host_entries(batch)
         arrays = select_arrays(batch)
         self._examples[path] = describe_tree(arrays, "batch")
@@ -129,46 +123,6 @@ class DataLoaders:
             # training reads this batch again, with the parameters that do not exist yet
             loader.close()
         return example
-
-    def _check_readers(self, path: str, batch: Batch, own: DataShard) -> None:
-        """Compare the first batches of all processes.
-
-        Raises:
-          ProcessMismatchError: processes whose devices hold the same rows have read different
-            examples.
-        """
-        if self._processes.count == 1:
-            return
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(select_arrays(batch))]
-        digest = hash_text(b"".join(leaf.tobytes() for leaf in leaves))
-        # Equal examples, such as those of a test, do not tell whether the data are divided.
-        is_varied = any(leaf.ndim and (leaf != leaf[:1]).any() for leaf in leaves)
-        gathered = self._processes.all_gather(
-            f"the first batch of {path}", (own.index, digest, is_varied)
-        )
-        # by shard: the first process, and what it has read
-        readers: dict[int, tuple[int, str]] = {}
-        for process, (shard, other, _) in enumerate(gathered):
-            first, expected = readers.setdefault(shard, (process, other))
-            if other != expected:
-                raise ProcessMismatchError(
-                    f"`{path}` must yield the same examples on processes {first} and {process}, "
-                    "because their devices hold the same rows of a batch, got different first "
-                    "batches; divide the data by `runner.strategy.data_shard`, and draw random "
-                    "numbers from its index, not from the process index"
-                )
-        undivided = collections.defaultdict[str, list[int]](list)
-        for process, digest in readers.values():
-            if gathered[process][2]:
-                undivided[digest].append(process)
-        for same in undivided.values():
-            if len(same) > 1:
-                logger.warning(
-                    f"{path} yields the same first batch on processes "
-                    f"{', '.join(map(str, same))}, whose devices hold different rows: each "
-                    f"example is probably read {len(same)} times. Divide the data by "
-                    "`runner.strategy.data_shard`, its `index` and `count`."
-                )
 
     def check_state_access(self, loop: TrainLoopProtocol) -> None:
         """Raise ConfigError if training data access the state, and settings let batches be read

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -268,10 +267,9 @@ class Evaluation:
         self.program: EvalProgram | None = None
         self._loop = loop
         self._runner = loop.runner
-        self._check_batch = BatchCheck(self.path, dataloader.batch_axis, dataloader.batch_rules)
+        self._check_batch = BatchCheck(self.path, dataloader.batch_axis)
         self._put = functools.partial(self._runner.strategy.put_batch, rules=dataloader.batch_rules)
         self._counted: int | None = None  # batches in the last evaluation
-        self._has_checked_labels = False
         self._set_meta()
         if self.epoch_length is None and loop.runner.processes.count > 1:
             raise ConfigError(
@@ -346,14 +344,8 @@ class Evaluation:
                 )
                 runner.run.interrupts.check()
         results = self._evaluate(sums)
-        has_nan = any(isinstance(value, float) and math.isnan(value) for value in results.values())
-        if has_nan and not self._has_checked_labels:  # once: the next evaluation has the same data
-            self._has_checked_labels = True
-            with whole_batches(loader.batch_axis is None):
-                for check_labels in load_each("label_checks"):
-                    loader.set_epoch(0)
-                    again = map(select_arrays, itertools.islice(loader, self._counted))
-                    check_labels(self.evaluator, predictions, again)
+        for check in load_each("result_checks"):
+            check(self, results, predictions, self._counted)
         return results
 
     def _call(self, *args: PyTree) -> Any:
@@ -375,7 +367,7 @@ class Evaluation:
             raise
         if compilation_counter.count != compiled:  # also without a trace, for another sharding
             timer.relabel("compile")
-            program.traced.check_shardings(*args)
+            program.traced.record_shapes(*args)
         timer.enter(before)
         return outputs
 

@@ -19,11 +19,11 @@ from jengine.checkpoint.orbax import ignore_closed_event_loops
 from jengine.config.dump import write_config
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explain
-from jengine.hooks.checks import NonFiniteLossError
 from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable, start_record, update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.console import log_error, open_log_file
+from jengine.logging.loss_watch import NonFiniteLossError
 from jengine.logging.watchdog import Wait
 from jengine.runner import report
 from jengine.runner.loops import check_losses

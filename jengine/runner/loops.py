@@ -24,16 +24,14 @@ from jengine.config.registry import LOOPS
 from jengine.data.batch_check import Batch, BatchCheck
 from jengine.data.batch_stream import BatchStream
 from jengine.data.host_entries import put_arrays
-from jengine.hooks.checks import NonFiniteLossError
 from jengine.hooks.hook_list import KINDS
 from jengine.hooks.runner_protocol import Loader, RunnerProtocol
-from jengine.logging.loss_watch import LossWatch
+from jengine.logging.loss_watch import LossWatch, NonFiniteLossError
 from jengine.optim.wrapper import OptimWrapper
 from jengine.parallel.interrupts import WaitedLoader
 from jengine.runner.eval_loops import EvalLoop, mark_inconsistent
 from jengine.train.micro_batches import count_micro_batches
 from jengine.train.phases import batches_per_iteration, count_iterations
-from jengine.train.recompilation import check_on_recompile
 from jengine.train.state import MAX_STEP
 
 PyTree = Any
@@ -104,7 +102,7 @@ class TrainLoop:
       settings: the settings.
       by_epoch: whether the loop counts in epochs.
       steps_per_call: iterations in a chunk.
-      on_recompile: 'warn' or 'raise'.
+      on_recompile: 'warn' or 'raise', or None for the environment's.
       micro_batches: parts of a device's share of a batch.
       repeats_data: whether epochs are parts of one stream over the data, not passes.
       batches_per_iteration: batches of the loader in an iteration; a tuple of them, if there are
@@ -142,7 +140,7 @@ class TrainLoop:
         self.dataloader = dataloader
         self.settings = settings
         self.batches_per_iteration = batches_per_iteration(settings.phases)
-        self.on_recompile = check_on_recompile(settings.on_recompile)
+        self.on_recompile = settings.on_recompile
         self.steps_per_call = settings.steps_per_call
         if settings.max_time is not None and not runner.processes.agree_on_signals:
             raise ConfigError(
@@ -163,9 +161,7 @@ class TrainLoop:
         self.steps_left = 0
         self._last_time = 0.0
         self._waited = WaitedLoader("train_dataloader", dataloader)
-        self._check_batch = BatchCheck(
-            "train_dataloader", dataloader.batch_axis, dataloader.batch_rules
-        )
+        self._check_batch = BatchCheck("train_dataloader", dataloader.batch_axis)
         strategy = runner.strategy
         put = functools.partial(strategy.put_batch, rules=dataloader.batch_rules)
         self._put = None if strategy.takes_host_batches else functools.partial(put_arrays, put=put)
@@ -283,7 +279,8 @@ class TrainLoop:
         """
         start = self.iter
         if self.position is None:  # no checkpoint has it
-            self.position = seek_iteration(self.dataloader, self.iter, self.batches_per_iteration)
+            self.dataloader.set_epoch(0)
+            self.position = self.dataloader.state_dict()
         while self.iter < stop and not self.stop_training:
             if self.dataloader.set_step(self.iter):
                 self.close()
@@ -750,35 +747,3 @@ def check_losses(runner: RunnerProtocol, *, at_line: bool = False, at_end: bool 
     error = NonFiniteLossError(f"{message} (noticed at iteration {loop.iter})")
     error.iteration = iteration
     raise error
-
-
-def seek_iteration(loader: Loader, step: int, batches: int) -> Any:
-    """Set the data to the place after `step` iterations with so many batches each, and return it.
-
-    The loader then has the batch size of the last of them. Data without a length are set to their
-    start.
-    """
-    loader.set_step(0)
-    loader.set_epoch(0)
-    if loader.length is None:
-        return loader.state_dict()
-    at = 0
-    while at < step:
-        position = loader.state_dict()
-        if loader.set_step(at):
-            loader.load_state_dict(position)  # the same example
-            position = loader.state_dict()
-        end = int(min(step, loader.next_change(at)))
-        skipped = (end - at) * batches
-        left = loader.length - position["position"]
-        if loader.batch_sizes is not None and position["examples"] and skipped < left:
-            # The position of a batch says nothing within a pass that has started with another size.
-            examples = position["examples"] + skipped * (loader.batch_size or 0)
-            loader.load_state_dict(
-                {**position, "position": position["position"] + skipped, "examples": examples}
-            )
-        else:
-            passes, start = divmod(skipped - left, loader.length)
-            loader.set_epoch(position["epoch"] + 1 + passes, start)
-        at = end
-    return loader.state_dict()

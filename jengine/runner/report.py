@@ -11,12 +11,11 @@ from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
 from jengine.config.plugins import load_each
 from jengine.config.storage import StorageError, is_url, storage_path
-from jengine.evaluation.table import format_validations
 from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.tables import format_table, shorten_rows
-from jengine.runner.components import has_own_step, list_directories
+from jengine.runner.components import list_directories
 from jengine.runner.resume_data import EFFECTS
 from jengine.train.state import parameter_size
 from jengine.versions import describe_device, environment_versions
@@ -58,21 +57,8 @@ def log_start(runner: RunnerProtocol, groups: GroupTable) -> None:
     run.logger.info(_describe_start(runner, groups))
     if problems := run.described.problems:
         run.logger.info(f"The config in {run.work_dir} cannot be run again: {'; '.join(problems)}.")
-    steps_per_call = runner.train_loop.steps_per_call
-    blockers = runner.hook_list.list_chunk_blockers(runner)
-    if steps_per_call > 1 and blockers:
-        names = ", ".join(type(hook).__name__ for hook in blockers)
-        run.logger.warning(
-            f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
-            "iterations run one by one. To allow chunks, set `every` or `acts_on`."
-        )
-    traced = [type(hook).__name__ for hook in runner.hooks if hook.get_traced_points()]
-    if has_own_step(runner) and traced:
-        run.logger.warning(
-            f"{type(runner).__name__}.train_step replaces the built-in step: the traced points of "
-            f"{', '.join(traced)} have no effect unless it calls `super().train_step(batch)`. A "
-            "`train_step` of the model runs them."
-        )
+    for check in load_each("start_checks"):
+        check(runner)
     loader = runner.train_dataloader
     if loader.resume != "exact":
         effect = EFFECTS[loader.resume]
@@ -180,14 +166,7 @@ def log_interruption(runner: RunnerProtocol, iterations: int) -> None:
 
 
 def _log_summary(runner: RunnerProtocol, headline: str, speed: list[str]) -> None:
-    parts = [headline, *speed, list_files(runner.run)]
-    if validations := runner.run.validations:
-        monitored = [
-            (name, rule) for hook in runner.hooks for _, name, rule in hook.monitored_metrics()
-        ]
-        by_epoch = runner.train_loop.by_epoch
-        parts.insert(1, format_validations(validations, by_epoch=by_epoch, monitored=monitored))
-    runner.logger.info("\n".join(parts))
+    runner.logger.info("\n".join([headline, *speed, list_files(runner.run)]))
 
 
 def describe_interruption(runner: RunnerProtocol) -> str:

@@ -2,13 +2,13 @@
 allow.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from jengine.config.errors import ConfigError
+from jengine.config.plugins import load_provided
 from jengine.hooks.run import Run
-from jengine.runner.loops import TrainLoop, seek_iteration
+from jengine.runner.loops import TrainLoop
 
 EFFECTS = {
     "replayed": "a resumed run reads and drops the batches before its position, so it is exact "
@@ -42,9 +42,8 @@ def collect_position(run: Run, loop: TrainLoop, meta: Mapping[str, Any]) -> dict
 def restore_position(run: Run, loop: TrainLoop, saved: Mapping[str, Any] | None) -> None:
     """Continue at a checkpoint's position, once the loop's `iter` and `epoch` have been restored.
 
-    Another batch size or number of data shards continues at the same example if the data have
-    access by index, or yield examples; otherwise, and with another dataset, the pass starts again.
-    What is repeated or dropped is logged.
+    An extra continues with other data, see `continue_with` there. What is repeated or dropped is
+    logged.
 
     Raises:
       ConfigError: the same examples cannot follow, and `resume` is 'exact'.
@@ -66,88 +65,20 @@ def restore_position(run: Run, loop: TrainLoop, saved: Mapping[str, Any] | None)
     changes = [
         f"{name} {new} ({old} in the checkpoint)" for name, old, new in compared if old != new
     ]
-    total = sum(position["examples"] for position in positions)
-    batch = (loader.batch_size or 0) * shard.count
     if not changes:
         loop.position = positions[shard.index]
         loop.epoch_start = loop.iter - saved["inner_iter"]
+        total = sum(position["examples"] for position in positions)
         if loader.resume != "exact" and total:
             effect = f"{total} examples of this pass are {_IGNORED[loader.resume]}"
-            _report(run, f"The position in {loader.kind} was not saved", effect)
-        devices = shard.count * run.strategy.batch_multiple
-        before = saved.get("devices", devices)  # none in checkpoints of earlier versions
-        if devices != before and batch:
-            _log_places(run, batch, f"{devices} devices", devices, before)
-        return
-    first = positions[0]
-    is_same_dataset = saved["dataset_size"] == loader.dataset_size
-    if not is_same_dataset or not (len(positions) == shard.count or loader.has_random_access):
-        position = {"epoch": first["epoch"], "position": 0, "examples": 0}  # the pass starts again
-    elif len(positions) == shard.count:
-        position = positions[shard.index]
-    else:
-        position = {"epoch": first["epoch"], "position": -1, "examples": total // shard.count}
-    loader.load_state_dict(position)
-    loop.position = loader.state_dict()  # in batches of this run
-    repeated = total - loop.position["examples"] * shard.count
-    if saved["inner_iter"] and loop.by_epoch and loop.epoch_length == loader.length:
-        # Some loaders give the position after the last batch of a pass as the start of the next
-        is_next_epoch = first["position"] == 0 or loop.position["epoch"] > first["epoch"]
-        loop.epoch += is_next_epoch
-        loop.epoch_start = loop.iter - loop.position["position"]
-        repeated = 0 if is_next_epoch else repeated
-    else:
-        loop.epoch_start = loop.iter - saved["inner_iter"]
-    is_same_batch = (saved["batch_size"] or 0) * len(positions) == batch > 0
-    is_same_length = loop.epoch_length == saved["epoch_length"]
-    if is_same_dataset and is_same_batch and is_same_length and not repeated:
-        # only on other processes
-        _log_places(run, batch, f"{shard.count} data shards", shard.count, len(positions))
-        return
-    effect = "the run continues at the same example"
-    if repeated:
-        what = "repeated" if repeated > 0 else "skipped"
-        effect = f"{abs(repeated)} examples of pass {first['epoch'] + 1} over the data are {what}"
-    if not is_same_length:
-        effect += f", an epoch has {loop.epoch_length} iterations instead of "
-        effect += f"{saved['epoch_length']}"
-    remaining = f"{loop.max_iters - loop.iter} iterations remain"
-    if loop.max_iters == math.inf:
-        remaining = f"the run ends after {loop.max_epochs} epochs"
-    _report(
-        run,
-        f"The data differ from those of the checkpoint: {', '.join(changes)}",
-        f"{effect}, and {remaining}. Schedules in epochs continue at their place in the epoch, "
-        "schedules in iterations at their iteration",
-    )
+            report_difference(run, f"The position in {loader.kind} was not saved", effect)
+    devices = shard.count * run.strategy.batch_multiple
+    before = saved.get("devices", devices)  # none in checkpoints of earlier versions
+    if changes or devices != before:
+        load_provided("changed_data", "continue_with")(run, loop, saved, changes)
 
 
-def start_at(run: Run, loop: TrainLoop, step: int) -> None:
-    """Continue after `step` iterations of another loop: at that place in this run's order of the
-    data.
-    """
-    loader = loop.dataloader
-    length = loop.epoch_length if loop.by_epoch else loader.length
-    loop.iter = step
-    if length is None:  # a stream: what the other loop has read of it is unknown
-        run.logger.warning(
-            f"The data start from the beginning: {loader.kind} has no length, so no place of step "
-            f"{step}."
-        )
-        return
-    epoch, inner = divmod(step, length)
-    loop.epoch, loop.epoch_start = (epoch, step - inner) if loop.by_epoch else (0, 0)
-    loop.position = seek_iteration(loader, step, loop.batches_per_iteration)
-
-
-def _log_places(run: Run, batch: int, places: str, count: int, before: int) -> None:
-    run.logger.info(
-        f"The run continues at the same example with the same global batch of {batch}: "
-        f"{batch // count} examples on each of {places}, instead of {batch // before} on {before}."
-    )
-
-
-def _report(run: Run, what: str, effect: str) -> None:
+def report_difference(run: Run, what: str, effect: str) -> None:
     """Warn that other examples follow than in the checkpoint's run, which 'exact' refuses."""
     if run.resume_is_exact:
         raise ConfigError(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.checkpoint.start_from import default_resume_command
@@ -24,16 +23,13 @@ from jengine.hooks.priority import Priority
 from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import Progress
-from jengine.model.model import get_model
 from jengine.model.precision import build_model
 from jengine.model.roles import parameter_roles
-from jengine.optim.batch_size import warn_of_accumulation
 from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_builder import build_optim_wrapper
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
 from jengine.parallel.processes import get_processes
-from jengine.parallel.replica_axis import convert_replica_axis
 from jengine.runner import bundle, components, config_checks, lifecycle
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
@@ -224,7 +220,7 @@ class Runner:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
         # What was asked for: a mistake is refused before anything is built
-        self._sections, schedulers = config_checks.check_sections(arguments)
+        self._sections = config_checks.check_sections(arguments)
         # Who the run is, and where it starts
         processes = get_processes()
         identity = agree_on_identity(
@@ -243,14 +239,14 @@ class Runner:
         )
         # What computes
         use_compilation_cache()  # before the first compilation
-        strategy = components.build_strategy(parallel, train_cfg)
+        strategy = components.build_strategy(parallel)
         self.model = build_model(model, precision)
         self.hyperparams = Hyperparams()
         # Who acts
         visualizer = components.build_visualizer(visualizer, identity.log_dir)
         self.hook_list = HookList()
         self.register_hooks(default_hooks, custom_hooks)
-        config_checks.check_names(self.hooks, schedulers, self._sections)
+        config_checks.check_hooks(self.hooks, [], self._sections)
         # What all parts share
         self.run: Run = components.build_run(
             identity,
@@ -331,10 +327,12 @@ class Runner:
             )
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
-            self._group_table, self.param_schedulers = components.build_schedulers(
+            table, schedulers = components.build_schedulers(
                 self.run, self.train_loop, self._sections, wrapper
             )
-            warn_of_accumulation(wrapper, self.model.module_types, self.logger)
+            config_checks.check_hooks(self.hooks, schedulers, self._sections)
+            self._group_table = table
+            self.param_schedulers = schedulers
             if self.resume_from is not None:
                 check_resume(self.run, self.train_loop, self.resume_from)
         if self._sections["val_cfg"] is not None:
@@ -483,14 +481,7 @@ class Runner:
         Raises:
           TypeError: the model is not made from a Flax module.
         """
-        if self.state is None:
-            raise RuntimeError(
-                "the run has no weights yet: call train, val or test before `module`"
-            )
-        params, model_state = self.eval_variables()[""]
-        merged = convert_replica_axis({"model_state": model_state}, self.strategy.replicas, None)
-        copies = jax.tree.map(jnp.copy, (params, merged["model_state"]))
-        return get_model(self.model).merge(*copies, train=train)
+        return load_provided("predict", "make_module")(self, train)
 
     @boundary
     def predict(self, data: Any, batch_size: int | None = None, seed: int | None = None) -> PyTree:
@@ -596,7 +587,7 @@ class Runner:
           lr: the rate of the optimizer itself.
           optimizer: the name of one of several optimizers.
         """
-        _find_wrapper(self.optim_wrapper, optimizer).set_lr(lr)
+        find_wrapper(self.optim_wrapper, optimizer).set_lr(lr)
 
     def reset_optimizer(
         self, groups: Sequence[int | str] | None = None, optimizer: str = ""
@@ -604,27 +595,14 @@ class Runner:
         """Start the optimizer anew between two iterations: zero moments and step count, where they
         are.
 
-        Schedules go on, and the training step does not compile again. See `reset_state` of the
-        extra `optimizers`.
+        Schedules go on, and the training step does not compile again. The extra `optimizers`
+        does it, see `reset_state` there.
 
         Args:
           groups: the parameter groups that start anew, by index or `group_name`; None for all.
           optimizer: the name of one of several optimizers.
         """
-        wrapper = _find_wrapper(self.optim_wrapper, optimizer)
-        names = [group.get("group_name", index) for index, group in enumerate(wrapper.param_groups)]
-        known = {name: index for index, name in enumerate(names)}
-        known |= {index: index for index in range(len(names))}
-        if unknown := [group for group in groups or () if group not in known]:
-            raise ConfigError(f"`groups` must be parameter groups, {names}, got {unknown}")
-        chosen = None if groups is None else tuple(sorted({known[group] for group in groups}))
-        state = self.state.opt_state[optimizer] if optimizer else self.state.opt_state
-        reset_state = load_provided("optimizer_parts", "reset_state")
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, state)  # the step expects these
-        reset = jax.jit(lambda *args: reset_state(wrapper, *args, chosen), out_shardings=shardings)
-        state = reset(state, self.state.params)
-        opt_state = {**self.state.opt_state, optimizer: state} if optimizer else state
-        self.state = self.state.replace(opt_state=opt_state)
+        load_provided("optimizer_parts", "reset_optimizer")(self, groups, optimizer)
 
     def __repr__(self) -> str:
         return (
@@ -694,7 +672,8 @@ class Runner:
         return self.iter - self._first_iter
 
 
-def _find_wrapper(optim_wrapper: AnyWrapper, optimizer: str) -> OptimWrapper:
+def find_wrapper(optim_wrapper: AnyWrapper, optimizer: str) -> OptimWrapper:
+    """Return one of several optimizers, or the only one, called ''."""
     wrappers = wrappers_by_name(optim_wrapper)
     if optimizer not in wrappers:
         raise ConfigError(f"`optimizer` must be one of {sorted(wrappers)}, got {optimizer!r}")

@@ -13,7 +13,6 @@ from jengine.train.own_step import UpdateContext as UpdateContext
 from jengine.train.phases import PhaseSettings as PhaseSettings
 from jengine.train.recompilation import RecompilationError as RecompilationError
 from jengine.train.recompilation import RecompilationGuard as RecompilationGuard
-from jengine.train.recompilation import check_on_recompile as check_on_recompile
 from jengine.train.recompilation import compilation_counter as compilation_counter
 from jengine.train.scanned_step import ScannedMetrics as ScannedMetrics
 from jengine.train.scanned_step import build_scanned_step as build_scanned_step

@@ -87,6 +87,7 @@ class HyperparamsRaveler:
 
     def __init__(self) -> None:
         self._leaves: list[np.ndarray | np.generic] = []
+        self._are_numbers = False  # all leaves
         self._last = HyperparamsVector(_NO_VALUES, _VectorSpec(jax.tree.structure({}), ()))
 
     def ravel(self, hyperparams: Mapping[str, Any]) -> HyperparamsVector:
@@ -101,9 +102,13 @@ class HyperparamsRaveler:
         # cheaper than to compare values
         if is_known and all(map(operator.is_, leaves, self._leaves)):
             return self._last
-        vector = np.concatenate(leaves or [_NO_VALUES], axis=None)
+        if is_known and self._are_numbers:  # `np.concatenate` takes five times as long
+            vector = np.array(leaves)
+        else:
+            vector = np.concatenate(leaves or [_NO_VALUES], axis=None)
         if not is_known or vector.size != self._last.vector.size:
             spec = _VectorSpec(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+            self._are_numbers = bool(leaves) and vector.size == len(leaves)
         self._leaves, self._last = leaves, HyperparamsVector(vector, spec)
         return self._last
 

@@ -4,7 +4,7 @@ parts that `ctx` has.
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -300,8 +300,8 @@ class OwnStep(NamedTuple):
         states.
 
         Raises:
-          TypeError, ValueError: another result than a state of the same structure and scalar
-            metrics.
+          ValueError: a state that has changed, see `keep_types`; metrics that are not scalars, or
+            none with 'loss' in the name.
         """
         decides = hooks.have("traced_grads") or ctx.apply_update is not None
         # Present from the start: a loop of JAX keeps the structure of its carry
@@ -323,8 +323,21 @@ class OwnStep(NamedTuple):
                 self.constrain,
                 self.gather_tables,
             )
-            result = self.model.train_step(given, ctx.batch, update_ctx)
-        new_state, metrics = check_result(given, result, self.optimizers)
+            new_state, metrics = self.model.train_step(given, ctx.batch, update_ctx)
+        new_state = keep_types(given, new_state, "")
+        metrics = OrderedDict(
+            (name, jnp.asarray(value, jnp.result_type(float))) for name, value in metrics.items()
+        )
+        for name, value in metrics.items():
+            if value.shape:
+                raise ValueError(
+                    f"train_step must return scalars as metrics, got the shape {value.shape} for "
+                    f"{name!r}"
+                )
+        if "loss" not in metrics:  # the sum of the losses, to which loss scales do not belong
+            scales = {f"loss_scale_{name}" if name else "loss_scale" for name in self.optimizers}
+            losses = {name: x for name, x in metrics.items() if name not in scales}
+            metrics["loss"] = sum(losses[name] for name in loss_names(losses))
         if ctx.axis_name is not None:  # what the model has computed itself belongs to one replica
             metrics = jax.lax.pmean(metrics, ctx.axis_name)
         hook_state = dict(new_state.hook_state)
@@ -349,7 +362,7 @@ def build_own_step(
     """Return the model's own step; None if it has none.
 
     Raises:
-      ValueError: gradient accumulation or phases, which the model's step would not see.
+      ValueError: phases, which the model's step would not see.
     """
     if not model.has_train_step:
         return None
@@ -358,51 +371,6 @@ def build_own_step(
             "phases must be None for a model with its own `train_step`, which calls its "
             f"optimizers itself, got {list(phases)}"
         )
-    # The host counts iterations to know which of them update; a step with updates of its own would
-    # disagree.
-    parts.check_no_accumulation(
-        optim_wrapper,
-        "for a model with its own `train_step`; it can add the gradients of several parts of a "
-        "batch itself",
-    )
     optimizers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
     model = parts.apply_precision(model, optim_wrapper)
     return OwnStep(model, optim_wrapper, optimizers, constrain, gather_tables)
-
-
-def check_result(
-    given: TrainState, result: Any, optimizers: Iterable[str]
-) -> tuple[TrainState, Metrics]:
-    """Return the state and metrics that a model's `train_step` has returned.
-
-    Without a `loss`, the sum of the losses.
-
-    Raises:
-      TypeError: not a pair of a TrainState and a dict. ValueError: a state that has changed, see
-        `keep_types`; metrics that are not scalars, or none with 'loss' in the name.
-    """
-    is_pair = isinstance(result, tuple) and len(result) == 2
-    if not (is_pair and isinstance(result[0], TrainState) and isinstance(result[1], Mapping)):
-        got = [type(item).__name__ for item in (result if is_pair else [result])]
-        raise TypeError(
-            "train_step must return (state, metrics), with the state from `state.replace(...)` and "
-            f"the metrics as a dict by name, got {', '.join(got)}"
-        )
-    state, metrics = result
-    state = keep_types(given, state, "")
-    for name, value in metrics.items():
-        if jnp.shape(value):
-            raise ValueError(
-                f"train_step must return scalars as metrics, got {jax.typeof(value).str_short()} "
-                f"for {name!r}"
-            )
-    scalars = OrderedDict(
-        (name, jnp.asarray(value, jnp.result_type(float))) for name, value in metrics.items()
-    )
-    if "loss" not in scalars:
-        # no losses
-        scales = {f"loss_scale_{name}" if name else "loss_scale" for name in optimizers}
-        losses = {name: value for name, value in scalars.items() if name not in scales}
-        first, *others = (losses[name] for name in loss_names(losses))
-        scalars["loss"] = sum(others, start=first)
-    return state, scalars

@@ -141,8 +141,7 @@ def build_phases(
     """Return a step's updates in order; a phase with several updates is repeated.
 
     Raises:
-      ValueError: a phase that is not an optimizer name, phases for a single optimizer, or
-        accumulation.
+      ValueError: a phase that is not an optimizer name, or phases for a single optimizer.
     """
     if not isinstance(optim_wrapper, Mapping):
         if phases is not None:
@@ -161,20 +160,10 @@ def build_phases(
             raise ValueError(
                 f"phases must name optimizers, got {name!r}{closest(name, optim_wrapper)}"
             )
-        check_no_accumulation(optim_wrapper, "with several optimizers in one step")
         loss = functools.partial(apply_precision(model, optim_wrapper[name]).phase_loss, name)
         loss = reads_attributes(loss, model, optim_wrapper)
         built += [Phase(name, optim_wrapper[name], loss, every, batch) for batch in batches]
     return built
-
-
-def check_no_accumulation(optim_wrapper: OptimWrapper | OptimWrapperDict, reason: str) -> None:
-    """Raise ValueError if an optimizer accumulates gradients over iterations."""
-    wrappers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
-    for name, wrapper in wrappers.items():
-        if wrapper.accumulates:
-            owner = f" of {name!r}" if name else ""
-            raise ValueError(f"accumulative_counts{owner} must be 1 {reason}, got {wrapper.counts}")
 
 
 def apply_precision(model: Model, optim_wrapper: OptimWrapper | OptimWrapperDict) -> Model:

@@ -237,7 +237,7 @@ class TrainPrograms:
             raise
         if compilation_counter.count != count:
             self._timer.relabel("compile")  # the time since `enter`
-            guard.check_shardings(state, batch, inputs)
+            guard.record_shapes(state, batch, inputs)
             if self.hashes:  # the run continues another, whose programs may differ
                 self.hash_jaxprs()
         return result
@@ -266,12 +266,10 @@ class TrainPrograms:
     def called(self) -> dict[str, tuple[Any, ...]]:
         """Return the last argument shapes of the programs that have been called, by name.
 
-        `compiled[name].trace(*shapes)` is the trace that JAX has kept; a pmap has none.
+        `compiled[name].trace(*shapes)` is the trace that JAX has kept.
         """
         return {
-            kind: guard.shapes
-            for kind, guard in self._guards.items()
-            if guard.shapes is not None and hasattr(self.compiled[kind], "trace")
+            kind: guard.shapes for kind, guard in self._guards.items() if guard.shapes is not None
         }
 
     def hash_jaxprs(self) -> dict[str, str]:

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 from jax.typing import ArrayLike
 
+from jengine.config.errors import ConfigError
 from jengine.config.explain import explain
 
 logger = logging.getLogger("jengine")
-_MODES = ("warn", "raise")
 
 
 class CompilationCounter:
@@ -70,25 +70,13 @@ class RecompilationError(TypeError):
     """
 
 
-def check_on_recompile(mode: str | None) -> str:
-    """Return `mode`, for None `$JENGINE_ON_RECOMPILE` or 'warn'.
-
-    Raise ValueError for another mode.
-    """
-    checked = os.environ.get("JENGINE_ON_RECOMPILE", "warn") if mode is None else mode
-    if checked not in _MODES:
-        raise ValueError(f"on_recompile must be 'warn' or 'raise', got {checked!r}")
-    return checked
-
-
 class RecompilationGuard:
     """Function for `jax.jit` that reports each call whose arguments cause a recompilation.
 
     Each change is reported once: as a warning, after which the new arguments are compiled too; or
     as an error, before they are compiled. Explainers name the changed paths, and so does
     `JAX_EXPLAIN_CACHE_MISSES=1`. The wrapper runs only when JAX traces, so it adds no cost to
-    compiled calls. A changed sharding alone will recompile without a trace: callers detect it with
-    `compilation_counter`, and call `check_shardings`.
+    compiled calls. A changed sharding alone recompiles without a trace, and is not reported.
 
     >>> guard = RecompilationGuard(lambda x: 2 * x, ["batch"], on_recompile="raise")
     >>> step = jax.jit(guard)
@@ -99,12 +87,15 @@ class RecompilationGuard:
       fn: the function to wrap.
       arguments: names of the positional arguments, for explainers.
       name: function name, for messages.
-      on_recompile: 'warn' or 'raise'; see `check_on_recompile`.
+      on_recompile: 'warn' or 'raise'; None for `$JENGINE_ON_RECOMPILE` or 'warn'.
 
     Attributes:
       traces: how often the function was traced.
       shapes: the last arguments of `record_shapes` as `jax.ShapeDtypeStruct`s; None before the
         first call.
+
+    Raises:
+      ConfigError: another mode.
     """
 
     def __init__(
@@ -120,7 +111,10 @@ class RecompilationGuard:
         self.name = name
         self._fn = fn
         self._arguments = tuple(arguments)
-        self._on_recompile = check_on_recompile(on_recompile)
+        mode = on_recompile or os.environ.get("JENGINE_ON_RECOMPILE", "warn")
+        if mode not in ("warn", "raise"):
+            raise ConfigError(f"`on_recompile` must be 'warn' or 'raise', got {mode!r}")
+        self._raises = mode == "raise"
         self._known: list[tuple[list[Any], Any]] = []  # shapes and structures of all traces
         self._expects_change = False
         compilation_counter.install()
@@ -146,23 +140,8 @@ class RecompilationGuard:
         self._expects_change = True
 
     def record_shapes(self, *args: Any) -> None:
-        """Record a call's argument shapes; the call may have failed."""
+        """Record the argument shapes of a call that compiled, or failed; they may be donated."""
         self.shapes = jax.tree.map(_placed_shape, args)
-
-    def check_shardings(self, *args: Any) -> None:
-        """Record the argument shardings of a call that compiled; donated arrays are allowed.
-
-        Raises:
-          RecompilationError: with `on_recompile='raise'`, the call before that compiled had other
-            shardings.
-        """
-        before = self.shapes
-        self.record_shapes(*args)
-        structure: Any = jax.tree.structure(self.shapes)
-        if structure == jax.tree.structure(before) and not all(  # else the trace has reported it
-            jax.tree.leaves(jax.tree.map(_is_placed_alike, before, self.shapes))
-        ):
-            self._report(before, self.shapes)
 
     def _report(self, known: Any, new: Any) -> None:
         is_expected = self._expects_change
@@ -170,12 +149,12 @@ class RecompilationGuard:
         if is_expected:
             return
         error = RecompilationError(
-            f"{self.name} is compiled again, because its arguments changed. Keep the structure, "
-            "dtypes and shardings of batches: pad or drop a smaller last one, or pad each to the "
+            f"{self.name} is compiled again, because its arguments changed. Keep the structure and "
+            "dtypes of batches: pad or drop a smaller last one, or pad each to the "
             "next of some fixed sizes (bucketing)."
         )
         explain(error, changed=(self._arguments, known, new))
-        if self._on_recompile == "raise":
+        if self._raises:
             raise error
         hint = "`on_recompile='raise'` in train_cfg makes this an error."
         logger.warning("\n".join([f"{error} {hint}", *getattr(error, "__notes__", ())]))
@@ -192,10 +171,3 @@ def _placed_shape(leaf: ArrayLike) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.Array) and leaf.committed:
         return _shape(leaf).update(sharding=leaf.sharding)
     return _shape(leaf)
-
-
-def _is_placed_alike(first: jax.ShapeDtypeStruct, second: jax.ShapeDtypeStruct) -> bool:
-    a, b = first.sharding, second.sharding
-    if a is None or b is None or first.shape != second.shape:
-        return a is b or first.shape != second.shape
-    return a.is_equivalent_to(b, len(first.shape))

@@ -60,7 +60,11 @@ class TrainState(struct.PyTreeNode):
         # was donated.
         is_known = isinstance(self.step, jax.Array) and not isinstance(self.step, jax.core.Tracer)
         step = "?" if not is_known or self.step.is_deleted() else str(self.step)
-        parts = [f"{name}={_describe_size(getattr(self, name))}" for name in _SIZED]
+        sizes = ((name, jax.tree.leaves(getattr(self, name))) for name in _SIZED)
+        parts = (
+            f"{name}={sum(math.prod(jnp.shape(x)) for x in arrays):,} in {len(arrays)} arrays"
+            for name, arrays in sizes
+        )
         return f"TrainState(step={step}, {', '.join(parts)})"
 
 
@@ -129,14 +133,4 @@ def count_parameters(params: Params) -> tuple[int, int, int]:
         len(sizes),
         sum(sizes),
         sum(size * leaf.dtype.itemsize for size, leaf in zip(sizes, leaves, strict=True)),
-    )
-
-
-def _describe_size(tree: PyTree) -> str:
-    """Return the size of a pytree of arrays: `9,930 in 6 arrays`, or `{}` for an empty one."""
-    arrays = jax.tree.leaves(tree)
-    return (
-        f"{sum(math.prod(jnp.shape(x)) for x in arrays):,} in {len(arrays)} arrays"
-        if arrays
-        else "{}"
     )

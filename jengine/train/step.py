@@ -361,13 +361,13 @@ def build_train_step(
       ValueError: a phase that is not the name of an optimizer, phases for a single optimizer, or
         accumulation or phases for a model with its own `train_step`.
     """
-    # A step of the model's own replaces phases and micro-batches, which are therefore refused and
-    # not ignored.
     own = build_own_step(model, optim_wrapper, phases, constrain, gather_tables)
-    if micro_batches > 1 and (own is not None or isinstance(optim_wrapper, Mapping)):
-        kind = "several optimizers" if own is None else "a model with its own train_step"
+    accumulates = any(x.accumulates for x in wrappers_by_name(optim_wrapper).values())
+    # Refused and not ignored: these steps are updates as a whole.
+    if (own or isinstance(optim_wrapper, Mapping)) and (micro_batches > 1 or accumulates):
         raise ConfigError(
-            f"`train_cfg.micro_batch` must be None with {kind}, which cannot be computed in parts"
+            "`train_cfg.micro_batch` must be None and `accumulative_counts` 1 with several "
+            "optimizers and with a model that has its own train_step"
         )
     built = [] if own else build_phases(model, optim_wrapper, phases, micro_batches)
     return TrainStep(

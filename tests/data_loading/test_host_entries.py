@@ -103,9 +103,10 @@ def test_lists_in_batches_of_other_loaders_become_arrays():
 def test_lists_of_different_lengths_are_an_error():
     with pytest.raises(ValueError, match="inhomogeneous shape"):
         next(iter(build_dataloader([{"text": {"tokens": [[1, 2], [3]]}}], train=True)))
-    expected = r"got 'tokens' of \(2,\) in sample 0 of the batch and of \(1,\) in sample 1"
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match="same shape") as error:
         next(iter(DataLoader([{"tokens": [1, 2]}, {"tokens": [3]}], 2)))
+    expected = "got 'tokens' of (2,) in sample 0 of the batch and of (1,) in sample 1, sample 1 of the dataset"
+    assert expected in error.value.__notes__[0]
 
 
 def test_integers_beyond_int32_are_an_error_that_names_the_loader_and_the_entry():
@@ -120,19 +121,10 @@ def test_integers_beyond_int32_are_an_error_that_names_the_loader_and_the_entry(
         BatchCheck("train_dataloader")({"x": np.zeros(1), "meta": {"id": np.array([2**40])}})
 
 
-def test_a_batch_with_other_entries_is_an_error_that_names_them():
-    check = BatchCheck("train_dataloader")
-    check({"x": np.zeros(2), "y": {"a": np.zeros(2)}})
-    check({"y": {"a": np.zeros(2)}, "x": np.zeros(2)})  # in another order
-    with pytest.raises(ValueError, match="`train_dataloader` must yield batches with the entries") as error:
-        check({"x": np.zeros(2), "y": {"b": np.zeros(2)}})
-    assert "got ['x', 'y.b'] in batch 2; give every sample the same entries" in str(error.value)
-
-
-def test_a_batch_without_arrays_is_an_error_that_lists_the_entries():
-    with pytest.raises(TypeError, match="`train_dataloader` must yield batches with numeric arrays") as error:
+def test_a_batch_without_arrays_is_an_error():
+    with pytest.raises(ValueError, match="must share their leading axis, got no array") as error:
         BatchCheck("train_dataloader")({"image": np.array([None, 1], object), "name": np.array(["a", "b"])})
-    assert "got {'image': 'object', 'name': '<U1'}" in str(error.value)
+    assert error.value.__notes__ == ["in the config at `train_dataloader`"]
 
 
 class ByName:

@@ -196,10 +196,11 @@ def test_the_gan_example_trains_both_networks_in_one_program(tmp_path):
     assert "disc.lr: 4.0000e-04 gen.lr:" in text or "Saving checkpoint" in text
 
 
+PPO_ON_HOST = pytest.param("host", None, marks=pytest.mark.many_processes)
 PPO_ON_DEVICES = pytest.param("host", dict(type="DataParallel", devices=4), marks=pytest.mark.many_processes)
 
 
-@pytest.mark.parametrize(("env", "parallel"), [("jax", None), ("host", None), PPO_ON_DEVICES])
+@pytest.mark.parametrize(("env", "parallel"), [("jax", None), PPO_ON_HOST, PPO_ON_DEVICES])
 def test_the_ppo_example_learns_and_resumes_with_the_same_bits(tmp_path, env, parallel):
     train = functools.partial(load_example("ppo").main, env, parallel=parallel, **EXAMPLES["ppo"])
     runner = train(work_dir=tmp_path / "whole")

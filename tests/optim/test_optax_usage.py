@@ -520,7 +520,7 @@ def test_parameters_are_optional_without_weight_decay():
 def test_weight_decay_of_zero_at_construction_cannot_be_raised():
     wrapper = OptimWrapper(Adam(lr=LR))
     wrapper.param_groups[0]["weight_decay"] = 0.1
-    with pytest.raises(ValueError, match="weight_decay must stay 0, because the chain was built without it, got 0.1"):
+    with pytest.raises(ValueError, match="`weight_decay` of .* must stay 0.0 in the groups .*, for which the chain was built, got"):
         _ = wrapper.hyperparams
 
 
@@ -530,9 +530,9 @@ def test_multipliers_are_constant_while_schedules_change_the_rates():
         group["lr"] /= 2
     multipliers = wrapper.learning_rate_multipliers(PARAMS)
     assert (float(multipliers["backbone"]["bias"]), float(multipliers["head"]["bias"])) == pytest.approx((1.0, 0.1))
-    with pytest.raises(ValueError, match="`optimizer.lr` must be above 0"):
+    with pytest.raises(KeyError, match="lr"):
         OptimWrapper(optax.adamw(LR)).learning_rate_multipliers(PARAMS)
-    with pytest.raises(ValueError, match="`optimizer.weight_decay` must be known"):
+    with pytest.raises(KeyError, match="weight_decay"):
         OptimWrapper(optax.adamw(LR)).decay_mask(PARAMS)
 
 

@@ -33,9 +33,8 @@ def expected(make_run):
         dict(type="SingleDevice"),
         dict(type="Pjit", devices=2),
         dict(type="DataParallel", devices=2),
-        dict(type="DataParallel", devices=2, impl="pmap"),
     ],
-    ids=lambda parallel: f"{parallel['type']}-{parallel.get('impl', '')}",
+    ids=lambda parallel: parallel["type"],
 )
 def test_batch_norm_over_a_named_axis_equals_batch_norm_over_the_batch(make_run, assert_close, expected, parallel):
     runner = make_run(dict(parallel, axis_names=["batch"]), model=LinenModel(PmapNet(), squared_error, inputs="x"))

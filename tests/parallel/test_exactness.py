@@ -15,7 +15,7 @@ RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
 STRATEGIES = {
     "1 device": None,
     "Pjit, data 2, fsdp 2, tensor 2": dict(type="Pjit", mesh=dict(fsdp=2, tensor=2), rules=RULES, fsdp_min_size=8),
-    "4 replicas, pmap": dict(type="DataParallel", devices=4, impl="pmap"),
+    "4 replicas": dict(type="DataParallel", devices=4),
     "8 replicas": dict(type="DataParallel", devices=8),
     "2 replicas of 4 devices": dict(type="DataParallel", mesh=dict(data=2, fsdp=4), fsdp_min_size=8),
 }
@@ -105,7 +105,7 @@ def assert_same(found, expected):
         ("2 replicas of 4 devices", "masked"),
         ("8 replicas", "weighted"),
         # which the runs below that resume on these end with, too
-        pytest.param("4 replicas, pmap", "masked", marks=pytest.mark.many_processes),
+        pytest.param("4 replicas", "masked", marks=pytest.mark.many_processes),
         pytest.param("Pjit, data 2, fsdp 2, tensor 2", "weighted", marks=pytest.mark.many_processes),
     ],
 )
@@ -116,8 +116,8 @@ def test_every_mesh_has_the_parameters_of_one_device(finished, strategy, loss):
 @pytest.mark.parametrize(
     ("saved", "resumed", "loss"),
     [
-        ("1 device", "4 replicas, pmap", "masked"),
-        pytest.param("4 replicas, pmap", "2 replicas of 4 devices", "masked", marks=pytest.mark.many_processes),
+        ("1 device", "4 replicas", "masked"),
+        pytest.param("4 replicas", "2 replicas of 4 devices", "masked", marks=pytest.mark.many_processes),
         ("2 replicas of 4 devices", "1 device", "masked"),
         pytest.param("Pjit, data 2, fsdp 2, tensor 2", "8 replicas", "weighted", marks=pytest.mark.many_processes),
         ("8 replicas", "Pjit, data 2, fsdp 2, tensor 2", "weighted"),

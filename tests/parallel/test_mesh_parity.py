@@ -112,10 +112,10 @@ def test_half_precision_skips_the_same_updates_on_every_mesh(tmp_path, on_one_de
     ("optimizer", "parallel"),
     [
         pytest.param("SGD", dict(type="DataParallel", devices=4), marks=pytest.mark.many_processes),
-        ("AdamW", dict(type="DataParallel", impl="pmap")),
+        ("AdamW", dict(type="DataParallel")),
         ("LARS", dict(type="DataParallel", **MESHES["data 2, fsdp 2, tensor 2"])),
     ],
-    ids=["SGD, 4 replicas", "AdamW, 8 replicas, pmap", "LARS, 2 replicas of 4 devices"],
+    ids=["SGD, 4 replicas", "AdamW, 8 replicas", "LARS, 2 replicas of 4 devices"],
 )
 def test_replicas_that_share_statistics_have_the_results_of_one_device(
     tmp_path, on_one_device, assert_close, optimizer, parallel

@@ -216,10 +216,6 @@ def default_strategy_error():
             lambda: DataParallel(mesh=make_mesh((AUTO, EXPLICIT), ("data", "fsdp"))),
             r"must be of AxisType.Auto, got explicit fsdp: .* use Pjit",
         ),
-        (
-            lambda: Pjit(rules=[("kernel", P("data", P.UNCONSTRAINED))]),
-            r"the rule 'kernel' must be axes of the mesh or None, got P\('data', UNCONSTRAINED\)",
-        ),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_refused(build, message):
@@ -270,13 +266,12 @@ def test_linen_names_are_for_automatic_axes_within_the_context_too(make_run, typ
 
 
 @pytest.mark.parametrize(
-    "names", [["names"], pytest.param(["explicit", "pmap"], marks=pytest.mark.many_processes)], ids="-".join
+    "names", [["names"], pytest.param(["explicit"], marks=pytest.mark.many_processes)], ids="-".join
 )
 def test_replicas_along_any_axis_are_those_along_data(make_run, assert_close, names):
     meshes = dict(
         explicit=dict(mesh=jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])),
         names=dict(mesh=dict(rows=4, columns=1), batch_axes=("rows", "columns"), devices=4),
-        pmap=dict(mesh=dict(rows=4), batch_axes=("rows",), devices=4, impl="pmap"),
     )
 
     def gathered_error(outputs, batch):

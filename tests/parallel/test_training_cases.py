@@ -19,6 +19,7 @@ from tests.parallel.test_processes import PATIENCE, address, environment
 
 SHARDED = ["tensor", "data_tensor", "tensor_stream", "data_tensor_stream"]
 MORE_SHARDS = [
+    ("one_device_each_more", "tensor_stream"),
     ("two_devices_each_more", "tensor"),
     ("two_devices_each_more", "data_tensor"),
     *[("four_processes", case) for case in SHARDED],
@@ -61,41 +62,43 @@ def run_cases(folder, names, devices, count=2):
 
 @pytest.fixture(scope="module")
 def one_device_each(tmp_path_factory):
-    """Results of all cases but those for more devices, by two processes with one device each; the last case ends with an error."""
-    return run_cases(
-        tmp_path_factory.mktemp("one"),
-        [
-            "nothing",
-            "dist",
-            "replicas",
-            "sharded",
-            "tensor",
-            "tensor_stream",
-            "guarded",
-            "stream",
-            "swav",
-            "odc",
-            "whole",
-            "ordered",
-            "undivided",
-            "overflow",
-            "watched",
-            "failing",
-        ],
-        1,
-    )
+    """Results of two processes with one device each; the last case ends with an error."""
+    names = "nothing dist replicas sharded tensor guarded stream whole undivided watched failing"
+    return run_cases(tmp_path_factory.mktemp("one"), names.split(), 1)
 
 
 @pytest.fixture(scope="module")
-def two_devices_each(tmp_path_factory):
-    """Results of a case that depends on the layout, with two devices each; the last case ends with an error."""
-    return run_cases(tmp_path_factory.mktemp("two"), ["data_tensor_stream", "ordered", "nonfinite"], 2)
+def one_device_each_more(tmp_path_factory):
+    """Results of further cases, by two processes with one device each."""
+    return run_cases(tmp_path_factory.mktemp("one_more"), ["tensor_stream", "swav", "odc", "ordered", "overflow"], 1)
+
+
+def train_alone(path, loss, **changes):
+    return training_cases.train_exact(path, None, loss, **changes)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """Results of one process with one device with every feature at once, by loss, and its work dir for the second."""
+    folder = tmp_path_factory.mktemp("alone")
+    return {loss: train_alone(folder / loss, loss) for loss in ("masked", "weighted")}, folder / "weighted"
+
+
+@pytest.fixture(scope="module")
+def two_devices_each(one_process, tmp_path_factory):
+    """Results of cases that depend on the layout, with two devices each.
+
+    `exact_resumed` continues the run of one process, within a window; the last case ends with an error.
+    """
+    folder = tmp_path_factory.mktemp("two")
+    shutil.copytree(one_process[1] / f"iter_{SAVED}", folder / "saved")
+    return run_cases(folder, ["exact_replicas", "exact_resumed", "data_tensor_stream", "ordered", "nonfinite"], 2)
 
 
 @pytest.fixture(scope="module")
 def two_devices_each_more(tmp_path_factory):
     """Results of the other cases that depend on the layout, with two devices each."""
-    return run_cases(tmp_path_factory.mktemp("two_more"), ["replicas", "sharded", "tensor", "data_tensor"], 2)
+    return run_cases(tmp_path_factory.mktemp("two_more"), ["replicas", "sharded", "tensor", "data_tensor", "exact_sharded"], 2)
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +131,10 @@ def test_values_of_any_size_and_type_arrive_as_they_are_and_differences_are_name
         assert str(found["mismatch"]).startswith(
             "ProcessMismatchError: `lr[1]` must be the same on all processes, got 0.10000000149011612 on process 0 and "
             "1.100000023841858 on process 1"
+        )
+        assert str(found["configs"]).startswith(
+            "ProcessMismatchError: `config.optim_wrapper.lr` must be the same on all processes, got 0.1 on process 0 and "
+            "0.5 on process 1"
         )
 
 
@@ -182,7 +189,6 @@ def split_batches(found):
 @pytest.fixture(
     params=[
         ("one_device_each", "tensor"),
-        ("one_device_each", "tensor_stream"),
         ("two_devices_each", "data_tensor_stream"),
         *[pytest.param(shards, marks=pytest.mark.many_processes) for shards in MORE_SHARDS],
     ],
@@ -217,7 +223,7 @@ def test_data_shards_train_validate_and_predict_like_one_device(sharded, one_dev
     "sharded",
     [
         ("one_device_each", "tensor"),
-        ("one_device_each", "tensor_stream"),
+        pytest.param(("one_device_each_more", "tensor_stream"), marks=pytest.mark.many_processes),
         pytest.param(("two_devices_each_more", "data_tensor"), marks=pytest.mark.many_processes),
         pytest.param(("four_processes", "tensor"), marks=pytest.mark.many_processes),
     ],
@@ -292,7 +298,9 @@ def test_processes_share_the_examples_of_a_stream_and_resume_at_their_positions(
     np.testing.assert_array_equal(both, batches[[0, 1, 2, 3, 0, 1]])
 
 
-@pytest.mark.parametrize("layout", ["one_device_each", "two_devices_each"])
+@pytest.mark.parametrize(
+    "layout", ["two_devices_each", pytest.param("one_device_each_more", marks=pytest.mark.many_processes)]
+)
 def test_metrics_on_the_host_get_examples_in_the_order_of_the_dataset_on_process_0(layout, request, tmp_path):
     shards = request.getfixturevalue(layout)
     expected = training_cases.train_ordered(tmp_path, shards.devices)
@@ -315,10 +323,15 @@ def test_batches_that_are_the_same_on_both_are_named_unless_all_examples_are_equ
         )
 
 
-def test_a_window_that_has_overflowed_continues_with_another_strategy(one_device_each, tmp_path):
+def test_a_window_that_has_overflowed_continues_with_another_strategy(tmp_path):
+    assert training_cases.train_overflow(tmp_path, 2)["iterations"] == 8
+
+
+@pytest.mark.many_processes
+def test_a_window_that_has_overflowed_on_two_continues_with_another_strategy(one_device_each_more, tmp_path):
     expected = training_cases.train_overflow(tmp_path, 2)
-    for part in one_device_each.load("overflow"):
-        assert part["iterations"] == expected["iterations"] == 8
+    for part in one_device_each_more.load("overflow"):
+        assert part["iterations"] == 8
         assert_equal(part, expected, [name for name in expected if name.startswith("params")])
 
 
@@ -357,53 +370,36 @@ def test_one_process_starts_the_pass_again_in_a_stream_that_two_have_read(one_de
     assert runner.iter == 6
 
 
-def test_the_queue_of_swav_holds_the_features_of_both(one_device_each, tmp_path):
+@pytest.mark.many_processes
+def test_the_queue_of_swav_holds_the_features_of_both(one_device_each_more, tmp_path):
     expected = training_cases.train_swav(tmp_path, 2)
     assert np.abs(expected["queue"]).max(axis=-1).min() > 0  # full
-    for found in one_device_each.load("swav"):
+    for found in one_device_each_more.load("swav"):
         assert_all_close(found, expected, ["queue"])
 
 
-def test_the_memory_of_odc_is_the_same_on_both(one_device_each, tmp_path):
+@pytest.mark.many_processes
+def test_the_memory_of_odc_is_the_same_on_both(one_device_each_more, tmp_path):
     expected = training_cases.train_odc(tmp_path, 2)
     assert len(np.unique(expected["labels"])) == 3
-    for found in one_device_each.load("odc"):
+    for found in one_device_each_more.load("odc"):
         np.testing.assert_array_equal(found["labels"], expected["labels"])
         assert_all_close(found, expected, list(expected))
 
 
-def train_alone(path, loss, **changes):
-    return training_cases.train_exact(path, None, loss, **changes)
+EXACT = {"exact_replicas": "masked", "exact_sharded": "weighted", "exact_resumed": "weighted"}  # and their losses
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory):
-    """Results of one process with one device with every feature at once, by loss, and its work dir for the second."""
-    folder = tmp_path_factory.mktemp("alone")
-    return {loss: train_alone(folder / loss, loss) for loss in ("masked", "weighted")}, folder / "weighted"
-
-
-EXACT = ["exact_replicas", "exact_sharded", "exact_resumed"]
-
-
-@pytest.fixture(scope="module")
-def two_exact(one_process, tmp_path_factory):
-    """Results of two processes of two devices; the last case resumes from one process, within a window."""
-    folder = tmp_path_factory.mktemp("two_exact")
-    shutil.copytree(one_process[1] / f"iter_{SAVED}", folder / "saved")
-    return run_cases(folder, EXACT, 2)
-
-
-@pytest.fixture(scope="module")
-def four_exact(two_exact, tmp_path_factory):
+def four_exact(two_devices_each_more, tmp_path_factory):
     """Results of four processes; the last case resumes from two, within a window."""
-    return resume_with(4, two_exact, tmp_path_factory.mktemp("four_exact"))
+    return resume_with(4, two_devices_each_more, tmp_path_factory.mktemp("four_exact"))
 
 
 @pytest.fixture(scope="module")
-def three_exact(two_exact, tmp_path_factory):
+def three_exact(two_devices_each_more, tmp_path_factory):
     """Results of three processes; the last case resumes from two, within a window."""
-    return resume_with(3, two_exact, tmp_path_factory.mktemp("three_exact"))
+    return resume_with(3, two_devices_each_more, tmp_path_factory.mktemp("three_exact"))
 
 
 @pytest.fixture(scope="module")
@@ -412,19 +408,12 @@ def three_after_four(four_exact, tmp_path_factory):
     return resume_with(3, four_exact, tmp_path_factory.mktemp("three_after_four"))
 
 
-MANY = [
-    pytest.param(name, marks=pytest.mark.many_processes) for name in ("three_exact", "four_exact", "three_after_four")
-]
+MANY = ("three_exact", "four_exact", "three_after_four")
 
 
 def resume_with(count, source, folder):
     shutil.copytree(source.folder / "exact_sharded" / f"iter_{SAVED}", folder / "saved")
-    return run_cases(folder, EXACT, 1, count=count)
-
-
-@pytest.fixture(params=["two_exact", *MANY])
-def exact(request):
-    return request.getfixturevalue(request.param)
+    return run_cases(folder, list(EXACT), 1, count=count)
 
 
 def assert_exact(found, expected):
@@ -434,14 +423,24 @@ def assert_exact(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("case", "loss"), [("exact_replicas", "masked"), ("exact_sharded", "weighted"), ("exact_resumed", "weighted")]
+    ("layout", "case"),
+    [
+        ("two_devices_each", "exact_replicas"),
+        ("two_devices_each", "exact_resumed"),
+        pytest.param("two_devices_each_more", "exact_sharded", marks=pytest.mark.many_processes),
+        *[pytest.param(layout, case, marks=pytest.mark.many_processes) for layout in MANY for case in EXACT],
+    ],
 )
-def test_processes_have_the_parameters_of_one_with_every_feature_at_once(exact, one_process, case, loss):
-    for found in exact.load(case):
-        assert_exact(found, one_process[0][loss])
+def test_processes_have_the_parameters_of_one_with_every_feature_at_once(request, one_process, layout, case):
+    for found in request.getfixturevalue(layout).load(case):
+        assert_exact(found, one_process[0][EXACT[case]])
 
 
-def test_one_process_resumes_the_replicas_of_several_within_a_window(exact, one_process, tmp_path):
+@pytest.mark.parametrize(
+    "layout", ["two_devices_each", *[pytest.param(layout, marks=pytest.mark.many_processes) for layout in MANY]]
+)
+def test_one_process_resumes_the_replicas_of_several_within_a_window(request, one_process, tmp_path, layout):
+    exact = request.getfixturevalue(layout)
     exact.load("exact_replicas")
     found = train_alone(tmp_path, "masked", resume=exact.folder / "exact_replicas" / f"iter_{SAVED}")
     assert_exact(found, one_process[0]["masked"])

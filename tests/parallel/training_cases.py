@@ -494,6 +494,10 @@ def train_odc(work_dir, devices):
     return {"labels": np.asarray(bank.labels), "features": np.asarray(bank.features), **flatten("params", state.params)}
 
 
+def train_with(work_dir, cfg):
+    make_runner(work_dir, cfg=cfg, parallel=dict(type="Pjit")).train()
+
+
 def train_nothing(work_dir, devices):
     """Exchange values between the processes, and return them and the errors of exchanges that are refused."""
     processes = get_processes()
@@ -517,6 +521,7 @@ def train_nothing(work_dir, devices):
         "numbers": np.array(processes.all_gather("numbers", [index, 2**80])).astype(float),
         "unsendable": np.array(refusal(all_gather_objects, [0, lambda: 0], "Recall", processes)),
         "order": np.array(refusal(processes.all_gather, f"numbers {index}", 1)),
+        "configs": np.array(refusal(train_with, work_dir / "configs", {"optim_wrapper": {"lr": [0.1, 0.5][index]}})),
         "mismatch": np.array(refusal(assert_equal_across_processes, processes, {"lr": [0.1, np.float32(0.1 + index)]})),
     }
 

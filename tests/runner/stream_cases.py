@@ -10,6 +10,8 @@ from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
 
+SAVE = 3  # iterations between checkpoints
+
 
 class Stopped(Exception):
     """Stop a run."""
@@ -36,7 +38,7 @@ def model():
     )
 
 
-def train(work_dir, make_data, stop=None, resume=False, save=3, **changes):
+def train(work_dir, make_data, stop=None, resume=False, save=SAVE, **changes):
     """Train for 12 iterations, saved every `save`; return the ids of each iteration, and the run."""
     hook = RecordIds(stop)
     arguments = dict(
@@ -61,9 +63,9 @@ def read_log(runner):
 
 
 def train_with_restart(tmp_path, make_data, stop=5, **changes):
-    """Return the ids of an uninterrupted run, and of one that is stopped and resumed from its last checkpoint."""
+    """Return the ids of a whole run, those with the ones of a run from its last checkpoint before `stop`, and that run."""
     whole, _ = train(tmp_path / "whole", make_data, **changes)
-    first, _ = train(tmp_path / "parts", make_data, stop=stop, **changes)
-    second, runner = train(tmp_path / "parts", make_data, resume=True, **changes)
-    resumed_at = len(whole) - len(second)
-    return whole, first[:resumed_at] + second, runner
+    saved = stop // SAVE * SAVE
+    second, runner = train(tmp_path / "parts", make_data, resume=tmp_path / "whole" / f"iter_{saved}", **changes)
+    assert len(second) == len(whole) - saved
+    return whole, whole[:saved] + second, runner

@@ -122,9 +122,8 @@ def test_gradients_accumulate_over_calls(train):
     [
         dict(type="Pjit", mesh=dict(data=2, fsdp=2), devices=4),
         dict(type="DataParallel", devices=2),
-        dict(type="DataParallel", impl="pmap", devices=2),
     ],
-    ids=["pjit", "shard_map", "pmap"],
+    ids=["pjit", "shard_map"],
 )
 def test_several_devices(train, parallel):
     one, four = train(1, parallel=parallel), train(4, parallel=parallel)

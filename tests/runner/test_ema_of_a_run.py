@@ -138,28 +138,25 @@ def test_a_checkpoint_has_the_averages_as_its_parameters(make_runner, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("ema", "changes", "stop"),
+    ("ema", "changes", "saved"),
     [
-        (dict(), dict(), 9),
-        (dict(begin_iter=10, update_buffers=True), dict(), 9),  # killed before averaging begins
-        (dict(begin_iter=5), dict(model=model_with_state(jnp.bfloat16)), 13),  # with averages in float32
-        (dict(ema_type="CosineEMA", momentum=0.3), dict(), 13),
-        (dict(count_by="iter"), dict(accumulate=3), 11),
-        (dict(count_by="update"), dict(accumulate=3), 11),
+        (dict(), dict(), 8),
+        (dict(begin_iter=10, update_buffers=True), dict(), 8),  # before averaging begins
+        (dict(begin_iter=5), dict(model=model_with_state(jnp.bfloat16)), 12),  # with averages in float32
+        (dict(ema_type="CosineEMA", momentum=0.3), dict(), 12),
+        (dict(count_by="iter"), dict(accumulate=3), 10),
+        (dict(count_by="update"), dict(accumulate=3), 10),
     ],
 )
-def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, ema, changes, stop):
+def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, ema, changes, saved):
     ema, changes = {**EMA, **ema}, dict(changes)
     saving = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=2), logger=None)
     counts = changes.pop("accumulate", 1)
     changes["optim_wrapper"] = dict(optimizer=dict(type="Adam", lr=0.05), accumulative_counts=counts)
     changes["train_cfg"] = dict(by_epoch=False, max_iters=16, val_interval=4)
     expected = make_runner(work_dir=tmp_path / "whole", **arguments(ema, default_hooks=saving, **changes)).train()
-    broken = make_runner(**arguments(ema, Watch(stop), default_hooks=saving, **changes))
-    with pytest.raises(KeyboardInterrupt):
-        broken.train()
-    broken.checkpointer.close()
-    again = make_runner(**arguments(ema, default_hooks=saving, **changes), resume=True)
+    start = tmp_path / "whole" / f"iter_{saved}"
+    again = make_runner(**arguments(ema, default_hooks=saving, **changes), resume=start)
     assert bits(again.train()) == bits(expected)
 
 

@@ -229,11 +229,10 @@ def test_model_trains_with_ten_lines_of_glue(glue, tmp_path):
 
 @pytest.mark.parametrize("glue", [glue_scan_class, glue_digits])
 def test_a_resumed_run_of_random_streams_equals_an_uninterrupted_one(glue, tmp_path):
-    whole = make_runner(glue, tmp_path / "whole").train()
     hooks = dict(checkpoint=dict(type="CheckpointHook", interval=3, by_epoch=False), logger=None)
     changes = dict(val_cfg=None, val_dataloader=None, val_evaluator=None, default_hooks=hooks)
-    make_runner(glue, tmp_path / "part", **changes, train_cfg=dict(by_epoch=False, max_iters=3)).train()
-    resumed = make_runner(glue, tmp_path / "part", **changes, resume=True).train()
+    whole = make_runner(glue, tmp_path / "whole", **changes).train()
+    resumed = make_runner(glue, tmp_path / "rest", **changes, resume=tmp_path / "whole" / "iter_3").train()
     assert int(resumed.step) == 6
     jax.tree.map(
         np.testing.assert_array_equal, (whole.params, whole.model_state), (resumed.params, resumed.model_state)

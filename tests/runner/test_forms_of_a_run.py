@@ -53,7 +53,7 @@ def test_a_run_with_on_recompile_raise_stops_before_compiling(make_runner):
 
 def test_training_and_validation_are_compiled_once_each(make_runner, monkeypatch):
     checks = []
-    monkeypatch.setattr(RecompilationGuard, "check_shardings", lambda self, *args: checks.append(self.name))
+    monkeypatch.setattr(RecompilationGuard, "record_shapes", lambda self, *args: checks.append(self.name))
     make_runner(train_cfg=dict(max_epochs=3)).train()
     assert checks == ["the training step", "the step of the validation"]  # only where something was compiled
 

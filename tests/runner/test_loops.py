@@ -173,7 +173,7 @@ def test_the_last_validation_batch_is_padded_and_does_not_count(make_runner):
         (dict(train_dataloader=dict(batch_sise=4, dataset=[1])), TypeError, "did you mean 'batch_size'", "train_dataloader"),
         (dict(val_evaluator=dict(type="Acuracy")), KeyError, "did you mean 'Accuracy'", "val_evaluator.type"),
         (dict(model=lambda x: x), TypeError, "wrap a Flax module", "model"),
-        (dict(precision="bf16"), ValueError, "floating-point dtype", "precision"),
+        (dict(precision="bf16"), ValueError, "'bfloat16' or .*got 'bf16'", "precision"),
         (dict(randomness=dict(sed=1)), ConfigError, "did you mean 'seed'", "randomness"),
         (dict(parallel=dict(type="SingleDevice", device=99)), ValueError, "local devices, got 99", "parallel"),
         (dict(param_scheduler=[dict(type="LinearLR"), dict(type="CosinLR")]), KeyError, "scheduler", "param_scheduler[1].type"),

@@ -49,8 +49,7 @@ def train(work_dir, optimizer, iterations=8, model_loss=loss, init=None, **chang
 def test_a_model_with_a_bias_trains_and_resumes(tmp_path, name):
     whole = train(tmp_path / "whole", CASES[name]())
     assert not np.array_equal(whole.params["bias"], np.zeros(4))
-    train(tmp_path / "run", CASES[name](), 4)
-    resumed = train(tmp_path / "run", CASES[name](), resume=True)
+    resumed = train(tmp_path / "run", CASES[name](), resume=tmp_path / "whole" / "iter_4")
     jax.tree.map(assert_same, resumed.opt_state, whole.opt_state)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)
 
@@ -94,8 +93,7 @@ def test_parameters_without_elements_train_and_resume(tmp_path, parallel):
 
     cfg = dict(model_loss=adapted, init=init, parallel=parallel, custom_hooks=[dict(type="EMAHook")])
     whole = train(tmp_path / "whole", optax.adam(0.05), **cfg)
-    train(tmp_path / "run", optax.adam(0.05), 4, **cfg)
-    resumed = train(tmp_path / "run", optax.adam(0.05), resume=True, **cfg)
+    resumed = train(tmp_path / "run", optax.adam(0.05), resume=tmp_path / "whole" / "iter_4", **cfg)
     assert resumed.params["a"].shape == (6, 0)
     jax.tree.map(np.testing.assert_array_equal, resumed.opt_state, whole.opt_state)
     jax.tree.map(np.testing.assert_array_equal, resumed.params, whole.params)

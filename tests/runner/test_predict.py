@@ -63,7 +63,7 @@ def test_batches_are_padded_to_a_multiple_of_the_devices(make_runner, parallel):
     w, b = (np.asarray(runner.train().params[name]) for name in "wb")
     for data in (dict(x=X), ArrayDataset(dict(x=X)), batches(5, 5), batches(8, 2)):
         np.testing.assert_allclose(runner.predict(data), X @ w + b, rtol=1e-5)
-    with pytest.raises(ValueError, match="the batch must be divisible over 4 devices"):
+    with pytest.raises(ValueError, match="partitioned 4 times"):
         runner.predict(dict(x=X), batch_size=6)
 
 

@@ -61,7 +61,7 @@ SCHEDULES = {
 @pytest.fixture
 def run(make_runner):
     def run(work_dir, schedules, epochs=ITERS // EPOCH, stop=None, resume=False, change=None, save=None, **changes):
-        checkpoint = dict(type="CheckpointHook", by_epoch=False, interval=3, **(save or {}))
+        checkpoint = dict(type="CheckpointHook", by_epoch=False, interval=9, **(save or {}))
         recorder = Recorder(change)
         runner = make_runner(
             work_dir=work_dir, optim_wrapper=SGD, param_scheduler=schedules, train_cfg=dict(max_epochs=epochs),
@@ -75,24 +75,25 @@ def run(make_runner):
     return run
 
 
-@pytest.mark.parametrize("longer", [False, True], ids=["same length", "longer"])
-@pytest.mark.parametrize("save_schedules", [True, False], ids=["schedules", "no schedules"])
-@pytest.mark.parametrize("save_optimizer", [True, False], ids=["optimizer", "no optimizer"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_rates_after_a_resume(run, tmp_path, name, save_optimizer, save_schedules, longer):
+def test_the_rates_after_a_resume(run, tmp_path, name):
     schedules = SCHEDULES[name]
-    epochs = 6 if longer else 4
-    expected, _ = run(tmp_path / "whole", schedules, epochs)
-    save = dict(save_optimizer=save_optimizer, save_param_scheduler=save_schedules)
-    run(tmp_path / "parts", schedules, stop=11, save=save)
-    rates, _ = run(tmp_path / "parts", schedules, epochs, resume=True, save=save)
-    assert list(rates) == list(range(9, epochs * EPOCH))  # the last checkpoint is that of iteration 9
-    if save_schedules or name == "none":
-        assert list(rates.values()) == list(expected.values())[9:]
-    elif name in ("iterations", "optax", "converted"):  # the documented other one: from the beginning
-        assert list(rates.values()) == list(expected.values())[: len(rates)]
-    else:  # by epoch: the first epoch has only the iterations that were left
-        assert [rate[0] for rate in rates.values()][:3] == [expected[0][0]] * 3
+    whole = {epochs: run(tmp_path / f"{epochs} epochs", schedules, epochs)[0] for epochs in (4, 6)}
+    # what the checkpoint has, the optimizer and the schedules, and the lengths with which it is resumed
+    for saved, lengths in [((True, True), (4, 6)), ((False, False), (4, 6)), ((True, False), (6,)), ((False, True), (4,))]:
+        save = dict(zip(("save_optimizer", "save_param_scheduler"), saved, strict=True))
+        run(tmp_path / f"{saved}", schedules, stop=11, save=save)
+        for epochs in lengths:
+            path = tmp_path / f"{saved}" / "iter_9"
+            rates, _ = run(tmp_path / f"{saved}, {epochs}", schedules, epochs, resume=path, save=save)
+            assert list(rates) == list(range(9, epochs * EPOCH))
+            expected = list(whole[epochs].values())
+            if saved[1] or name == "none":
+                assert list(rates.values()) == expected[9:]
+            elif name in ("iterations", "optax", "converted"):  # the documented other one: from the beginning
+                assert list(rates.values()) == expected[: len(rates)]
+            else:  # by epoch: the first epoch has only the iterations that were left
+                assert [rate[0] for rate in rates.values()][:3] == [expected[0][0]] * 3
 
 
 def set_rates(runner):
@@ -124,15 +125,16 @@ def test_a_hyperparameter_that_is_set_by_its_name_in_the_step_follows_the_same_r
     assert dict(runner.hyperparams) == {}
 
 
-@pytest.mark.parametrize("save_optimizer", [True, False])
-@pytest.mark.parametrize("name", ["none", "iterations", "converted", "optax"])
+@pytest.mark.parametrize(
+    ("name", "save_optimizer"),
+    [("none", True), ("none", False), ("iterations", True), ("iterations", False), ("converted", True), ("optax", True)],
+)
 def test_values_that_are_set_by_hand_are_kept_by_a_resume(run, tmp_path, name, save_optimizer):
     schedules, save = SCHEDULES[name], dict(save_optimizer=save_optimizer)
-    expected, _ = run(tmp_path / "whole", schedules, change=set_rates)
+    expected, _ = run(tmp_path / "whole", schedules, change=set_rates, save=save)
     assert expected[5][0] == 0.02
     assert expected[5][2] == 0.5
-    run(tmp_path / "parts", schedules, stop=11, change=set_rates, save=save)
-    rates, _ = run(tmp_path / "parts", schedules, resume=True, save=save)
+    rates, _ = run(tmp_path / "rest", schedules, resume=tmp_path / "whole" / "iter_9", save=save)
     assert list(rates.values()) == list(expected.values())[9:]
 
 

@@ -149,13 +149,6 @@ def test_each_iteration_of_a_chunk_counts(make_runner):
     assert logged["seconds/compile"] >= 1
 
 
-def test_a_run_with_pmap_reports_no_operations(make_runner):
-    runner = make_runner(parallel=dict(type="DataParallel", devices=4, impl="pmap"), train_cfg=dict(max_epochs=1))
-    runner.train()
-    assert step_flops(runner.programs) == {}
-    assert "speed/flops_per_second" not in read_last_scalars(runner)
-
-
 def test_large_rates_have_a_prefix():
     assert peak_flops.format_flops(1.25e12) == "1.2 TFLOP/s"
 

@@ -63,10 +63,11 @@ def test_a_resumed_run_continues_with_the_next_batch(tmp_path, make_data, train_
     assert runner.iter == 12
 
 
-def test_workers_of_grain_continue_with_the_next_batch(tmp_path):
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.many_processes)])
+def test_workers_of_grain_continue_with_the_next_batch(tmp_path, workers):
     arguments = dict(train_cfg=dict(by_epoch=False, max_iters=6))
-    first, _ = train(tmp_path, lambda: grain_loader(workers=2), stop=5, **arguments)
-    second, _ = train(tmp_path, lambda: grain_loader(workers=2), resume=True, **arguments)
+    first, _ = train(tmp_path, lambda: grain_loader(workers=workers), stop=5, **arguments)
+    second, _ = train(tmp_path, lambda: grain_loader(workers=workers), resume=True, **arguments)
     assert second == first[3:6]
 
 

@@ -5,13 +5,14 @@ import os
 from jengine.checkpoint.checkpointer import Checkpointer, CheckpointSaveError
 from jengine.checkpoint.layout import list_checkpoints
 from jengine.config.annotations import Count, Duration
+from jengine.config.duration import parse_duration
 from jengine.config.registry import HOOKS
 from jengine.config.storage import check_local_path
 from jengine.data.batch_check import Batch
 from jengine.extras.cloud.local_copies import announce_copies, copies_path, describe_layout
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.hooks.save_schedule import make_schedule
+from jengine.hooks.save_schedule import TimedSaves
 
 
 @HOOKS.register_module()
@@ -39,8 +40,11 @@ class LocalCheckpointHook(Hook):
 
     def __init__(self, directory: str | os.PathLike[str], interval: Count | Duration) -> None:
         self.directory = check_local_path("LocalCheckpointHook.directory", directory)
-        self.interval = -1 if isinstance(interval, str) else interval
-        self._schedule = make_schedule(interval, None)
+        self._schedule: TimedSaves | None = None
+        if isinstance(interval, str):
+            self._schedule = TimedSaves(parse_duration(interval))
+            interval = -1
+        self.interval = interval
         self._checkpointer: Checkpointer | None = None
         self._is_announced = False
         self._written: list[str] = []  # names of copies, oldest first
@@ -86,7 +90,7 @@ class LocalCheckpointHook(Hook):
         if self._schedule is None:
             is_due = self.every_n_train_iters(runner, self.interval)
         else:
-            is_due = self._schedule.is_due(runner, runner.iter, [])
+            is_due = self._schedule.is_due(runner, runner.iter)
         if is_due:
             self._save(runner, runner.iter + 1)
             # After the save, so that its own time does not count towards the next one.

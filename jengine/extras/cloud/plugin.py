@@ -4,6 +4,11 @@ provides = {
     "HOOKS": {
         "LocalCheckpointHook": "jengine.extras.cloud.local_checkpoint",
     },
+    "changed_data": {"continue_with": "jengine.extras.cloud.changed_data"},
+    "save_policies": {"OrbaxPolicies": "jengine.extras.cloud.orbax_policies"},
+    "jengine.parallel": {
+        "launch": "jengine.extras.cloud.launchers",
+    },
     "path_schemes": {
         "gs": "jengine.extras.cloud.schemes",
         "s3": "jengine.extras.cloud.schemes",

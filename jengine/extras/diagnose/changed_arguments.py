@@ -28,8 +28,7 @@ def list_changed_arguments(error: BaseException, context: Mapping[str, Any]) -> 
         dict(entry for name, arg in zip(names, args, strict=True) for entry in _entries(arg, name))
         for args in both
     )
-    changed = differences(before, after, _describe_shape)
-    return "\n".join(changed or differences(before, after, _describe_sharding))
+    return "\n".join(differences(before, after, _describe_shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,16 +91,3 @@ def _entries(tree: PyTree, path: str) -> Iterator[tuple[str, Any]]:
         yield f"{path} of {kind.__name__}", _Static(static)
     for name, child in named_children:
         yield from _entries(child, f"{path}.{name}")
-
-
-def _describe_sharding(value: Any) -> str:
-    if not isinstance(value, jax.ShapeDtypeStruct):
-        return str(value)
-    sharding = value.sharding
-    if sharding is None:
-        return "uncommitted"
-    memory = "" if sharding.memory_kind in (None, "device") else f" in {sharding.memory_kind}"
-    devices = ", ".join(sorted(str(device) for device in sharding.device_set))
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return f"on {devices}{memory}"
-    return f"{sharding.spec} over {dict(sharding.mesh.shape)} on {devices}{memory}"

@@ -192,10 +192,7 @@ def describe_memory(runner: Any) -> list[str]:
             stack_batches([taken] * steps), chunked=True, rules=loader.batch_rules
         )
     programs = runner.build_programs()
-    try:
-        traced = programs.trace(runner.state, batch, runner.step_hyperparams(), batches)
-    except AttributeError:  # a pmap has no plan
-        return ["The memory of the step is unknown: programs of `impl='pmap'` have no plan."]
+    traced = programs.trace(runner.state, batch, runner.step_hyperparams(), batches)
     rows = []
     total = 0
     for name, program in traced.items():

@@ -126,9 +126,7 @@ def draw_batches(
     """
     drawn = DrawnBatches()
     num_bytes = 0
-    with contextlib.closing(
-        BatchStream(loader, BatchCheck(name, loader.batch_axis, loader.batch_rules))
-    ) as stream:
+    with contextlib.closing(BatchStream(loader, BatchCheck(name, loader.batch_axis))) as stream:
         for index in range(count):
             start = time.perf_counter()
             with config_path(name), _noting_place(index):

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from jengine.model.model import get_model, is_number
-from jengine.optim.param_groups.chain import FROZEN as PREFIX
+from jengine.optim.param_groups.grouped import FROZEN as PREFIX
 from jengine.train.jaxpr_hash import hash_jaxpr
 from jengine.train.model_attributes import list_models, optimizer_names
 
@@ -38,7 +38,7 @@ class FrozenAttributes:
 
     It compares the plain attributes of the hooks with traced points, the model, and the losses and
     models that these hold. If one has changed, the step is traced again: the run stops if it
-    computes something else now. See `RunWatch`.
+    computes something else now. See `IterTimerHook`.
     """
 
     def __init__(self) -> None:

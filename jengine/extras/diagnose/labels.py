@@ -8,7 +8,10 @@ loss) are not entries of the batch, so they are not found.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -16,14 +19,16 @@ import numpy as np
 
 from jengine.config import paths
 from jengine.config.errors import ConfigError
-from jengine.data.host_entries import Batch
-from jengine.data.masking import get_mask
+from jengine.data.host_entries import Batch, select_arrays
+from jengine.data.masking import get_mask, whole_batches
 from jengine.evaluation.evaluator import Evaluator
 from jengine.evaluation.metric import Predictions
+from jengine.runner.eval_loops import Evaluation
 
 # What an explainer replaces with the settings of a config.
 OUTPUT_SETTINGS = "in `model.module`"
 LABEL_SETTINGS = "in the dataset"
+_CHECKED: "weakref.WeakSet[Evaluation]" = weakref.WeakSet()
 
 
 class _WrongLabelsError(Exception):
@@ -122,6 +127,33 @@ def find_wrong_labels(step: Callable[[Any], Any], batch: Any) -> str | None:
         except _WrongLabelsError as error:
             return str(error)
     return None
+
+
+def check_labels_of_nan(
+    evaluation: Evaluation, results: Mapping[str, Any], predictions: Predictions, count: int | None
+) -> None:
+    """Read the data of an evaluation again if a result is NaN, and check the labels.
+
+    Once: the next evaluation has the same data.
+
+    Args:
+      evaluation: the evaluation.
+      results: its metrics by name.
+      predictions: for any batch.
+      count: the batches in the pass.
+
+    Raises:
+      ConfigError: labels that are no classes.
+    """
+    has_nan = any(isinstance(value, float) and math.isnan(value) for value in results.values())
+    if not has_nan or evaluation in _CHECKED:
+        return
+    _CHECKED.add(evaluation)
+    loader = evaluation.dataloader
+    loader.set_epoch(0)
+    with whole_batches(loader.batch_axis is None):
+        batches = map(select_arrays, itertools.islice(loader, count))
+        check_labels(evaluation.evaluator, predictions, batches)
 
 
 def check_labels(evaluator: Evaluator, predictions: Predictions, batches: Iterable[Any]) -> None:

@@ -158,7 +158,7 @@ def _plan_memory(program: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
 
     None if unknown.
     """
-    with contextlib.suppress(Exception):  # the first error matters more; a pmap has no plan
+    with contextlib.suppress(Exception):  # the first error matters more
         lowered = program.lower(*args)
         return lowered.compile().memory_analysis(), lowered.out_info
     return None, None

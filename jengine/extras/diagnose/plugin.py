@@ -2,6 +2,7 @@
 
 provides = {
     "HOOKS": {
+        "CheckInvalidLossHook": "jengine.extras.diagnose.invalid_loss",
         "ClassNumCheckHook": "jengine.extras.diagnose.class_count",
         "EmptyCacheHook": "jengine.extras.diagnose.memory",
         "HistogramHook": "jengine.extras.diagnose.histogram",
@@ -9,6 +10,9 @@ provides = {
         "NumClassCheckHook": "jengine.extras.diagnose.class_count",
         "NumericsGuardHook": "jengine.extras.diagnose.numerics_guard",
         "ProfilerHook": "jengine.extras.diagnose.profiler",
+    },
+    "jengine.hooks": {
+        "CheckInvalidLossHook": "jengine.extras.diagnose.invalid_loss",
     },
     "commands": {
         "schedule": "jengine.extras.diagnose.commands",
@@ -36,12 +40,28 @@ provides = {
         "list_host_entries": "jengine.extras.diagnose.host_entries",
         "name_model_settings": "jengine.extras.diagnose.model_settings",
         "name_unregistered": "jengine.extras.diagnose.unregistered",
+        "name_unequal_samples": "jengine.extras.diagnose.unequal_samples",
         "name_versions": "jengine.extras.diagnose.written_versions",
         "name_wrong_labels": "jengine.extras.diagnose.wrong_labels",
         "suggest_metrics": "jengine.extras.diagnose.metric_names",
     },
+    "first_batch_checks": {
+        "check_readers": "jengine.extras.diagnose.process_batches",
+    },
+    "hook_checks": {
+        "check_expected_names": "jengine.extras.diagnose.expected_names",
+        "check_saved_states": "jengine.extras.diagnose.expected_names",
+    },
     "label_checks": {
         "check_labels": "jengine.extras.diagnose.labels",
+    },
+    "start_checks": {
+        "name_long_intervals": "jengine.extras.diagnose.no_effect",
+        "name_small_batches": "jengine.extras.diagnose.no_effect",
+        "name_without_effect": "jengine.extras.diagnose.no_effect",
+    },
+    "result_checks": {
+        "check_labels_of_nan": "jengine.extras.diagnose.labels",
     },
     "run_watches": {
         "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",

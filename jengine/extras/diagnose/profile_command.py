@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jengine.config.errors import ConfigError
 from jengine.config.storage import storage_path
 from jengine.extras.diagnose.profile_requests import PROFILE_REQUEST
-from jengine.hooks.run_watch import PERIOD
+from jengine.hooks.iter_timer import PERIOD
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:

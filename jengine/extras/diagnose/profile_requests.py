@@ -23,7 +23,7 @@ _SIGNAL = "SIGUSR2"  # Windows has none
 
 
 class ProfileRequests:
-    """Watch that profiles the next iterations when one process has a request; see `RunWatch`."""
+    """Watch that profiles the next iterations that one process requests; see `IterTimerHook`."""
 
     def __init__(self) -> None:
         self._trace = ""  # the name of the current one

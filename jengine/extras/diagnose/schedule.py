@@ -11,7 +11,7 @@ from jengine.config.errors import ConfigError, config_path
 from jengine.data.build import build_dataloader
 from jengine.data.step_values import is_step_values, parse_step_values
 from jengine.extras.diagnose.groups import save_figure
-from jengine.optim.schedules.chain import chain_of
+from jengine.optim.schedules.chain import chain_of, value_range
 from jengine.optim.schedules.scheduler_builder import build_param_schedulers
 from jengine.optim.wrapper_builder import check_optim_wrapper
 from jengine.runner.config_checks import is_epoch_based, train_loop_config
@@ -94,7 +94,8 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
       name if there are several.
 
     Raises:
-      ConfigError: the config does not train. Also the errors of building its parts.
+      ConfigError: the config does not train, or a value is out of range, such as a negative
+        learning rate. Also the errors of building its parts.
     """
     for section in ("train_cfg", "optim_wrapper"):
         if cfg.get(section) is None:
@@ -128,6 +129,8 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
     curves: Curves = {}
     for name, wrapper in wrappers.items():
         scheduled = chain_of(wrapper).at(np.arange(max_iters))[0]
+        for key, values in scheduled.items():
+            check_values(key, values)
         for key, value in _select_hyperparams(wrapper.param_groups[0]).items():
             values = scheduled.get("momentum" if key == "beta1" else key, np.full(max_iters, value))
             curves[f"{name}.{key}" if name else key] = values.tolist()
@@ -144,6 +147,17 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
         if is_step_values(number):
             curves[key] = [float(parse_step_values(number).at(step)) for step in range(max_iters)]
     return curves
+
+
+def check_values(name: str, values: np.ndarray) -> None:
+    """Raise ConfigError for a value of a schedule, float64[n], that training would refuse."""
+    lowest, highest, legal = value_range(name)
+    illegal = np.flatnonzero(~((values >= lowest) & (values <= highest)))  # also NaN
+    for step in illegal[:1]:
+        raise ConfigError(
+            f"`{name}` must be {legal}, got {values[step]:g} from `param_scheduler` in iteration "
+            f"{step + 1}"
+        )
 
 
 def _select_hyperparams(group: Mapping[str, Any]) -> dict[str, float]:
@@ -163,6 +177,8 @@ def _select_hyperparams(group: Mapping[str, Any]) -> dict[str, float]:
 
 def _needs_epoch_length(cfg: Any) -> bool:
     """Return whether a scheduler config depends on the length of an epoch."""
+    if callable(cfg):  # a function of the iteration
+        return False
     if not hasattr(cfg, "items"):
         return any(_needs_epoch_length(entry) for entry in cfg or [])
     if "type" not in cfg:  # schedulers by optimizer

@@ -16,7 +16,7 @@ from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
 from jengine.extras.diagnose.labels import LABEL_SETTINGS, OUTPUT_SETTINGS, find_wrong_labels
 from jengine.extras.diagnose.locate import locate_sizes
-from jengine.hooks.checks import NonFiniteLossError
+from jengine.logging.loss_watch import NonFiniteLossError
 from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.parallel.local_batch import process_local_batch
 from jengine.parallel.replica_axis import map_per_replica

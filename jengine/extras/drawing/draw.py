@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jengine.logging.convert import check_image_shape, import_pillow
+from jengine.logging.convert import import_pillow
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
@@ -41,7 +41,11 @@ def to_rgb(image: ArrayLike) -> np.ndarray:
     array = np.asarray(image)
     if array.ndim == 2:
         array = array[..., None]
-    check_image_shape(array)
+    if array.ndim != 3 or array.shape[-1] not in (1, 3, 4):
+        raise ValueError(
+            "`image` must have shape [height, width, channels] with 1, 3 or 4 channels, got "
+            f"{array.shape}"
+        )
     if array.dtype == bool or np.issubdtype(array.dtype, np.floating):
         # Casting a NaN to uint8 has an undefined result.
         array = (

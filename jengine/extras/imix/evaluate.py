@@ -9,10 +9,10 @@ from typing import Any
 
 import jax
 
-from jengine.checkpoint.publish import publish
 from jengine.config import scores
 from jengine.config.annotations import Count, is_host_number
 from jengine.config.errors import ConfigError, UnknownNameError, closest
+from jengine.config.plugins import load_provided
 from jengine.config.registry import HOOKS
 from jengine.extras.imix.checkpoint import CheckPointHook
 from jengine.extras.imix.hook_base import HookBase
@@ -123,6 +123,7 @@ class EvaluateHook(HookBase):
             self.trainer.checkpointer.wait()
             path = os.path.join(self.trainer.work_dir, BEST)
             if jax.process_index() == 0 and os.path.isdir(path):
+                publish = load_provided("jengine.checkpoint", "publish")
                 publish(path, ("state_dict", "meta"), BEST_MODEL)
             self.trainer.logger.info(
                 f"The best result ({result}) is saved to {BEST}, its weights to {BEST_MODEL}."

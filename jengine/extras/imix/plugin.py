@@ -63,4 +63,7 @@ provides = {
         "from_imix": "jengine.extras.imix.imix_config",
         "register_hooks": "jengine.extras.imix.hook_base",
     },
+    "requires": {
+        "optimizers": "jengine.extras.optimizers",
+    },
 }

@@ -16,8 +16,8 @@ import numpy as np
 
 from jengine.config.annotations import Count, CountOrNever, Decay, Finite, Index, NonNegative
 from jengine.config.errors import ArgumentError, ConfigError
+from jengine.extras.optimizers.plateau import PlateauScheduler, PlateauSettings
 from jengine.optim.schedules.formulas import Changes, Formula, Steps, map_floats, sorted_milestones
-from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
 from jengine.optim.schedules.scheduler import ParamScheduler
 from jengine.optim.schedules.variants import make_scheduler
 

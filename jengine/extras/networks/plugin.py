@@ -1,6 +1,9 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "adapted_weights": {
+        "split_adapters": "jengine.extras.networks.adapted_weights",
+    },
     "MODELS": {
         "LoRA": "jengine.extras.networks.lora",
         "NnxTransformerLM": "jengine.extras.networks.transformer_nnx",

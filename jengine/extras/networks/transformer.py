@@ -16,7 +16,7 @@ from jengine.extras.networks.constrain import BATCH, CONTEXT, constrain
 from jengine.extras.networks.logits import ChunkedLogits
 from jengine.extras.networks.mixture import MixtureOfExperts
 from jengine.extras.networks.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
-from jengine.parallel.pjit import HOST_MEMORY, check_host_memory
+from jengine.parallel.pjit import HOST_MEMORY
 
 # axes of the mesh over which the width of the embedding is sharded
 _WIDTH = (CONTEXT, "fsdp", "expert", "tensor")
@@ -436,14 +436,12 @@ def get_policy(name: RematPolicy) -> Callable[..., Any]:
     memory of the host.
 
     Raises:
-      ConfigError: 'offload' with devices that do not have such memory.
+      ValueError: 'offload' with devices that do not have such memory.
     """
     if name != "offload":
         policy: Callable[..., Any] = getattr(jax.checkpoint_policies, name)
         return policy
-    # Before tracing: the compiler's own error about memory spaces names nothing that the user
-    # wrote.
-    check_host_memory("remat", jax.devices()[0])
+    jax.devices()[0].memory(HOST_MEMORY)  # before tracing: the compiler's error is about less
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[],
         names_which_can_be_offloaded=[BLOCK_INPUT],

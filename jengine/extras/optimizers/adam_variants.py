@@ -1,6 +1,6 @@
-"""Adamax, NAdam and RAdam with the formulas of torch.optim, and a refusal of SparseAdam."""
+"""Adamax, NAdam and RAdam with the formulas of torch.optim."""
 
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,6 @@ import optax
 from optax import Updates
 
 from jengine.config.annotations import Decay, NonNegative
-from jengine.config.errors import ConfigError
-from jengine.config.registry import OPTIMIZERS
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import scale_by_moments
 from jengine.optim.optimizers.common import Parts, Scalar
@@ -71,12 +69,6 @@ def RAdam(
       lr, betas, eps, weight_decay, decoupled_weight_decay, maximize: see `Adam`.
     """
     return [("scale_by_radam", scale_by_radam(*betas, eps))]
-
-
-@OPTIMIZERS.register_module()
-def SparseAdam(**kwargs: Any) -> NoReturn:
-    """Reject SparseAdam: JAX has no sparse gradients."""
-    raise ConfigError("SparseAdam is for sparse gradients, which JAX does not produce; use Adam")
 
 
 class NadamState(NamedTuple):

@@ -21,7 +21,7 @@ from optax import OptState, Params, Updates
 
 from jengine.config import paths
 from jengine.config.errors import closest
-from jengine.optim.param_groups.chain import FROZEN, GroupHyperparamsState
+from jengine.optim.param_groups.grouped import FROZEN, GroupHyperparamsState
 from jengine.optim.param_groups.param_group import GroupLayout
 from jengine.optim.transforms.accumulate import AccumulateState
 from jengine.optim.transforms.loss_scale import LossScaleState

@@ -4,6 +4,7 @@ What an optimizer of matrices does is a function of one of them; here it is appl
 mesh without gathering more than one.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as _Spec
 from optax import Params, Updates
 
@@ -122,6 +123,8 @@ def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices
       role: its role; the axes that are neither in `fan_in` nor in `fan_out` number matrices.
       per_head: whether each attention head has a matrix of its own.
     """
+    typed = jax.typeof(x).sharding.spec
+    x = _set_explicit(x, _Spec())
     first = role.fan_out[0]
     shape = (*x.shape[:first], role.parts, x.shape[first] // role.parts, *x.shape[first + 1 :])
     head = role.heads if per_head else None
@@ -137,13 +140,29 @@ def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices
         pairs = zip(sizes, matrices.shape, strict=True)
         kept = [size if math.prod(size) == n else (1,) * len(size) for size, n in pairs]
         split = matrices.reshape(*itertools.chain(*kept)).transpose(np.argsort(order))
-        return split.reshape(*split.shape[:first], -1, *split.shape[first + 2 :])
+        joined = split.reshape(*split.shape[:first], -1, *split.shape[first + 2 :])
+        return _set_explicit(joined, typed) if joined.shape == x.shape else joined
 
     return Matrices(values, sizes[0], join)
 
 
+def _set_explicit(x: jax.Array, spec: _Spec) -> jax.Array:
+    """Return an array with a sharding over the explicit axes of the mesh.
+
+    XLA cannot distribute matrices over these: each device gets the whole parameter.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not axes_of_type(mesh, AxisType.Explicit):
+        return x
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+
 def map_matrices(
-    function: Callable[..., Any], matrices: jax.Array, *others: jax.Array, whole: bool = False
+    function: Callable[..., Any],
+    matrices: jax.Array,
+    *others: jax.Array,
+    shared: Sequence[Scalar] = (),
+    whole: bool = False,
 ) -> Any:
     """Apply a function of one matrix to all.
 
@@ -151,26 +170,27 @@ def map_matrices(
     follows the other, each sharded along the longer side.
 
     Args:
-      function: `(matrix, *others)`, returns an array or a tuple of arrays.
+      function: `(*shared, matrix, *others)`, returns an array or a tuple of arrays.
       matrices: float[N, inputs, outputs].
       *others: arrays with the first axis N.
+      shared: numbers for all of them, which a mapped function must not close over.
       whole: whether a device needs a whole matrix, such as for a decomposition.
     """
     mesh = jax.sharding.get_abstract_mesh()
     batch, side = _choose_axes(mesh, matrices.shape)
     if batch is None:
-        return jax.vmap(function)(matrices, *others)
+        return jax.vmap(functools.partial(function, *shared))(matrices, *others)
     longer = int(matrices.shape[2] >= matrices.shape[1])
     split: list[Any] = [None, None]
     split[longer] = None if whole else side or None
 
-    def apply(matrix: jax.Array, *others: jax.Array) -> Any:
+    def apply(shared: Sequence[Scalar], matrix: jax.Array, *others: jax.Array) -> Any:
         mesh = jax.sharding.get_abstract_mesh()  # without the axes that are mapped
         matrix = set_sharding(matrix, mesh, _Spec(*split))
-        return function(matrix, *(set_sharding(x, mesh, _Spec()) for x in others))
+        return function(*shared, matrix, *(set_sharding(x, mesh, _Spec()) for x in others))
 
     if not batch:
-        return jax.lax.map(lambda arrays: apply(*arrays), (matrices, *others))
+        return jax.lax.map(lambda arrays: apply(shared, *arrays), (matrices, *others))
     # One mesh axis after the other: XLA gathers the whole for a change of several at once.
     steps = [_Spec(batch[:count], *[_Spec.UNCONSTRAINED] * 2) for count in range(1, len(batch) + 1)]
 
@@ -181,13 +201,13 @@ def map_matrices(
 
     # Mapped by hand, as XLA gathers the operands of decompositions.
     mapped = jax.shard_map(
-        jax.vmap(apply),
-        in_specs=_Spec(batch),
+        lambda shared, arrays: jax.vmap(functools.partial(apply, shared))(*arrays),
+        in_specs=(_Spec(), _Spec(batch)),
         out_specs=_Spec(batch),
         axis_names=set(batch),
         check_vma=False,
     )
-    return move(steps[::-1], mapped(*move(steps, (matrices, *others))))
+    return move(steps[::-1], mapped(tuple(shared), move(steps, (matrices, *others))))
 
 
 def _choose_axes(

@@ -9,7 +9,6 @@ import numpy as np
 
 from jengine.config.annotations import Fraction, NonNegative, Positive
 from jengine.config.errors import ArgumentError, ConfigError
-from jengine.optim.schedules.annealing import cosine_ratios
 from jengine.optim.schedules.formulas import (
     INF,
     Changes,
@@ -17,6 +16,7 @@ from jengine.optim.schedules.formulas import (
     MinimumFormula,
     PolyFormula,
     Steps,
+    cosine_ratios,
     keep,
     map_floats,
     towards_target,

@@ -122,9 +122,10 @@ def scale_by_soap(settings: SoapSettings, roles: Updates) -> optax.GradientTrans
             split = [matrices.split_matrices(x, role, settings.per_head) for x in values]
             sides = [in_gram, in_basis, out_gram, out_basis]
             flat = [x.reshape(split[0].values.shape[0], *x.shape[-2:]) for x in sides]
-            step = functools.partial(_update_matrix, settings, state.count)
             parts = (part.values for part in split)
-            new = matrices.map_matrices(step, *parts, *flat, whole=True)
+            numbers = (state.count, settings.b1, settings.b2, settings.shampoo_beta)
+            step = functools.partial(_update_matrix, settings)
+            new = matrices.map_matrices(step, *parts, *flat, shared=numbers, whole=True)
             joined = [split[0].join(x) for x in new[:3]]
             return *joined, *(x.reshape(old.shape) for x, old in zip(new[3:], sides, strict=True))
 
@@ -140,6 +141,9 @@ def scale_by_soap(settings: SoapSettings, roles: Updates) -> optax.GradientTrans
 def _update_matrix(
     settings: SoapSettings,
     count: jax.Array,
+    b1: Scalar,
+    b2: Scalar,
+    shampoo_beta: Scalar,
     grad: jax.Array,
     mu: jax.Array,
     nu: jax.Array,
@@ -150,19 +154,18 @@ def _update_matrix(
     # A rotation in bfloat16, the default of some devices, would not be one.
     with jax.default_matmul_precision("highest"):
         is_update = (count > 0).astype(grad.dtype)
-        new_mu = mu + (1 - settings.b1) * is_update * (grad - mu)
+        new_mu = mu + (1 - b1) * is_update * (grad - mu)
         rotated = _rotate(grad, in_basis, out_basis)
-        new_nu = nu + (1 - settings.b2) * is_update * (rotated * rotated - nu)
+        new_nu = nu + (1 - b2) * is_update * (rotated * rotated - nu)
         # Adam as the authors write it, with eps before the bias correction
         t = jnp.maximum(count, 1)
-        rate = jnp.sqrt(common.bias_correction(settings.b2, t))
-        rate /= common.bias_correction(settings.b1, t)
+        rate = jnp.sqrt(common.bias_correction(b2, t))
+        rate /= common.bias_correction(b1, t)
         scaled = _rotate(new_mu, in_basis, out_basis) / (jnp.sqrt(new_nu) + settings.eps)
         update = is_update * rate * _rotate(scaled, in_basis.T, out_basis.T)
         # after the update, which must not see its own gradient in the basis
-        beta = settings.shampoo_beta
-        in_gram = _average(in_gram, beta, grad)
-        out_gram = _average(out_gram, beta, grad.T)
+        in_gram = _average(in_gram, shampoo_beta, grad)
+        out_gram = _average(out_gram, shampoo_beta, grad.T)
         is_new_basis = (count % settings.frequency == 0) & (count > 0)
         change = jnp.where(count == 0, 2, is_new_basis.astype(jnp.int32))
         in_basis, in_order = _change_basis(change, in_gram, in_basis, grad.shape[0])

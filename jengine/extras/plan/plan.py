@@ -161,8 +161,6 @@ def set_devices(
         raise ConfigError("`parallel.type` must be Pjit or DataParallel, got SingleDevice")
     if mesh is not None:
         parallel["mesh"] = dict(mesh)
-    if "impl" in parallel:  # pmap has the same traffic, but does not show it before it runs
-        parallel["impl"] = "shard_map"
     return {**cfg, "parallel": {**parallel, "devices": devices}}
 
 

@@ -204,13 +204,13 @@ def _global_batch(
         return _with_shardings(
             shapes, strategy.whole_batch_shardings(shapes, rules, chunked=steps is not None)
         )
-    strategy.check_batch(example)
     sharding = strategy.batch_sharding(chunked=steps is not None)
 
     def scale(x: np.ndarray | jax.Array) -> jax.ShapeDtypeStruct:
         # Each process reads its share of the rows; the program sees them all.
         shape = (*leading, x.shape[0] * strategy.data_shard.count, *x.shape[1:])
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+        sharding.shard_shape(shape)  # JAX's error if it cannot be divided
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
     return jax.tree.map(scale, example)

@@ -24,7 +24,7 @@ from jengine.checkpoint.manifest import (
     read_files,
     validate_checkpoint,
 )
-from jengine.config.errors import closest, suggest_path
+from jengine.config.errors import closest
 from jengine.config.json_codec import decode
 from jengine.config.storage import (
     FileInfo,
@@ -34,6 +34,7 @@ from jengine.config.storage import (
     remove_files,
     storage_path,
 )
+from jengine.extras.report.run_files import suggest_path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,12 @@
 """What this extra provides, by name and module: nothing is imported before it is used."""
 
 provides = {
+    "HOOKS": {
+        "ProgressHook": "jengine.extras.report.progress",
+    },
+    "jengine.hooks": {
+        "ProgressHook": "jengine.extras.report.progress",
+    },
     "commands": {
         "ckpt ls": "jengine.extras.report.commands",
         "ckpt rm": "jengine.extras.report.commands",
@@ -13,10 +19,8 @@ provides = {
     "jengine": {
         "report": "jengine.extras.report.report_command",
     },
-    "notebook_progress": {
-        "NotebookProgress": "jengine.extras.report.notebook",
-    },
     "end_report": {
+        "list_validations": "jengine.extras.report.validations",
         "report_time": "jengine.extras.report.goodput",
     },
     "names": {

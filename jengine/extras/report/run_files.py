@@ -11,7 +11,7 @@ from typing import Any
 
 from jengine.checkpoint.lock import is_locked
 from jengine.config.dump import parse_config
-from jengine.config.errors import ConfigError, suggest_path
+from jengine.config.errors import ConfigError, did_you_mean
 from jengine.config.work_dir import RECORD
 from jengine.extras.report.foreign_files import ForeignFiles, conform, get_dict, is_number
 from jengine.extras.report.remote import TIMESTAMP, fetch_runs, origin
@@ -312,3 +312,11 @@ def _list_images(
                 name, step = (match[1], int(match[2])) if match else (stem, 0)
                 images.setdefault(name, []).append((step, path))
     return {name: sorted(found) for name, found in sorted(images.items())}
+
+
+def suggest_path(path: Any) -> str:
+    """Return a suggestion like `did_you_mean` for a `pathlib.Path`, or one on object storage,
+    that does not exist.
+    """
+    names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+    return did_you_mean(path.name, names).replace("'", f"'{path.parent}/", 1)

@@ -19,6 +19,7 @@ provides = {
         "find_known_function": "jengine.extras.serving.trust",
     },
     "predict": {
+        "make_module": "jengine.extras.serving.module",
         "predict": "jengine.extras.serving.predictor",
     },
     "jengine": {

@@ -20,11 +20,13 @@ from jengine.extras.weights.array_rules import RuleLike, parse_rules
 from jengine.extras.weights.pretrained import load_pretrained
 from jengine.extras.weights.rules import matches
 from jengine.extras.weights.weight_source import WeightSource
+from jengine.hooks.run import Run
+from jengine.hooks.runner_protocol import Loader
 from jengine.logging.tables import format_table
 from jengine.optim.schedules.state import seek_schedulers
 from jengine.parallel.processes import put_whole
+from jengine.runner.loops import TrainLoop
 from jengine.runner.resume_check import check_length
-from jengine.runner.resume_data import start_at
 from jengine.runner.runner import Runner
 
 Fields = dict[str, dict[str, str]]  # path of a field -> path of a parameter -> name of the array
@@ -96,7 +98,7 @@ def continue_other_loop(
     runner.state = state.replace(
         opt_state=opt_state, step=put_whole(np.asarray(step, np.int32), state.step.sharding)
     )
-    start_at(runner.run, loop, step)
+    _start_at(runner.run, loop, step)
     check_length(runner.run, loop, source.label, {"iter": loop.iter, "epoch": loop.epoch})
     if runner.param_schedulers is not None:
         seek_schedulers(runner.param_schedulers, iters=loop.iter, epochs=loop.epoch)
@@ -327,3 +329,53 @@ def _find_step(
             ((_, array),) = source.read({others[path]: struct})
             return int(np.asarray(array)), path
     return None, ""
+
+
+def _start_at(run: Run, loop: TrainLoop, step: int) -> None:
+    """Continue after `step` iterations of another loop: at that place in this run's order of the
+    data.
+    """
+    loader = loop.dataloader
+    length = loop.epoch_length if loop.by_epoch else loader.length
+    loop.iter = step
+    if length is None:  # a stream: what the other loop has read of it is unknown
+        run.logger.warning(
+            f"The data start from the beginning: {loader.kind} has no length, so no place of step "
+            f"{step}."
+        )
+        return
+    epoch, inner = divmod(step, length)
+    loop.epoch, loop.epoch_start = (epoch, step - inner) if loop.by_epoch else (0, 0)
+    loop.position = _seek_iteration(loader, step, loop.batches_per_iteration)
+
+
+def _seek_iteration(loader: Loader, step: int, batches: int) -> Any:
+    """Set the data to the place after `step` iterations with so many batches each, and return it.
+
+    The loader then has the batch size of the last of them. Data without a length are set to their
+    start.
+    """
+    loader.set_step(0)
+    loader.set_epoch(0)
+    if loader.length is None:
+        return loader.state_dict()
+    at = 0
+    while at < step:
+        position = loader.state_dict()
+        if loader.set_step(at):
+            loader.load_state_dict(position)  # the same example
+            position = loader.state_dict()
+        end = int(min(step, loader.next_change(at)))
+        skipped = (end - at) * batches
+        left = loader.length - position["position"]
+        if loader.batch_sizes is not None and position["examples"] and skipped < left:
+            # The position of a batch says nothing within a pass that has started with another size.
+            examples = position["examples"] + skipped * (loader.batch_size or 0)
+            loader.load_state_dict(
+                {**position, "position": position["position"] + skipped, "examples": examples}
+            )
+        else:
+            passes, start = divmod(skipped - left, loader.length)
+            loader.set_epoch(position["epoch"] + 1 + passes, start)
+        at = end
+    return loader.state_dict()

@@ -8,6 +8,9 @@ provides = {
     "commands": {
         "ckpt export": "jengine.extras.weights.commands",
     },
+    "jengine.checkpoint": {
+        "publish": "jengine.extras.weights.published_copy",
+    },
     "names": {
         "WeightReader": "jengine.extras.weights.weight_source",
         "WeightSource": "jengine.extras.weights.weight_source",

@@ -247,10 +247,8 @@ def _find_injected_hyperparams(tx: optax.GradientTransformation) -> dict[str, fl
     }
 
 
-for _factory in (
-    *(getattr(optax, n) for n in OPTAX_NAMES),
-    *(getattr(optax.contrib, n) for n in OPTAX_CONTRIB_NAMES),
-):
-    OPTIMIZERS.register_module()(from_factory(_factory))
+for _module, _names in ((optax, OPTAX_NAMES), (optax.contrib, OPTAX_CONTRIB_NAMES)):
+    for _name in _names:
+        OPTIMIZERS.register_module()(from_factory(getattr(_module, _name)))
 # Under the whole path, as `muon` is the name of jengine's own, which trains by role.
 OPTIMIZERS.register_module(name="optax.contrib.muon")(from_factory(optax.contrib.muon))

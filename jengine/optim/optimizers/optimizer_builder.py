@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import optax
 
 from jengine.config.annotations import is_mapping
-from jengine.config.errors import ConfigError, config_path
+from jengine.config.errors import config_path
 from jengine.config.registry import OPTIMIZERS, as_config
 from jengine.optim.optimizers.optax_optimizers import from_factory, from_optax
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -45,10 +45,7 @@ def build_optimizer(
     with config_path("optimizer"):
         cfg = as_config(cfg)
         if not is_mapping(cfg):
-            raise TypeError(
-                "an optimizer must be a dict with a 'type', an Optimizer or an optax gradient "
-                f"transformation, got {type(cfg).__name__}: {cfg!r}"
-            )
+            return OPTIMIZERS.build(cfg)  # raises the error
         ignored = [name for name in _TORCH_FLAGS if name in cfg]
         if ignored:
             logger.info("optimizer: ignored %s, which select PyTorch's kernels", ", ".join(ignored))
@@ -65,15 +62,3 @@ def build_optimizer(
 def is_optimizer(value: object) -> bool:
     """Return whether `value` is an `Optimizer` or a transformation of optax, not a config."""
     return isinstance(value, Optimizer | optax.GradientTransformation | optax.MultiSteps)
-
-
-@OPTIMIZERS.register_module()
-def LBFGS(**kwargs: Any) -> NoReturn:
-    """Reject LBFGS: PyTorch's line search is not implemented.
-
-    Optax's L-BFGS is available as `lbfgs`.
-    """
-    raise ConfigError(
-        "LBFGS evaluates the loss several times per step with PyTorch's line search, which is not "
-        "implemented; use optax's, dict(type='lbfgs')"
-    )

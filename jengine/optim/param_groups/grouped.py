@@ -1,6 +1,8 @@
-"""Parameter groups on the host: settings, the hyperparameters of a step, tables and checkpoints.
+"""Parameter groups of an optimizer: settings on the host, and the chain to which they are data.
 
-What the compiled step does with them is in `chain`.
+Groups that differ only in learning rate and weight decay share a chain over the whole tree; only
+other differences need separate chains, because each adds to the compile time and the time of a
+step.
 """
 
 import collections
@@ -13,16 +15,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from optax import Params
+from optax import OptState, Params, Updates
 
 from jengine.config import paths
+from jengine.config.plugins import load_provided
+from jengine.model.autocast import cast_floating_like
 from jengine.model.roles import Role, parameter_roles
-from jengine.optim.optimizers.common import Parts
+from jengine.optim.optimizers.common import Parts, strip_weak_types, upcast
 from jengine.optim.optimizers.optimizer import Optimizer
-from jengine.optim.param_groups.chain import GroupedChain, Wrap, hyperparams_dtype
 from jengine.optim.param_groups.param_group import GroupLayout, ParamGroup, assign_groups
+from jengine.optim.transforms.groups import GroupHyperparamsState
 
+Wrap = Callable[[optax.GradientTransformationExtraArgs], optax.GradientTransformationExtraArgs]
+FROZEN = "frozen:"  # before a part of parameter paths, in the name of a hyperparameter
 COLUMNS = ("group", "patterns", "tensors", "parameters", "lr", "weight decay")
+_FIELDS = {"lr": ("learning_rate",), "betas": ("b1", "b2", "b3")}  # optax's names
 
 
 class GroupedOptimizer:
@@ -35,6 +42,7 @@ class GroupedOptimizer:
       param_groups: the groups; hyperparameters may be set between two steps.
       base_param_settings: with more than one group, a group with the optimizer's own settings; None
         otherwise.
+      chains: the groups in each chain.
       unmatched: config keys that match no parameter, for the table.
       find_roles: function that returns the parameters' roles; None if they are unknown.
       stacked: the axes along which layers are stacked by path, as far as they are known.
@@ -56,30 +64,48 @@ class GroupedOptimizer:
         elif optimizer.kinds is not None:
             self.param_groups.append(ParamGroup({**optimizer.defaults, **optimizer.others}))
         # Schedules change this group, too: it keeps the rate without multipliers, for logs and
-        # optax's schedules. then the group itself has the optimizer's own settings
+        # optax's schedules. A single group has the optimizer's own settings.
         is_single = len(self.param_groups) == 1
         self.base_param_settings = None if is_single else ParamGroup(optimizer.defaults, paths=())
-        # The chain is built for these values: constants among them must not change, see `_check`.
+        # The chain is built for these values: constants among them must not change, see `_read`.
         self._initial = [
             {name: group[name] for name in optimizer.defaults} for group in self.param_groups
         ]
-        self._chain = GroupedChain(optimizer, self._initial)
+        varying = optimizer.per_parameter
+        chains: dict[Any, list[int]] = {}
+        for index, group in enumerate(self._initial):
+            # by repr, because settings such as the mask of an optax optimizer cannot be hashed
+            key = repr({k: v for k, v in group.items() if k not in varying}) if varying else index
+            chains.setdefault(key, []).append(index)
+        self.chains = tuple(tuple(groups) for groups in chains.values())
+        # names of each hyperparameter in the state, one per element
+        self._fields = {
+            name: _field_names(name, optimizer.defaults[name]) for name in optimizer.hyperparams
+        }
+        # The settings that are data in each chain. A part for a value that starts at 0, such as
+        # momentum, would cost memory in every run that does not use it.
+        self._dynamic = [
+            {
+                name
+                for name in self._fields
+                if name not in optimizer.absent_at_zero
+                or any(self._initial[index][name] for index in groups)
+            }
+            for groups in self.chains
+        ]
         # what == compares without a surprise, unlike arrays
-        plain = (bool, int, float, str, tuple, type(None))
+        plain = (int, float, str, tuple, type(None))
         watched = [name for name, value in optimizer.defaults.items() if isinstance(value, plain)]
         self._watched = [(name, operator.itemgetter(name)) for name in watched]
-        self._dtype: Any = np.float32
+        self._dtype = np.dtype(np.float32)
         # of each setting in the groups, when it was last read
         self._last_values: dict[str, list[Any]] = {}
-        self._arrays: dict[str, np.ndarray] = {}  # the hyperparameters, made from `_last_values`
+        # the hyperparameters, made from `_last_values`
+        self._arrays: dict[str, np.ndarray | np.generic] = {}
         self._layouts: dict[Any, GroupLayout] = {}  # by tree structure
         self._roles: dict[Any, Mapping[str, Role]] = {}  # by tree structure, of names and shapes
         self._layout: GroupLayout | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
-
-    def transformation(self, before: Parts, wrap: Wrap) -> optax.GradientTransformationExtraArgs:
-        """Return the chain for the groups; see `GroupedChain.transformation`."""
-        return self._chain.transformation(before, wrap, self.layout, self.roles, self.hyperparams)
 
     # -------------------- the group of each parameter
 
@@ -114,11 +140,6 @@ class GroupedOptimizer:
         own = [path for path in chosen if not self.optimizer.settings_of(roles[path])]
         return [own, [path for path in chosen if path not in own]]
 
-    @property
-    def chains(self) -> Sequence[Sequence[int]]:
-        """The groups in each chain."""
-        return self._chain.members
-
     def map_groups(self, params: Params, function: Callable[[ParamGroup], float]) -> Params:
         """Return a number for each parameter from the group, float32[] in a tree like `params`, 0
         for frozen ones.
@@ -128,12 +149,8 @@ class GroupedOptimizer:
         """
         layout = self.layout(params)
         # `broadcast` takes a vector by group: the same code as for the rates of a step.
-        values = np.asarray([function(group) for group in self.param_groups], np.float32)
-        tree = layout.broadcast(
-            {"value": jnp.asarray(values if len(values) > 1 else values[0])}, params
-        )["value"]
-        if len(values) == 1:  # a scalar, which `broadcast` returns as it is
-            tree = layout.trainable(jax.tree.map(lambda _: tree, params))
+        values = jnp.asarray([function(group) for group in self.param_groups], jnp.float32)
+        tree = layout.broadcast({"value": values}, params)["value"]
         return layout.combine(tree, jax.tree.map(lambda _: jnp.float32(0), params))
 
     def bind(self, params: Params) -> None:
@@ -142,9 +159,9 @@ class GroupedOptimizer:
         Errors as for `layout`.
         """
         layout = self.layout(params)
-        layout.check_stacked(self._chain.members, self.optimizer)
+        layout.check_stacked(self.chains, self.optimizer)
         self._last_values = {}  # the dtype may change
-        self._dtype = hyperparams_dtype(layout.trainable(params))
+        self._dtype = np.dtype(_hyperparams_dtype(layout.trainable(params)))
         # Shapes alone: arrays kept here would keep the initial parameters in memory.
         self._shapes = {path: tuple(leaf.shape) for path, leaf in paths.flatten(params).items()}
         if self.optimizer.groups is None:
@@ -189,72 +206,191 @@ class GroupedOptimizer:
         ('lr', None)
         """
         name, fields = next(
-            (name, fields) for name, fields in self._chain.fields.items() if field in fields
+            (name, fields) for name, fields in self._fields.items() if field in fields
         )
         return name, fields.index(field) if len(fields) > 1 else None
 
     def _read(self, name: str, values: list[Any]) -> None:
-        """Read the current values of a setting in the groups."""
-        # a single dynamic value may change freely
-        if len(values) > 1 or name not in self._chain.dynamic:
-            self._check(name)
+        """Read the current values of a setting in the groups, which the chains must support."""
+        columns = [[values[index] for index in groups] for groups in self.chains]
+        for groups, column, dynamic in zip(self.chains, columns, self._dynamic, strict=True):
+            # A constant is compiled into the step: a new value would silently have no effect.
+            expected = column[0] if name in dynamic else self._initial[groups[0]][name]
+            may_differ = name in dynamic and name in self.optimizer.per_parameter
+            if not may_differ and any(value != expected for value in column):
+                raise ValueError(
+                    f"`{name}` of {self.optimizer.name} must stay {expected!r} in the groups "
+                    f"{list(groups)}, for which the chain was built, got {column}; set other "
+                    "values in the config"
+                )
         self._last_values[name] = values
-        if name not in self._chain.dynamic:
+        if not any(name in dynamic for dynamic in self._dynamic):
             return
-        # one value for each chain, in which all groups agree
         if name not in self.optimizer.per_parameter:
-            values = [values[groups[0]] for groups in self._chain.members]
-        for i, field in enumerate(self._chain.fields[name]):
+            values = [column[0] for column in columns]  # one value for each chain
+        for i, field in enumerate(self._fields[name]):
             # betas are a tuple in a group, and a field each in the step
-            column = [value[i] for value in values] if isinstance(values[0], tuple) else values
-            self._arrays[field] = np.asarray(column if len(column) > 1 else column[0], self._dtype)
-            self._arrays[field].setflags(write=False)  # the same array is returned again
+            numbers = [value[i] for value in values] if isinstance(values[0], tuple) else values
+            if len(numbers) == 1:
+                self._arrays[field] = self._dtype.type(numbers[0])
+                continue
+            self._arrays[field] = array = np.asarray(numbers, self._dtype)
+            array.setflags(write=False)  # the same array is returned again
 
-    def _check(self, name: str) -> None:
-        """Check that the chain supports the current values of a setting."""
-        optimizer = self.optimizer.name
-        if name not in self._chain.fields:
-            for initial, group in zip(self._initial, self.param_groups, strict=True):
-                # A constant is compiled into the step, so that a new value would silently have no
-                # effect.
-                if group[name] != initial[name]:
-                    raise ValueError(
-                        f"{optimizer}: {name} must stay {initial[name]!r}, because it is part of "
-                        f"the chain, got {group[name]!r}; set it in the config"
-                    )
-            return
-        for groups, dynamic in zip(self._chain.members, self._chain.dynamic_by_chain, strict=True):
-            values = [self.param_groups[group][name] for group in groups]
-            if name not in dynamic and any(values):
-                raise ValueError(
-                    f"{optimizer}: {name} must stay 0, because the chain was built without it, "
-                    f"got {max(values, key=abs)}; start from a {name} above 0"
+    # -------------------- the chain: pure functions
+
+    def transformation(self, before: Parts, wrap: Wrap) -> optax.GradientTransformationExtraArgs:
+        """Return the chain with the hyperparameters in the state, as in `optax.inject_hyperparams`.
+
+        The update takes `hyperparams`, values by name that replace those in the state: float32[] or
+        [G] each; names that are not in the state are ignored. An entry `frozen:PATTERN` that is not
+        0 freezes the parameters whose path contains PATTERN. Other extra arguments are passed to
+        the parts.
+
+        Args:
+          before: parts that act on all gradients, before the optimizer.
+          wrap: wraps the chain (see `accumulate_gradients`); it must not depend on hyperparameters.
+        """
+
+        def init(params: Params) -> GroupHyperparamsState:
+            layout = self.layout(params)
+            dtype = _hyperparams_dtype(layout.trainable(params))
+            # copies: a donated state must not take the host's arrays along
+            hyperparams = {
+                name: jnp.array(value, dtype) for name, value in self.hyperparams().items()
+            }
+            inner = wrap(self._build(before, hyperparams, layout, params))
+            inner_state = inner.init(upcast(layout.trainable(params)))
+            # a weak type would be strong after the first update, and the step would compile twice
+            return GroupHyperparamsState(hyperparams, strip_weak_types(inner_state))
+
+        def update(
+            grads: Updates,
+            state: GroupHyperparamsState,
+            params: Params | None = None,
+            *,
+            hyperparams: Mapping[str, Any] | None = None,
+            **extra: Any,
+        ) -> tuple[Updates, GroupHyperparamsState]:
+            given = hyperparams or {}
+            # Some may be unknown: a step passes the hyperparameters for the model as well.
+            is_known = any(name in state.hyperparams or name.startswith(FROZEN) for name in given)
+            # most likely PyTorch's names, which would have no effect
+            if given and state.hyperparams and not is_known:
+                raise KeyError(
+                    f"hyperparams must have one of {sorted(state.hyperparams)}, got {sorted(given)}"
                 )
-            if name not in self.optimizer.per_parameter and any(
-                value != values[0] for value in values
-            ):
-                raise ValueError(
-                    f"{optimizer}: {name} must stay equal in the groups {list(groups)}, which "
-                    f"share a chain, got {values}; set different values in the config"
+            values = {  # in the shape of the state, which must not change from step to step
+                name: jnp.broadcast_to(jnp.asarray(given.get(name, old), old.dtype), old.shape)
+                for name, old in jax.tree.map(jnp.asarray, state.hyperparams).items()
+            }
+            like = grads if params is None else params
+            layout = self.layout(like)
+            # Built anew in each trace: optax's factories close over their hyperparameters, here
+            # over traced values.
+            chain = self._build(before, values, layout, like)
+            if any(name.startswith(FROZEN) for name in given):
+                skip_frozen = load_provided("optimizer_parts", "skip_frozen")
+                chain = skip_frozen(chain, layout, given, self.chains)
+            if extra and None in layout.groups:  # a line search may see trainable parameters alone
+                restrict = load_provided("optimizer_parts", "restrict_to_trainable")
+                extra = restrict(extra, layout, params)
+            trainable = None if params is None else upcast(layout.trainable(params))
+            # in float32 at least: averages in bfloat16 would lose what is below 2**-8 of their
+            # value
+            updates, inner_state = wrap(chain).update(
+                upcast(layout.trainable(grads)), state.inner_state, trainable, **extra
+            )
+            if trainable is not None:
+                _check_shapes(layout, updates, trainable, self.optimizer.name)
+            # zeros for frozen leaves
+            updates = layout.combine(updates, jax.tree.map(jnp.zeros_like, grads))
+            # like optax, which computes in the dtype of the gradients and parameters
+            if params is not None:
+                updates = jax.tree.map(
+                    lambda u, g, p: u.astype(jnp.promote_types(g.dtype, p.dtype)),
+                    updates,
+                    grads,
+                    params,
                 )
+            return updates, GroupHyperparamsState(values, strip_weak_types(inner_state))
+
+        return optax.GradientTransformationExtraArgs(init, update)
+
+    def _build(
+        self, before: Parts, hyperparams: Mapping[str, jax.Array], layout: GroupLayout, like: Params
+    ) -> optax.GradientTransformationExtraArgs:
+        """Return the chain for the hyperparameters of a step.
+
+        Groups that cannot share a chain have separate ones.
+        """
+        layout.check_stacked(self.chains, self.optimizer)
+        # Rates and decays become a tree over all parameters, so that one chain serves every group.
+        dynamic = set().union(*self._dynamic)
+        per_parameter = layout.broadcast(
+            {
+                name: hyperparams[self._fields[name][0]]
+                for name in self.optimizer.per_parameter
+                if name in dynamic
+            },
+            like,
+        )
+        if self.optimizer.kinds is not None:
+            known = self.roles(like)
+            members = zip(layout.paths, layout.groups, strict=True)
+            roles = layout.treedef.unflatten(
+                [None if group is None else known[path] for path, group in members]
+            )
+        parts = []
+        for index, groups in enumerate(self.chains):
+            first = self._initial[groups[0]]  # the others differ only in what is per parameter
+            settings = dict(first)
+            for name in self._dynamic[index]:
+                if name in per_parameter:
+                    value = per_parameter[name]
+                    # optax maps trees of equal structure: a chain for some leaves needs the rates
+                    # of these alone
+                    settings[name] = layout.select(value, groups) if len(self.chains) > 1 else value
+                else:
+                    fields = [hyperparams[field] for field in self._fields[name]]
+                    # float[] if there is one chain, else float[number of chains]
+                    values = [value if value.ndim == 0 else value[index] for value in fields]
+                    settings[name] = tuple(values) if isinstance(first[name], tuple) else values[0]
+            if self.optimizer.kinds is not None:
+                settings["roles"] = layout.select(roles, groups)
+            if self.optimizer.by_layer:
+                stacked = layout.treedef.unflatten(layout.stacked)
+                settings["stacked"] = layout.select(stacked, groups)
+            parts.append(self.optimizer.parts(**settings))
+        if len(parts) == 1:
+            return _named_chain(*before, *parts[0])
+        # `before`, such as clipping, stays outside: the norm is over the gradients of all groups.
+        by_groups = _apply_by_groups([_named_chain(*part) for part in parts], layout, self.chains)
+        return _named_chain(*before, ("groups", by_groups))
 
     # -------------------- reports and checkpoints
 
     def param_settings(self) -> dict[str, dict[str, Any]]:
         """Return the settings of each parameter by dotted path; {} before `bind`."""
-        if self._layout is None:
-            return {}
         settings = {}
-        for path, member in zip(self._layout.paths, self._layout.groups, strict=True):
+        for path, members in self._list_members():
             # Layers of one stacked array have settings of their own, so each gets a path of its
             # own.
-            if isinstance(member, tuple):
-                settings.update(
-                    {f"{path}[{i}]": dict(self.param_groups[g]) for i, g in enumerate(member)}
-                )
-            elif member is not None:
-                settings[path] = dict(self.param_groups[member])
+            for i, group in enumerate(members):
+                if group is not None:
+                    settings[f"{path}[{i}]" if len(members) > 1 else path] = dict(
+                        self.param_groups[group]
+                    )
         return settings
+
+    def _list_members(self) -> list[tuple[str, tuple[int | None, ...]]]:
+        """Return the path of each parameter, and the group of each of its layers in several groups,
+        None if it is frozen; [] before `bind`.
+        """
+        if self._layout is None:
+            return []
+        pairs = zip(self._layout.paths, self._layout.groups, strict=True)
+        return [(path, each if isinstance(each, tuple) else (each,)) for path, each in pairs]
 
     def table(self, with_roles: bool = False) -> tuple[list[str], list[list[str]]]:
         """Return the parameter groups as a table: column names and rows of strings.
@@ -265,47 +401,34 @@ class GroupedOptimizer:
         unmatched key. A parameter whose layers are in several groups counts as a tensor in each,
         with the elements in that group.
         """
-        if self._layout is None:
-            return list(COLUMNS), []
-        groups = self.param_groups
+        members = self._list_members()
         shapes = {p: jax.ShapeDtypeStruct(s, np.float32) for p, s in self._shapes.items()}
-        roles = self.roles(paths.nest(shapes)) if with_roles else {}
-        kinds: list[collections.Counter[str]] = [collections.Counter() for _ in (*groups, None)]
-        tensors = [0] * (len(groups) + 1)  # the last is frozen
-        parameters = [0] * (len(groups) + 1)
-        for path, member in zip(self._layout.paths, self._layout.groups, strict=True):
-            size = math.prod(self._shapes[path])
-            # the group of each layer; a tensor that is not stacked has one layer
-            layers = (
-                member
-                if isinstance(member, tuple)
-                else (len(groups) if member is None else member,)
-            )
-            for group in set(layers):
-                tensors[group] += 1
-                role = roles.get(path)
-                kinds[group]["unknown" if role is None else role.kind] += 1
-                # Layers of a stack have equal sizes.
-                parameters[group] += size // len(layers) * layers.count(group)
-        rows = []
-        for index, settings in enumerate(groups):
-            name = str(settings.get("group_name", index))
-            counts = [str(tensors[index]), f"{parameters[index]:,}"]
-            rates = [
-                "" if (v := settings.get(key)) is None else f"{v:.6g}"
-                for key in ("lr", "weight_decay")
+        roles = self.roles(paths.nest(shapes)) if with_roles and members else {}
+        columns = [*COLUMNS[:2], *(["roles"] if with_roles else []), *COLUMNS[2:]]
+        rows: list[list[str]] = []
+        frozen = (None, ParamGroup({"group_name": "frozen"}))
+        for index, settings in [*enumerate(self.param_groups), frozen] if members else []:
+            own = [(path, layers) for path, layers in members if index in layers]
+            # Layers of a stack have equal sizes.
+            sizes = [
+                math.prod(self._shapes[path]) // len(layers) * layers.count(index)
+                for path, layers in own
             ]
-            rows.append([name, ", ".join(settings.patterns), *counts, *rates])
-        if tensors[-1]:
-            rows.append(["frozen", "", str(tensors[-1]), f"{parameters[-1]:,}", "", ""])
-        rows += [["no match", key, "0", "0", "", ""] for key in self.unmatched]
-        if not with_roles:
-            return list(COLUMNS), rows
-        texts = [", ".join(f"{n} {kind}" for kind, n in sorted(found.items())) for found in kinds]
-        texts += [""] * len(self.unmatched)
-        texts = texts if tensors[-1] else [*texts[: len(groups)], *texts[len(groups) + 1 :]]
-        rows = [[*row[:2], text, *row[2:]] for row, text in zip(rows, texts, strict=True)]
-        return [*COLUMNS[:2], "roles", *COLUMNS[2:]], rows
+            if sizes or index is not None:
+                name = str(settings.get("group_name", index))
+                rates = [
+                    "" if (v := settings.get(key)) is None else f"{v:.6g}"
+                    for key in ("lr", "weight_decay")
+                ]
+                found = [None if roles.get(path) is None else roles[path].kind for path, _ in own]
+                kinds = sorted(collections.Counter(kind or "unknown" for kind in found).items())
+                text = [", ".join(f"{n} {kind}" for kind, n in kinds)] if with_roles else []
+                patterns = ", ".join(settings.patterns)
+                rows.append([name, patterns, *text, str(len(sizes)), f"{sum(sizes):,}", *rates])
+        blank = [""] if with_roles else []
+        unmatched = self.unmatched if members else []
+        rows += [["no match", key, *blank, "0", "0", "", ""] for key in unmatched]
+        return columns, rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return all group settings as JSON-compatible values."""
@@ -326,20 +449,17 @@ class GroupedOptimizer:
                 f"the checkpoint must have {len(self.param_groups)} parameter groups, as this "
                 f"run, got {len(groups)}; its paramwise_cfg differs"
             )
-        for group, saved in zip(self.param_groups, groups, strict=True):
-            self._restore(group, saved)
+        pairs: list[tuple[Any, Any]] = [*zip(self.param_groups, groups, strict=True)]
         # Absent in checkpoints of a single group: then the group itself had these settings.
         if self.base_param_settings is not None and "base_param_settings" in state_dict:
-            self._restore(self.base_param_settings, state_dict["base_param_settings"])
-
-    def _restore(self, group: dict[str, Any], saved: Mapping[str, Any]) -> None:
-        """Restore a group, except for the settings that are part of the chain."""
-        for key, value in saved.items():
-            # Constants of the chain come from this run's config, which was checked; a checkpoint
-            # cannot change them.
-            if key in self._chain.fields or key not in self.optimizer.defaults:
-                # JSON has no tuples, but betas are compared with, and unpacked as, a tuple.
-                group[key] = tuple(value) if isinstance(value, list) else value
+            pairs.append((self.base_param_settings, state_dict["base_param_settings"]))
+        for group, saved in pairs:
+            for key, value in saved.items():
+                # Constants of the chain come from this run's config, which was checked; a
+                # checkpoint cannot change them.
+                if key in self._fields or key not in self.optimizer.defaults:
+                    # JSON has no tuples, but betas are compared with, and unpacked as, a tuple.
+                    group[key] = tuple(value) if isinstance(value, list) else value
 
 
 def _build_group(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> ParamGroup:
@@ -362,3 +482,86 @@ def _json_settings(group: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in plain.items()
         if isinstance(value, bool | int | float | str | list | dict | None)
     }
+
+
+def _check_shapes(layout: GroupLayout, updates: Updates, params: Params, name: str) -> None:
+    """Raise ValueError for an update that has another shape than its parameter.
+
+    The sum would broadcast: optimizers for gradients of single examples reduce the first axis, and
+    take that of a parameter for examples.
+    """
+    leaves = zip(layout.paths, layout.flatten(updates), layout.flatten(params), strict=True)
+    for path, update, param in leaves:
+        if param is not None and jnp.shape(update) != param.shape:
+            raise ValueError(
+                f"{name} must return an update of the shape {param.shape} for {path!r}, got "
+                f"{jnp.shape(update)}; an optimizer for gradients of single examples, such as "
+                "dpsgd, needs a `train_step` that computes them"
+            )
+
+
+def _hyperparams_dtype(trainable: Params) -> Any:
+    """Return the dtype of hyperparameters for these parameters: float32, or float64 if a
+    parameter has it.
+    """
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves(trainable)}
+    return jax.dtypes.canonicalize_dtype(jnp.result_type(jnp.float32, *dtypes))
+
+
+def _field_names(name: str, value: object) -> tuple[str, ...]:
+    if name in _FIELDS:
+        return _FIELDS[name][: len(value)] if isinstance(value, tuple) else _FIELDS[name]
+    return tuple(f"{name}_{i}" for i in range(len(value))) if isinstance(value, tuple) else (name,)
+
+
+def _named_chain(
+    *parts: tuple[str, optax.GradientTransformation],
+) -> optax.GradientTransformationExtraArgs:
+    """Return `optax.named_chain` with the state in a dict, which JAX flattens in C++, unlike an
+    OrderedDict.
+    """
+    # Named, so that checkpoints and logs do not depend on how many parts there are.
+    chain = optax.named_chain(*parts)
+
+    def update(
+        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
+        updates, new_state = chain.update(grads, state, params, **extra)
+        # Hyperparameters are float64 if one parameter is, and would make the states of float32
+        # parameters float64 too.
+        return updates, cast_floating_like(dict(new_state), state)
+
+    return optax.GradientTransformationExtraArgs(lambda params: dict(chain.init(params)), update)
+
+
+def _apply_by_groups(
+    chains: Sequence[optax.GradientTransformationExtraArgs],
+    layout: GroupLayout,
+    members: Sequence[Sequence[int]],
+) -> optax.GradientTransformationExtraArgs:
+    """Apply each chain to the parameters in its groups, with the states in a dict by groups."""
+    # Named by groups, which checkpoints record as well.
+    named_chains = [
+        ("_".join(map(str, groups)), chain, groups)
+        for chain, groups in zip(chains, members, strict=True)
+    ]
+
+    def init(params: Params) -> dict[str, Any]:
+        return {
+            name: chain.init(layout.select(params, groups)) for name, chain, groups in named_chains
+        }
+
+    def update(
+        grads: Updates, state: Mapping[str, Any], params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
+        updates: Updates = jax.tree.map(lambda g: None, grads)  # each chain fills in its own leaves
+        new_state = {}
+        for name, chain, groups in named_chains:
+            own_params = None if params is None else layout.select(params, groups)
+            own_updates, new_state[name] = chain.update(
+                layout.select(grads, groups), state[name], own_params, **extra
+            )
+            updates = layout.combine(own_updates, updates)
+        return updates, new_state
+
+    return optax.GradientTransformationExtraArgs(init, update)

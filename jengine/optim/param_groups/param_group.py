@@ -87,14 +87,8 @@ class GroupLayout:
 
         Raise ValueError for another structure.
         """
-        try:
-            # Not `jax.tree.leaves`, which drops None: positions would no longer be those of the
-            # paths.
-            return self.treedef.flatten_up_to(tree)
-        except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"a tree does not have the structure of the parameters: {error}"
-            ) from None
+        # Not `jax.tree.leaves`, which drops None: positions would no longer be those of the paths.
+        return self.treedef.flatten_up_to(tree)
 
     def select(self, tree: Params, groups: Sequence[int]) -> Params:
         """Return `tree` with None for each leaf that is not in one of `groups`."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from jengine.config.annotations import is_mapping
+from jengine.config.containers import resolve
 from jengine.config.errors import (
     ConfigError,
     config_path,
@@ -43,14 +43,13 @@ class OptaxFormula(Formula):
     """
 
     epoch_units: ClassVar[tuple[str, ...] | None] = None
+    is_alone: ClassVar[bool] = True
     schedule: Mapping[str, Any] | Schedule
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schedule", _to_plain(self.schedule))
+        object.__setattr__(self, "schedule", resolve(vars(self))["schedule"])
         with config_path("schedule"):
-            first = self._traced
-            if first is None:
-                first = make_schedule(self.schedule)(0)
+            first = self._function(0) if self._traced is None else self._traced
             if getattr(first, "shape", ()) != () or not isinstance(first, _NUMBERS):
                 raise TypeError(
                     f"`{current_config_path()}` must return one number for a step, got {first!r}"
@@ -59,7 +58,7 @@ class OptaxFormula(Formula):
     def changes(self, steps: Steps, num_steps: int) -> Changes:
         """Return the scheduled values, computed in blocks."""
         if self._traced is None:
-            values = map_floats(make_schedule(self.schedule), steps.tolist())
+            values = map_floats(self._function, steps.tolist())
         else:
             values = self._evaluate(steps)
         return np.zeros(len(steps)), values, np.zeros(len(steps))
@@ -76,9 +75,9 @@ class OptaxFormula(Formula):
         return [initial / reference for initial in initial_values]
 
     @property
-    def block(self) -> int:
+    def block(self) -> int:  # type: ignore[override]
         """One if JAX cannot trace the schedule: each value calls a user's function."""
-        return 1 if self._traced is None else super().block
+        return 1 if self._traced is None else _BLOCK
 
     @property
     def _dtype(self) -> Any:
@@ -87,19 +86,21 @@ class OptaxFormula(Formula):
         return np.int64 if has_function else np.float64
 
     @functools.cached_property
+    def _function(self) -> Schedule:
+        return make_schedule(self.schedule)
+
+    @functools.cached_property
     def _traced(self) -> Any:
         """The value's shape and dtype; None if JAX cannot trace it, as a branch on the step."""
-        schedule = make_schedule(self.schedule)
         try:
-            return jax.eval_shape(schedule, jax.ShapeDtypeStruct((), self._dtype))
+            return jax.eval_shape(self._function, jax.ShapeDtypeStruct((), self._dtype))
         except Exception:  # user code may raise anything when it is called with a tracer
             return None
 
     @functools.cached_property
     def _compiled(self) -> Callable[[Any], jax.Array]:
-        schedule = make_schedule(self.schedule)
         # One call for many steps, as each dispatch has a cost on the host.
-        return jax.jit(jax.vmap(lambda step: jax.numpy.asarray(schedule(step), dtype=float)))
+        return jax.jit(jax.vmap(lambda step: jax.numpy.asarray(self._function(step), dtype=float)))
 
     def _evaluate(self, steps: Steps) -> np.ndarray:
         """Compute the values, float64[n], `_BLOCK` steps at a time."""
@@ -141,7 +142,9 @@ def make_schedule(cfg: Mapping[str, Any] | Schedule) -> Schedule:
         with config_path(key):
             if isinstance(value, Mapping) and "type" in value:
                 value = make_schedule(value)
-            elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+            elif isinstance(value, list | tuple) and any(
+                isinstance(item, Mapping) for item in value
+            ):
                 value = [make_schedule(item) for item in value]
         arguments[key] = value
     name = cfg["type"]
@@ -155,10 +158,3 @@ def _host_device() -> Any:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         return jax.local_devices()[0]
-
-
-def _to_plain(value: object) -> Any:
-    """Return `value` with the containers of a config converted to plain dicts and lists."""
-    if is_mapping(value):
-        return {key: _to_plain(item) for key, item in value.items()}
-    return [_to_plain(item) for item in value] if isinstance(value, list | tuple) else value

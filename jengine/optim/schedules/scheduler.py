@@ -4,21 +4,15 @@ The compiled step receives the values as inputs, so that a schedule costs no dev
 recompilation.
 """
 
+import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 from jengine.config.annotations import NonNegative, Positive, Range, is_host_number
 from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
-from jengine.optim.schedules.chain import (
-    Group,
-    Groups,
-    ScheduleChain,
-    chain_of,
-    default_group,
-    legal_values,
-)
+from jengine.optim.schedules.chain import Group, ScheduleChain, chain_of
 from jengine.optim.schedules.formulas import INF, Formula
 
 _LOGGER = logging.getLogger("jengine")
@@ -60,8 +54,7 @@ class ParamScheduler:
       epoch_length: iterations per epoch, for settings that were converted from epochs; None for
         others.
       base_values: the initial value of each group.
-      scheduled: the groups that it changes.
-      reductions: completed iterations and epochs at each reduction on a plateau.
+      scheduled: whether it changes each group.
 
     Raises:
       ConfigError: `end` is not after `begin`, or `last_step` is below -1. KeyError: no group has
@@ -71,12 +64,10 @@ class ParamScheduler:
     need_val_args: ClassVar[bool] = False  # its step takes validation metrics
     mirrors_betas: ClassVar[bool] = False  # 'momentum' is written back into betas[0]
     skips_zero: ClassVar[bool] = False  # groups whose initial value is 0 keep it
-    family: ClassVar[type[Any]]  # the dataclass for the settings
-    reductions: Sequence[Sequence[int]] = ()
 
     def __init__(
         self,
-        optimizer: Groups,
+        optimizer: Any,
         param_name: str,
         settings: Formula,
         begin: NonNegative = 0,
@@ -87,7 +78,6 @@ class ParamScheduler:
     ) -> None:
         if end <= begin:
             raise ConfigError(f"`end` must be larger than `begin`, got begin={begin} and end={end}")
-        self.optimizer = optimizer
         self.chain: ScheduleChain = chain_of(optimizer)
         self.param_name = param_name
         self.settings: Any = settings
@@ -98,7 +88,7 @@ class ParamScheduler:
         self.epoch_length: int | None = None
         self.base_values: list[float] = []
         self.targets: list[float] = []
-        self.scheduled: list[int] = []
+        self.scheduled: list[bool] = []
         self._check_groups(is_resumed=last_step > -1)
         self.last_step = last_step
         self.seek(0 if last_step == -1 else int(begin) + last_step + 1)
@@ -115,35 +105,45 @@ class ParamScheduler:
           epoch_length: iterations per epoch.
           **kwargs: as for the constructor; `by_epoch` must be true.
 
+        Raises: see `convert`.
+        """
+        scheduler = cls(*args, **kwargs)
+        scheduler.convert(epoch_length)
+        scheduler.chain.refresh()
+        return scheduler
+
+    def convert(self, epoch_length: int | None) -> None:
+        """Convert the settings, which are in epochs, to iterations; `refresh` then sets the values.
+
         Raises:
-          ArgumentError: `by_epoch` is false, or `epoch_length` is not a positive integer.
+          ArgumentError: they are in iterations, or `epoch_length` is not a positive integer.
           NotImplementedError: the family cannot be converted.
         """
-        if cls.family.epoch_units is None:
-            raise NotImplementedError(
-                f"{cls.__name__} cannot be converted from epochs to iterations"
-            )
-        if not kwargs.get("by_epoch", True):
+        name = type(self).__name__
+        if self.settings.epoch_units is None:
+            raise NotImplementedError(f"{name} cannot be converted from epochs to iterations")
+        if not self.by_epoch:
             raise ArgumentError(
-                f"`by_epoch` must be True to convert {cls.__name__} to iterations, got False"
+                f"`by_epoch` must be True to convert {name} to iterations, got False"
             )
         if not isinstance(epoch_length, int) or epoch_length <= 0:
             raise ArgumentError(
-                f"`epoch_length` must be a positive number of iterations, got {epoch_length}"
+                "`epoch_length`, that of the train dataloader, must be a positive number of "
+                f"iterations to convert {name}, got {epoch_length}"
             )
-        for name in cls.family.epoch_units:
-            # Milestones and periods are lists in epochs; factors and weights beside them are not,
-            # and have no unit to convert.
-            if isinstance(value := kwargs.get(name), list | tuple):
-                kwargs[name] = [item * epoch_length for item in value]
+        scaled: dict[str, Any] = {}
+        for unit in self.settings.epoch_units:
+            # Milestones and periods are in epochs, and may be lists
+            if isinstance(value := getattr(self.settings, unit), list | tuple):
+                scaled[unit] = [item * epoch_length for item in value]
             elif value is not None:
-                kwargs[name] = value * epoch_length
-        for name in ("begin", "end"):
-            if kwargs.get(name, INF) != INF:
-                kwargs[name] = int(kwargs[name] * epoch_length)
-        scheduler = cls(*args, **{**kwargs, "by_epoch": False})
-        scheduler.epoch_length = epoch_length
-        return scheduler
+                scaled[unit] = value * epoch_length
+        self.settings = dataclasses.replace(self.settings, **scaled)
+        self.begin = int(self.begin * epoch_length)
+        if self.end != INF:
+            self.end = int(self.end * epoch_length)
+        self.by_epoch = False
+        self.epoch_length = epoch_length
 
     def step(self) -> None:
         """Count an iteration or epoch.
@@ -207,72 +207,49 @@ class ParamScheduler:
             f"by_epoch={self.by_epoch})"
         )
 
-    # --- Called by the chain ---
-
     def bind(
-        self, initials: Sequence[float | None], groups: Sequence[Group]
-    ) -> Sequence[float | None]:
-        """Bind the formula to the initial value and the settings of each group.
+        self, initials: Sequence[float], reference: float, groups: Mapping[int, Group]
+    ) -> Sequence[float]:
+        """Bind the formula to the initial value of each group, for the chain.
 
         Return the initial values after it.
+
+        Args:
+          initials: the value of each group; 0 for those that are not in `groups`.
+          reference: the initial value in the optimizer's own settings.
+          groups: the groups with the value, by index.
         """
-        known = [0.0 if value is None else value for value in initials]
-        self.base_values = self.settings.initial_values(known)
-        # The optimizer's own settings are the last group: their initial value has no multiplier.
-        present = [value for value in initials if value is not None]
-        self.targets = self.find_targets(
-            known, present[-1] if default_group(self.optimizer) else present[0]
-        )
+        self.base_values = self.settings.initial_values(initials)
+        self.targets = self.settings.targets(initials, reference)
         self.scheduled = [
-            index
-            for index, value in enumerate(self.base_values)
-            if initials[index] is not None
+            index in groups
             # A minimum above 0 would give a weight decay to the parameters that have none, such as
             # biases.
             and not (self.skips_zero and value == 0.0)
             and not (self.param_name == "lr" and groups[index].get("fix_lr"))
+            for index, value in enumerate(self.base_values)
         ]
-        return [
-            None if old is None else new
-            for old, new in zip(initials, self.base_values, strict=True)
-        ]
-
-    def find_targets(self, initials: Sequence[float], reference: float) -> list[float]:
-        """Return the target of each group, see `Formula.targets`."""
-        return self.settings.targets(initials, reference)
-
-    def value_error(self, value: float, step: int) -> ConfigError:
-        """Return the error for a value outside the hyperparameter's range."""
-        when = f"{'epoch' if self.by_epoch else 'iteration'} {step + 1}"
-        name = self.param_name
-        return ConfigError(
-            f"`{name}` must be {legal_values(name)}, got {value:g} from {type(self).__name__} in "
-            f"{when}"
-        )
+        return self.base_values
 
     def _check_groups(self, is_resumed: bool) -> None:
         """Raise an error unless a group has the value, as a number."""
         name = self.param_name
         groups = self.chain.groups
-        has_value = [name in group or (self.mirrors_betas and "betas" in group) for group in groups]
-        if not any(has_value):
-            names = {
-                other for group in groups for other, value in group.items() if is_host_number(value)
-            }
+        known = [g for g in groups if name in g or (self.mirrors_betas and "betas" in g)]
+        if not known:
             raise UnknownNameError(
                 f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
-                f"without{closest(name, names)}; write optax.adamw(1e-2) as "
+                f"without{closest(name, groups[0])}; write optax.adamw(1e-2) as "
                 "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2)"
             )
-        for index, group in enumerate(groups):
-            if name in group and not is_host_number(group[name]):
+        for group in known:
+            if not is_host_number(group.get(name, 0.0)):
                 raise ConfigError(
                     f"`{name}` of a parameter group must be a number, got {group[name]!r}"
                 )
-            if is_resumed and has_value[index] and f"initial_{name}" not in group:
+            if is_resumed and f"initial_{name}" not in group:
                 raise UnknownNameError(
-                    f"`last_step` must be -1 unless the groups have {f'initial_{name}'!r}, got "
-                    f"group {index}"
+                    f"`last_step` must be -1 unless all groups have 'initial_{name}', got {group}"
                 )
 
     def _log_values(self) -> None:

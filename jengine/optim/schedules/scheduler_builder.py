@@ -1,20 +1,16 @@
 """Build the schedulers of a run from the config's `param_scheduler`."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
-from jengine.config import annotations
-from jengine.config.annotations import Count, checked, is_mapping
+from jengine.config.annotations import Count, check_values, checked, is_mapping
 from jengine.config.errors import ConfigError, config_path
-from jengine.config.registry import PARAM_SCHEDULERS, as_config, check_arguments, is_built_in
-from jengine.optim.schedules.chain import Groups, chain_of
+from jengine.config.registry import PARAM_SCHEDULERS, as_config
+from jengine.optim.schedules.chain import chain_of
 from jengine.optim.schedules.formulas import INF
-from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers, flatten_schedulers
-
-# values that are computed before training; those of longer runs are checked when they are set
-_MAX_CHECKED = 100_000
+from jengine.optim.schedules.scheduler import ParamScheduler, Schedulers
 
 
 @checked
@@ -56,108 +52,92 @@ def build_param_schedulers(
 
     Raises:
       ConfigError, KeyError, TypeError: an entry of the config is illegal; the message contains the
-        path. ConfigError: a value in the run is illegal, such as a negative learning rate.
+        path.
     """
-    built = _build(cfg, wrapper, _RunLength(max_epochs, max_iters, epoch_length, by_epoch_loop))
-    with config_path("param_scheduler"):
-        _check_values(
-            built,
-            iters=max_iters,
-            epochs=max_epochs if by_epoch_loop else None,
-            epoch_length=epoch_length,
-        )
-    return built
-
-
-def check_param_schedulers(
-    cfg: Any,
-    wrapper: Groups | Mapping[str, Groups],
-    *,
-    max_epochs: int | None,
-    max_iters: int | None,
-    by_epoch_loop: bool,
-) -> Sequence[ParamScheduler]:
-    """Build the schedulers as `build_param_schedulers` does, before the epoch length is known.
-
-    What depends on that length is checked by `build_param_schedulers` alone. The result cannot be
-    stepped.
-    """
-    built = flatten_schedulers(
-        _build(cfg, wrapper, _RunLength(max_epochs, max_iters, None, by_epoch_loop, is_open=True))
-    )
-    # the steps of the others are unknown
-    if all(scheduler.epoch_length is None for scheduler in built):
+    run = _RunLength(max_epochs, max_iters, epoch_length, by_epoch_loop)
+    wrappers = wrapper if is_mapping(wrapper) else {"": wrapper}
+    built: dict[str, list[ParamScheduler]] = {name: [] for name in wrappers}
+    for optimizer in wrappers.values():
+        chain_of(optimizer).begin()
+    for name, path, entry in _list_entries(cfg, list(wrappers)):
+        with config_path(*path):
+            scheduler = _build_one(entry, wrappers[name], run)
+            # A list for several optimizers may hold built schedulers of all; each belongs to one.
+            if scheduler.chain.optimizer is wrappers[name]:
+                _check_overlaps(scheduler, built[name])
+                built[name].append(scheduler)
+    for name, optimizer in wrappers.items():
+        chain = chain_of(optimizer)
+        chain.epoch_length = epoch_length
+        chain.members = list(built[name])  # in the order of the config
         with config_path("param_scheduler"):
-            _check_values(list(built), iters=max_iters, epochs=max_epochs, epoch_length=None)
-    return built
+            chain.refresh()
+    return built if is_mapping(wrapper) else built[""]
 
 
-@dataclasses.dataclass
-class _RunLength:
+def check_param_schedulers(cfg: Any, optimizers: Sequence[str], by_epoch_loop: bool) -> None:
+    """Check the names and arguments of schedulers, before the optimizers and the data are known.
+
+    Args:
+      cfg, by_epoch_loop: see `build_param_schedulers`.
+      optimizers: names of the optimizers, '' for a single one.
+    """
+    for _, path, entry in _list_entries(cfg, optimizers):
+        with config_path(*path):
+            if not isinstance(entry, ParamScheduler):
+                scheduler_type, arguments, *_ = _parse(entry, by_epoch_loop)
+                PARAM_SCHEDULERS.check({"type": scheduler_type, **arguments}, optimizer=None)
+
+
+class _RunLength(NamedTuple):
     """Length of the run in epochs and iterations."""
 
     epochs: int | None
     iters: int | None
     epoch_length: int | None
     by_epoch_loop: bool
-    is_open: bool = False  # unknown lengths are not an error
-
-    def length(self, by_epoch: bool, converted: bool) -> float | None:
-        """Return the default `end`, in the unit of the config."""
-        if converted and not self.by_epoch_loop and self.iters is not None and self.epoch_length:
-            # Exact when multiplied back
-            return Fraction(self.iters, self.epoch_length)  # type: ignore[return-value]
-        return self.epochs if by_epoch else self.iters
 
 
-def _build(cfg: Any, wrapper: Any, run: _RunLength) -> Schedulers:
-    is_by_name = is_mapping(cfg) and "type" not in cfg
-    with config_path("param_scheduler"):
-        if not is_mapping(wrapper):
-            if is_by_name and cfg:
+def _list_entries(
+    cfg: Any, optimizers: Sequence[str]
+) -> list[tuple[str, tuple[str | int, ...], Any]]:
+    """Return for each scheduler the optimizer's name, the path in the config, and the config."""
+    path: tuple[str | int, ...] = ("param_scheduler",)
+    # each of several optimizers gets objects of its own, as they have states
+    parts = dict.fromkeys(optimizers, (path, cfg))
+    if is_mapping(cfg) and "type" not in cfg:
+        if set(cfg) != set(optimizers):
+            with config_path(*path):
                 raise ConfigError(
-                    "`param_scheduler` must be a scheduler with a 'type' or a list of schedulers "
-                    f"for a single optimizer, got a dict of {sorted(map(str, cfg))}"
+                    "`param_scheduler` must have a 'type', or the names of the optimizers, "
+                    f"{sorted(optimizers)}, got {sorted(map(str, cfg))}"
                 )
-            return _build_list(cfg, wrapper, run)
-        # One scheduler or list for several optimizers: each gets objects of its own, as they have
-        # states.
-        if not is_by_name:
-            return {name: _build_list(cfg, optimizer, run) for name, optimizer in wrapper.items()}
-        if set(cfg) != set(wrapper.keys()):
-            raise ConfigError(
-                "`param_scheduler` must have the names of the optimizers, "
-                f"{sorted(wrapper.keys())}, got {sorted(cfg)}"
-            )
-        built = {}
-        for name, optimizer in wrapper.items():
-            with config_path(name):
-                built[name] = _build_list(cfg[name], optimizer, run)
-        return built
+        parts = {name: ((*path, name), cfg[name]) for name in optimizers}
+    entries = []
+    for name, (path, part) in parts.items():
+        if isinstance(part, list | tuple):
+            entries += [(name, (*path, index), item) for index, item in enumerate(part)]
+        elif part is not None:
+            entries.append((name, path, part))
+    return entries
 
 
-def _build_list(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamScheduler]:
-    chain = chain_of(wrapper)
-    built = []
-    chain.begin()
-    chain.epoch_length = run.epoch_length
-    if cfg is not None and not isinstance(cfg, list | tuple):
-        built = _build_one(cfg, wrapper, run)
-    else:
-        for index, item in enumerate(cfg or ()):
-            with config_path(index):
-                built += _build_one(item, wrapper, run)
-        _check_overlaps(built, run)
-    if chain.members != built:  # the config has schedulers that were built before
-        chain.members = list(built)
-        chain.refresh()
-    return built
-
-
-def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamScheduler]:
+def _build_one(cfg: Any, wrapper: Any, run: _RunLength) -> ParamScheduler:
     if isinstance(cfg, ParamScheduler):
-        # A list for several optimizers may hold built schedulers of all; each belongs to one.
-        return [cfg] if cfg.optimizer is wrapper else []
+        return cfg
+    entry, arguments, by_epoch, converted = _parse(cfg, run.by_epoch_loop)
+    if "end" not in arguments:
+        arguments["end"] = _default_end(entry, arguments, run, by_epoch, converted)
+    scheduler = PARAM_SCHEDULERS.build({"type": entry, **arguments}, optimizer=wrapper)
+    if converted:
+        scheduler.convert(run.epoch_length)
+    return scheduler
+
+
+def _parse(
+    cfg: Any, by_epoch_loop: bool
+) -> tuple[type[ParamScheduler], dict[str, Any], bool, bool]:
+    """Return the class, the arguments, whether they are in epochs, and whether to convert them."""
     # without an end, so that the run can be extended
     if callable(cfg) and not isinstance(cfg, type):
         cfg = {"type": "OptaxLR", "schedule": cfg, "by_epoch": False, "end": INF}
@@ -170,102 +150,52 @@ def _build_one(cfg: Any, wrapper: Groups, run: _RunLength) -> list[ParamSchedule
         )
     arguments = {key: value for key, value in cfg.items() if key != "_delete_"}
     # These two are read here, before the constructor checks its arguments.
-    annotations.check_values("", _read_units, arguments)
+    check_values("", _read_units, arguments)
     converted = arguments.pop("convert_to_iter_based", False)
-    entry: Any = PARAM_SCHEDULERS.get_type(arguments.get("type"))
+    entry: Any = arguments.get("type")
+    if isinstance(entry, str):
+        with config_path("type"):
+            entry = PARAM_SCHEDULERS.get(entry)
     if not callable(entry):
         PARAM_SCHEDULERS.check(arguments)  # raises the error
     if not isinstance(entry, type):  # a schedule, or a function that returns one, such as optax's
-        return _build_one(PARAM_SCHEDULERS.build_function(given), wrapper, run)
+        return _parse(PARAM_SCHEDULERS.build_function(given), by_epoch_loop)
     del arguments["type"]
-    # The user's own class may have an `__init__` without a signature
-    init: Any = entry.__init__  # type: ignore[misc]
-    by_default = (
-        init.__signature__.parameters["by_epoch"].default
-        if hasattr(init, "__signature__")
-        else True
-    )
-    by_epoch = arguments.get("by_epoch", by_default)
-    follows_validations = getattr(entry, "need_val_args", False)
+    parameter = inspect.signature(entry).parameters.get("by_epoch")
+    by_epoch = arguments.get("by_epoch", getattr(parameter, "default", True))
     # An error and not a guess: both readings of the numbers are plausible.
-    if by_epoch and not run.by_epoch_loop and not converted and not follows_validations:
+    if by_epoch and not (by_epoch_loop or converted or getattr(entry, "need_val_args", False)):
         raise ConfigError(
             f"`by_epoch` of {entry.__name__} must be False in a train loop that counts "
             "iterations, got True (the default), with which its value would never change; write "
             "by_epoch=False if its numbers are iterations, or convert_to_iter_based=True if they "
             "are epochs"
         )
-    if "end" not in arguments:
-        arguments["end"] = _default_end(
-            entry, arguments, run, by_epoch, converted, follows_validations
-        )
-    return [_construct(entry, wrapper, arguments, run, converted)]
-
-
-def _check_values(
-    schedulers: Schedulers, *, iters: int | None, epochs: int | None, epoch_length: int | None
-) -> None:
-    """Compute the values of a run, so that an illegal one is an error before training.
-
-    Only the first values are checked if there are many, and none if one of the schedules is a
-    user's class, whose step may do anything. Unknown iterations leave the schedules over iterations
-    unchecked.
-    """
-    flat = flatten_schedulers(schedulers)
-    if not flat or any(not is_built_in(type(s)) or s.last_step > 0 for s in flat):
-        return
-    limit = min(
-        _MAX_CHECKED // max(1, sum(len(s.scheduled) for s in flat)),
-        *(100 * s.settings.block for s in flat),
-    )
-    iters = 0 if iters is None or all(s.by_epoch for s in flat) else min(iters, limit)
-    epochs = min(epochs or 0, limit, *([iters // epoch_length] if iters and epoch_length else []))
-    for chain in {id(s.chain): s.chain for s in flat}.values():
-        chain.check(max(iters - 1, 0), max(epochs - 1, 0))
+    return entry, arguments, by_epoch, converted
 
 
 def _read_units(by_epoch: bool = True, convert_to_iter_based: bool = False) -> None:
     """Annotate the arguments that are read before the scheduler checks its own."""
 
 
-def _construct(
-    entry: type[ParamScheduler],
-    wrapper: Groups,
-    arguments: dict[str, Any],
-    run: _RunLength,
-    converted: bool,
-) -> ParamScheduler:
-    if not converted:
-        return PARAM_SCHEDULERS.build({"type": entry, **arguments}, optimizer=wrapper)
-    if run.epoch_length is None and not run.is_open:
-        raise ConfigError(
-            "`convert_to_iter_based` must be False unless the train dataloader has a known "
-            "length, got True"
-        )
-    # `build_iter_from_epoch` takes `**kwargs`, so that a misspelled name would fail far from the
-    # config.
-    check_arguments(entry, {"optimizer": wrapper, **arguments})
-    return entry.build_iter_from_epoch(wrapper, epoch_length=run.epoch_length or 1, **arguments)
-
-
 def _default_end(
     entry: type[ParamScheduler],
-    arguments: Mapping[str, Any],
+    arguments: dict[str, Any],
     run: _RunLength,
     by_epoch: bool,
     converted: bool,
-    follows_validations: bool,
 ) -> Any:
-    if follows_validations and not run.by_epoch_loop:
-        if arguments.get("begin", 0) > 0:
-            raise ConfigError(
-                f"`begin` of {entry.__name__} must be 0 in a train loop without epochs, got "
-                f"{arguments['begin']}"
-            )
-        return INF
-    end = run.length(by_epoch, converted)
-    if end is None and run.is_open:
-        return INF // 2  # an end, but none that a schedule reaches
+    if by_epoch and not run.by_epoch_loop:
+        if not converted:  # it follows validations
+            if arguments.get("begin", 0) > 0:
+                raise ConfigError(
+                    f"`begin` of {entry.__name__} must be 0 in a train loop without epochs, got "
+                    f"{arguments['begin']}"
+                )
+            return INF
+        if run.iters is not None and run.epoch_length:
+            return Fraction(run.iters, run.epoch_length)  # exact when multiplied back
+    end = run.epochs if by_epoch else run.iters
     if end is None:
         unit = "epochs" if by_epoch else "iterations"
         raise ConfigError(
@@ -275,26 +205,17 @@ def _default_end(
     return end
 
 
-def _check_overlaps(chain: Sequence[ParamScheduler], run: _RunLength) -> None:
+def _check_overlaps(scheduler: ParamScheduler, earlier: Sequence[ParamScheduler]) -> None:
     """Raise ConfigError if an optax schedule, which sets a value, overlaps with another schedule
     for it.
     """
-    from jengine.optim.schedules.from_optax import OptaxFormula
-
-    length = run.epoch_length
-    for index, scheduler in enumerate(chain):
-        for other in chain if isinstance(scheduler.settings, OptaxFormula) else ():
-            if other is scheduler or other.param_name != scheduler.param_name:
-                continue
-            if length is None and other.by_epoch != scheduler.by_epoch:
-                continue  # the ranges cannot be compared
-            units = [(length or 1) if each.by_epoch else 1 for each in (scheduler, other)]
-            begin = max(scheduler.begin * units[0], other.begin * units[1])
-            if begin < min(scheduler.end * units[0], other.end * units[1]):
-                with config_path(index):
-                    raise ConfigError(
-                        f"an optax schedule must not overlap with another schedule, because it "
-                        f"sets {scheduler.param_name!r} at each step, got {type(other).__name__} "
-                        "in the same range; give both a `begin` and an `end`, or use one "
-                        "optax.join_schedules"
-                    )
+    for other in earlier:
+        is_alone = scheduler.settings.is_alone or other.settings.is_alone
+        is_after = scheduler.by_epoch == other.by_epoch and scheduler.begin >= other.end
+        if is_alone and not is_after and scheduler.param_name == other.param_name:
+            raise ConfigError(
+                "an optax schedule must not overlap with another schedule, because it sets "
+                f"{scheduler.param_name!r} at each step, got {type(scheduler).__name__} beside "
+                f"{type(other).__name__}; let each `begin` at the `end` of the one before in the "
+                "list, all in iterations or all in epochs, or use one optax.join_schedules"
+            )

@@ -15,10 +15,7 @@ SchedulersState: TypeAlias = list[dict[str, Any]] | dict[str, list[dict[str, Any
 def schedulers_state_dict(schedulers: Schedulers) -> SchedulersState:
     """Return the scheduler states in the same structure, as JSON-serializable values."""
     if isinstance(schedulers, dict):
-        return {
-            name: [scheduler.state_dict() for scheduler in chain]
-            for name, chain in schedulers.items()
-        }
+        return {name: [s.state_dict() for s in chain] for name, chain in schedulers.items()}
     return [scheduler.state_dict() for scheduler in schedulers]
 
 

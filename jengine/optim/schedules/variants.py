@@ -7,8 +7,7 @@ from typing import Any
 
 from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import PARAM_SCHEDULERS
-from jengine.optim.schedules import annealing, formulas, from_optax
-from jengine.optim.schedules.plateau import PlateauScheduler, PlateauSettings
+from jengine.optim.schedules import formulas, from_optax
 from jengine.optim.schedules.scheduler import ParamScheduler
 
 # Arguments that all schedulers have, after the optimizer, the name and the settings
@@ -24,7 +23,6 @@ def make_scheduler(
     param_name: str | None = None,
     base: type[ParamScheduler] = ParamScheduler,
     by_epoch: bool = True,
-    skips_zero: bool = False,
 ) -> type[ParamScheduler]:
     """Create the scheduler class for a family and register it in `PARAM_SCHEDULERS`.
 
@@ -35,7 +33,6 @@ def make_scheduler(
       param_name: the value to schedule; None to make it an argument.
       base: the base class, which defines `step`.
       by_epoch: default of the argument `by_epoch`.
-      skips_zero: whether groups whose initial value is 0 keep it.
 
     Returns:
       A class whose arguments are the optimizer wrapper, `param_name` unless given here, the family
@@ -63,7 +60,7 @@ def make_scheduler(
         "__module__": __name__,
         "family": family,
         "mirrors_betas": param_name == "momentum",
-        "skips_zero": skips_zero,
+        "skips_zero": param_name == "weight_decay",
     }
     return PARAM_SCHEDULERS.register_module(name)(type(name, (base,), members))
 
@@ -91,18 +88,19 @@ def _signature(family: type[Any], with_name: bool, by_epoch: bool) -> inspect.Si
     )
 
 
+_NAMES = {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}  # by the end of a class name
+
+
 def make_variants(
     name: str, family: type[Any], base: type[ParamScheduler] = ParamScheduler
-) -> tuple[type[ParamScheduler], type[ParamScheduler], type[ParamScheduler]]:
+) -> tuple[type[ParamScheduler], ...]:
     """Create `{name}LR`, `{name}Momentum` and `{name}ParamScheduler` for a family."""
-    return (
-        make_scheduler(f"{name}LR", family, "lr", base),
-        make_scheduler(f"{name}Momentum", family, "momentum", base),
-        make_scheduler(f"{name}ParamScheduler", family, None, base),
+    return tuple(
+        make_scheduler(name + ending, family, param_name, base)
+        for ending, param_name in _NAMES.items()
     )
 
 
-_NAMES = {"LR": "lr", "Momentum": "momentum", "ParamScheduler": None}  # by the end of a class name
 _FAMILIES: dict[str, type[Any]] = {
     "Constant": formulas.ConstantFormula,
     "Linear": formulas.LinearFormula,
@@ -110,8 +108,7 @@ _FAMILIES: dict[str, type[Any]] = {
     "MultiStep": formulas.MultiStepFormula,
     "Exponential": formulas.ExponentialFormula,
     "Poly": formulas.PolyFormula,
-    "CosineAnnealing": annealing.CosineAnnealingFormula,
-    "ReduceOnPlateau": PlateauSettings,
+    "CosineAnnealing": formulas.CosineAnnealingFormula,
     "Optax": from_optax.OptaxFormula,
 }
 _SCHEDULERS: dict[str, tuple[type[Any], str | None]] = {
@@ -120,7 +117,7 @@ _SCHEDULERS: dict[str, tuple[type[Any], str | None]] = {
         for family, formula in _FAMILIES.items()
         for ending, name in _NAMES.items()
     },
-    "CosineAnnealingWeightDecay": (annealing.CosineAnnealingFormula, "weight_decay"),
+    "CosineAnnealingWeightDecay": (formulas.CosineAnnealingFormula, "weight_decay"),
 }
 provides = {"PARAM_SCHEDULERS": dict.fromkeys(_SCHEDULERS, __name__)}
 __all__ = ["make_scheduler", "make_variants", *_SCHEDULERS]
@@ -133,11 +130,5 @@ def __getattr__(name: str) -> Any:
     if name not in _SCHEDULERS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     family, param_name = _SCHEDULERS[name]
-    globals()[name] = make_scheduler(
-        name,
-        family,
-        param_name,
-        PlateauScheduler if family is PlateauSettings else ParamScheduler,
-        skips_zero=param_name == "weight_decay",
-    )
+    globals()[name] = make_scheduler(name, family, param_name)
     return globals()[name]

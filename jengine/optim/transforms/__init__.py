@@ -6,7 +6,6 @@ from jengine.optim.transforms.clip import ClipByNormState as ClipByNormState
 from jengine.optim.transforms.clip import clip_by_norm as clip_by_norm
 from jengine.optim.transforms.clip import global_norm as global_norm
 from jengine.optim.transforms.fields import get_field as get_field
-from jengine.optim.transforms.fields import set_fields as set_fields
 from jengine.optim.transforms.groups import GroupHyperparamsState as GroupHyperparamsState
 from jengine.optim.transforms.groups import (
     add_decayed_weights_by_rule as add_decayed_weights_by_rule,

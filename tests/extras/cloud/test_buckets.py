@@ -95,7 +95,7 @@ def test_bytes_of_another_content_are_found_without_being_read(writer, work_dir)
     path = epath.Path(save(writer, work_dir, 1)) / "meta.json"
     write_bytes(path, path.read_bytes().replace(b'"epoch": 1', b'"epoch": 2'))
     assert list_checkpoint_entries(work_dir)[0].problem.startswith("meta.json is damaged")
-    with pytest.raises(CorruptCheckpointError, match=r"meta.json is damaged \(its MD5 is not that of the manifest\)"):
+    with pytest.raises(CorruptCheckpointError, match=r"meta.json is damaged \(its checksum is not that of the manifest\)"):
         checkpoint.restore(path.parent, make_state())
 
 
@@ -257,7 +257,7 @@ def test_metadata_with_another_bit_at_each_read_is_an_error(gs_bucket, google_st
     with contextlib.closing(Checkpointer(work_dir)) as writer:
         save(writer, work_dir, 1)
     google_storage.choose_fault = lambda method, path: "flip" if method == "GET" and "meta.json" in path else None
-    with pytest.raises(CorruptCheckpointError, match=r"meta.json is damaged \(its MD5 is not that of the manifest\)"):
+    with pytest.raises(CorruptCheckpointError, match=r"meta.json is damaged \(its checksum is not that of the manifest\)"):
         read_meta(f"{work_dir}/iter_1")
 
 

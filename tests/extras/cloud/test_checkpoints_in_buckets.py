@@ -11,7 +11,7 @@ from jengine.config.errors import ConfigError
 from tests.runner.conftest import make_runner as make_runner
 
 
-@pytest.fixture(params=["gs_bucket", "s3_bucket"])
+@pytest.fixture(params=["gs_bucket", pytest.param("s3_bucket", marks=pytest.mark.many_processes)])
 def url(request, monkeypatch, tmp_path):
     monkeypatch.setenv("JENGINE_LEASE_SECONDS", "5")
     monkeypatch.setenv("JENGINE_LOCAL_DIR", str(tmp_path / "local"))

@@ -230,7 +230,7 @@ def test_a_damaged_file_is_found_by_the_process_that_has_it_in_its_share(finishe
     ):
         content = (path / name).read_bytes()
         (path / name).write_bytes(content[:-1] + b"?")
-        problem = f"{name} is damaged (its SHA-256 is not that of the manifest)"
+        problem = f"{name} is damaged (its checksum is not that of the manifest)"
         found = [
             validate_checkpoint(path, checksums=True, share=(index, count))
             for index in range(count)
@@ -242,7 +242,7 @@ def test_a_damaged_file_is_found_by_the_process_that_has_it_in_its_share(finishe
     (path / "manifest.1.json").write_text((path / "manifest.1.json").read_text().replace("1", "2"))
     assert (
         validate_checkpoint(path)
-        == "manifest.1.json is damaged (its SHA-256 is not that of the manifest)"
+        == "manifest.1.json is damaged (its checksum is not that of the manifest)"
     )
 
 

@@ -155,8 +155,7 @@ def test_dropped_steps_are_logged_once_and_counted_across_a_restart(make_runner,
     assert list_warnings(caplog) == []
 
 
-@pytest.mark.parametrize("impl", ["shard_map", "pmap"])
-def test_a_bad_batch_of_one_replica_is_dropped_by_all(make_runner, tmp_path, impl):
+def test_a_bad_batch_of_one_replica_is_dropped_by_all(make_runner, tmp_path):
     x = np.ones((12, 2), np.float32)
     x[4] = np.nan  # an example of the first replica in iteration 1, and of the second in iteration 2
     x[10] = np.inf
@@ -167,7 +166,7 @@ def test_a_bad_batch_of_one_replica_is_dropped_by_all(make_runner, tmp_path, imp
     )
     hook = dict(type="NumericsGuardHook", max_in_row=2, interval=1)
     runner = make_runner(
-        **arguments(hook, EMA, train_dataloader=loader, parallel=dict(type="DataParallel", impl=impl, devices=2))
+        **arguments(hook, EMA, train_dataloader=loader, parallel=dict(type="DataParallel", devices=2))
     )
     with pytest.raises(FloatingPointError, match="iterations 1 to 2 were dropped"):
         runner.train()
@@ -331,7 +330,7 @@ def test_a_run_may_continue_with_a_non_finite_loss(make_runner, caplog, on_nonfi
 
 
 @pytest.mark.parametrize(("steps_per_call", "counts"), [(1, 1), (1, 3), (4, 3)])
-@pytest.mark.parametrize("bad", [0, 1, 2, 3, 4])  # in any iteration of the first or the second window
+@pytest.mark.parametrize("bad", [0, 2, 3])  # in the first or the last iteration of a window, or in the second
 def test_steps_that_a_loss_scale_skips_do_not_count(make_runner, steps_per_call, counts, bad):
     amp = dict(type="AmpOptimWrapper", dtype="float32", loss_scale=2.0**126, accumulative_counts=counts)
     huge = falling_data([])

@@ -11,8 +11,8 @@ from jengine.cli.main import main
 from jengine.config.storage import storage_path
 from jengine.extras.diagnose.profile_requests import PROFILE_REQUEST
 from jengine.hooks import Hook
+from jengine.hooks.iter_timer import _Report, describe_slowest
 from jengine.hooks.run_record import read_sessions
-from jengine.hooks.run_watch import _Report, describe_slowest
 from jengine.logging import Stopwatch
 
 

@@ -43,3 +43,10 @@ def test_a_curve_is_drawn_as_text():
         "   0  3"
     )  # fmt: skip
     assert plot([1.0] * 500, "y").splitlines()[0] == "y: 1 to 1, between 1 and 1"
+
+
+def test_a_value_that_training_would_refuse_is_an_error(tmp_path, capsys):
+    path = tmp_path / "negative.py"
+    path.write_text(CONFIG.replace('dict(type="LinearLR", start_factor=0.5, by_epoch=False, end=11)', "lambda step: 1.0 - step / 10"))
+    assert main(["schedule", str(path)]) != 0
+    assert "`lr` must be finite and at least 0, got -0.1 from `param_scheduler` in iteration 12" in capsys.readouterr().err

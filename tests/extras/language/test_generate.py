@@ -24,7 +24,7 @@ LENGTHS = np.array([5, 3, 1])
 @pytest.fixture(scope="module", params=VARIANTS)
 def trained(request):
     model = TransformerLM(**SIZES, **VARIANTS[request.param])
-    params = model.init(jax.random.key(1), PROMPTS)["params"]
+    params = jax.jit(model.init)(jax.random.key(1), PROMPTS)["params"]
     return model, jax.tree.map(lambda x: 3 * x, params)  # larger logits: no ties
 
 
@@ -32,9 +32,12 @@ def test_greedy_tokens_are_those_of_teacher_forcing_for_prompts_of_other_lengths
     model, params = trained
     tokens = generate(model, params, PROMPTS, 8, lengths=LENGTHS)
     assert tokens.dtype == jnp.int32
-    for row, prompt, length in zip(tokens, PROMPTS, LENGTHS, strict=True):
-        logits = model.apply({"params": params}, np.concatenate([prompt[:length], row])[None])[0]
-        np.testing.assert_array_equal(row, logits[length - 1 : -1].argmax(axis=-1))
+    sequences = np.zeros((3, 13), np.int32)  # what is behind a token does not change its logits
+    for sequence, row, prompt, length in zip(sequences, tokens, PROMPTS, LENGTHS, strict=True):
+        sequence[: length + 8] = [*prompt[:length], *row]
+    logits = jax.jit(model.apply)({"params": params}, sequences)
+    for row, length, found in zip(tokens, LENGTHS, logits, strict=True):
+        np.testing.assert_array_equal(row, found[length - 1 : length + 7].argmax(axis=-1))
 
 
 def test_a_stop_token_ends_and_fills_a_sequence(trained):
@@ -51,7 +54,7 @@ def test_a_stop_token_ends_and_fills_a_sequence(trained):
 
 def test_a_mesh_generates_the_same_tokens():
     model = TransformerLM(**SIZES)
-    params = jax.tree.map(lambda x: 3 * x, model.init(jax.random.key(1), PROMPTS)["params"])
+    params = jax.tree.map(lambda x: 3 * x, jax.jit(model.init)(jax.random.key(1), PROMPTS)["params"])
     prompts = np.concatenate([PROMPTS, PROMPTS[:1]])
     expected = generate(model, params, prompts, 6)
     mesh = jax.make_mesh((2, 1, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
@@ -66,7 +69,8 @@ def test_the_nnx_module_has_the_parameters_logits_and_texts_of_the_linen_one(var
     linen, params = split_transformer(module)
     structs = jax.eval_shape(linen.init, jax.random.key(0), PROMPTS)["params"]
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, structs)
-    np.testing.assert_allclose(module(PROMPTS), linen.apply({"params": params}, PROMPTS), atol=1e-6)
+    expected = jax.jit(linen.apply)({"params": params}, PROMPTS)
+    np.testing.assert_allclose(nnx.jit(lambda module: module(PROMPTS))(module), expected, atol=1e-6)
     tokens = generate(module, None, PROMPTS, 6, lengths=LENGTHS)
     np.testing.assert_array_equal(tokens, generate(linen, params, PROMPTS, 6, lengths=LENGTHS))
     with pytest.raises(TypeError, match="must be from `nnx_transformer`, got Linear"):
@@ -78,13 +82,14 @@ def test_the_nnx_module_has_the_parameters_logits_and_texts_of_the_linen_one(var
 def test_packed_sequences_are_predicted_as_if_each_had_a_row_of_its_own(trained):
     model, params = trained
     first, second = PROMPTS[0], PROMPTS[1, :3]
-    packed = model.apply(
+    apply = jax.jit(model.apply)
+    packed = apply(
         {"params": params},
         np.concatenate([first, second])[None],
         segment_ids=np.array([[1] * 5 + [2] * 3]),
         positions=np.array([[0, 1, 2, 3, 4, 0, 1, 2]]),
     )[0]
-    alone = [model.apply({"params": params}, tokens[None])[0] for tokens in (first, second)]
+    alone = [apply({"params": params}, tokens[None])[0] for tokens in (first, second)]
     np.testing.assert_allclose(packed, np.concatenate(alone), atol=2e-5)
 
 

@@ -194,7 +194,7 @@ def test_tokens_divided_over_a_mesh_have_the_gradients_of_one_device():
     tokens, targets = rng.randint(0, 48, (2, 4, 32))
     segments = np.repeat([[0, 1, 2, 2]] * 4, 8, axis=1)
     positions = np.concatenate([np.arange(8), np.arange(8), np.arange(16)]) * np.ones((4, 1), int)
-    variables = model.init(jax.random.key(0), tokens)
+    variables = jax.jit(model.init)(jax.random.key(0), tokens)
 
     def total(variables, *inputs):
         logits = model.apply(variables, *inputs, train=True)

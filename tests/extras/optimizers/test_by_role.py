@@ -488,3 +488,31 @@ def test_muon_gathers_at_most_one_layer():
     # all-to-all of a device's quarter of the layers, or sums of gram matrices (8, 8)
     assert gathered_elements(4) == 8 * 16
     assert gathered_elements(3) <= 8 * 16
+
+
+@pytest.mark.parametrize("name", ["Muon", "SOAP"])
+def test_explicit_mesh_axes_give_the_same_update(name):
+    params = {"layers": {"kernel": RNG.normal(size=(2, 8, 8)).astype("f")}}
+    wrapper = build(params, dict(type=name, lr=0.1), {"layers.kernel": ROLES["layers.kernel"]})
+    grads = random_grads(params, 2)
+    expected = train(wrapper, params, grads)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",), axis_types=(AxisType.Explicit,))
+    with jax.sharding.set_mesh(mesh):
+        sharding = NamedSharding(mesh, PartitionSpec(None, None, "fsdp"))
+        found = jax.device_put(params, sharding)
+        state = jax.jit(wrapper.init)(found)
+        for g in grads:
+            found, state = jax.jit(wrapper.apply_gradients)(jax.device_put(g, sharding), state, found)
+    assert found["layers"]["kernel"].sharding.spec == sharding.spec
+    assert_close(jax.device_get(found), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["Muon", "SOAP"])
+def test_replicas_that_shard_their_parameters_train_as_one_device(tmp_path, name):
+    optimizer = dict(type=name, lr=0.02)
+    # SOAP's second update depends on the rounding of the first gradient
+    cfg = dict(optim_wrapper=dict(optimizer=optimizer), train_cfg=dict(by_epoch=False, max_iters=1))
+    expected = make_runner(tmp_path / "one", model=make_lm(depth=2), **cfg).train()
+    cfg["parallel"] = dict(type="DataParallel", mesh=dict(data=2, fsdp=2), devices=4, fsdp_min_size=16)
+    actual = make_runner(tmp_path / "many", model=make_lm(depth=2), **cfg).train()
+    assert_close(actual.params, expected.params, atol=1e-5)

@@ -164,22 +164,25 @@ def test_a_resumed_run_ends_with_the_same_memory(tmp_path, parallel):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.fixture(scope="module")
+def one_device(tmp_path_factory):
+    """The state of a run on one device."""
+    return make_runner(tmp_path_factory.mktemp("one"), SETTINGS).train()
+
+
 @pytest.mark.parametrize(
     "parallel",
     [
         dict(type="Pjit", devices=4),
         dict(type="DataParallel", devices=4),
-        dict(type="DataParallel", devices=4, impl="pmap"),
         dict(type="DataParallel", mesh=dict(data=2, tensor=2), devices=4),
     ],
 )
-def test_on_several_devices_the_memory_and_the_parameters_are_those_of_one(tmp_path, parallel):
-    one = make_runner(tmp_path / "one", SETTINGS)
-    four = make_runner(tmp_path / "four", SETTINGS, parallel=parallel)
-    for runner in (one, four):
-        runner.train()
+def test_on_several_devices_the_memory_and_the_parameters_are_those_of_one(one_device, tmp_path, parallel):
+    four = make_runner(tmp_path, SETTINGS, parallel=parallel)
+    four.train()
     assert four.programs.update.traces == 1
-    states = [(runner.state.params, runner.state.model_state) for runner in (one, four)]
+    states = [(state.params, state.model_state) for state in (one_device, four.state)]
     assert len(states[1][1]["bank"].features.sharding.device_set) == 4
     for a, b in zip(*map(jax.tree.leaves, states), strict=True):
         for copy in [b] if a.shape == b.shape else b:  # of a replica each

@@ -325,7 +325,7 @@ def test_a_foreign_config_reads_no_link_out_of_the_checkpoint(foreign, tmp_path)
     link.unlink()
 
 
-@pytest.mark.parametrize("kind", ["gs_bucket", "s3_bucket"])
+@pytest.mark.parametrize("kind", ["gs_bucket", pytest.param("s3_bucket", marks=pytest.mark.many_processes)])
 def test_a_checkpoint_in_a_bucket_is_read_without_trust_and_nothing_beside_it(request, tmp_path, monkeypatch, kind):
     monkeypatch.setenv("JENGINE_LOCAL_DIR", str(tmp_path))
     url = f"{request.getfixturevalue(kind)}/run"

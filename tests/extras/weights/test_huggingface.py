@@ -54,7 +54,7 @@ def test_names_without_a_prefix_and_buffers_of_older_files_are_accepted():
     weights |= {f"h.{i}.attn.bias": np.ones((1, 1, 12, 12), bool) for i in range(2)}
     params, _, report = load_pretrained(weights, params, rename="gpt2")
     assert sorted(report.ignored) == ["h.0.attn.bias", "h.1.attn.bias"]
-    np.testing.assert_allclose(model.apply({"params": params}, tokens), logits, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)({"params": params}, tokens), logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -178,7 +178,7 @@ def test_biases_of_attentions_and_mlps_are_apart(part, scan, tmp_path):
     other = {"attention": "mlp", "mlp": "attention"}[part]
     config = {**read_config(DATA / "llama"), f"{part}_bias": True, f"{other}_bias": False}
     model = TransformerLM(**transformer_arguments(config), scan=scan)
-    params = model.init(jax.random.key(0), np.zeros((1, 2), int))["params"]
+    params = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 2), int))["params"]
     biases = {path.split(".")[-3] for path in paths.flatten(params) if path.endswith(".bias")}
     assert biases == {{"attention": "attn", "mlp": "mlp"}[part]}
     export_hub(params, tmp_path, config)
@@ -202,7 +202,7 @@ def test_a_llama_without_its_output_layer_has_no_prefix_and_leaves_the_head_to_t
         load_pretrained(tmp_path, params)
     params["head"]["kernel"] = head.T
     loaded, _, _ = load_pretrained(tmp_path, params, exclude=["head"])
-    np.testing.assert_allclose(model.apply({"params": loaded}, tokens), logits, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(jax.jit(model.apply)({"params": loaded}, tokens), logits, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

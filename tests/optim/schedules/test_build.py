@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from jengine.config import PARAM_SCHEDULERS
 from jengine.optim.schedules import (
     INF,
     StepLR,
@@ -159,8 +158,7 @@ def test_each_optimizer_can_have_its_own_schedulers(make_wrapper):
         ({"type": "StepLR", "step_size": 1, "gamma": -1}, ValueError, "gamma` must be a number of at least 0", "[1]"),
         ({"type": "ReduceOnPlateauLR", "threshold": -1}, ValueError, "threshold` must be .* at least 0, got -1", "[1]"),
         ({"type": "OneCycleLR", "eta_max": -1.0}, ValueError, "eta_max` must be a number of at least 0 or a list", "[1]"),
-        ({"type": "OneCycleLR", "eta_max": 1.0, "total_steps": 2}, ValueError, "got nan from OneCycleLR in epoch 4", ""),
-        ({"type": "OneCycleLR", "eta_max": [1.0, 2.0]}, ValueError, "each of the 1 parameter groups, got 2", "[1]"),
+        ({"type": "OneCycleLR", "eta_max": [1.0, 2.0]}, ValueError, "each of the 1 parameter groups, got 2", ""),
         ({"type": "OneCycleLR", "eta_max": 1.0, "pct_start": 2}, ValueError, r"pct_start` must be a number in \[0, 1\]", "[1]"),
         ({"type": "OneCycleLR", "eta_max": 1.0, "anneal_strategy": "lin"}, ValueError, "got 'lin'", "[1]"),
         ({"type": "StepParamScheduler", "param_name": "weight", "step_size": 1}, KeyError, "a known `weight`, got one without", "[1]"),
@@ -196,40 +194,43 @@ def test_bad_input_is_rejected_with_its_path(cfg, error, message, path, make_wra
 
 
 @pytest.mark.parametrize(
-    ("cfg", "message"),
+    ("cfg", "steps", "words"),
     [
-        ({"type": "ExponentialLR", "gamma": 1e200}, "`lr` must be finite and at least 0, got 1e+200 from ExponentialLR in epoch 2"),
+        ({"type": "ExponentialLR", "gamma": 1e200}, 1, "`lr` must be finite and at least 0, got 1e+200 from ExponentialLR in epoch 2"),
         # float32 on the device ends at 3.4e38, and 1.26 ** 383 = 2.8e38
-        ({"type": "ExponentialLR", "gamma": 1.26, "by_epoch": False}, "from ExponentialLR in iteration 385"),
-        (lambda step: 1.0 - step / 200, "`lr` must be finite and at least 0, got -0.005 from OptaxLR in iteration 202"),
-        (lambda step: 1.0 if step < 90 else math.nan, "got nan from OptaxLR in iteration 91"),
-        ({"type": "CosineAnnealingMomentum", "eta_min": 2.0}, "`momentum` must be from 0 to 1, got 1.00504 from CosineAnnealingMomentum in epoch 9"),
-        ([{"type": "LinearLR", "start_factor": 0, "end": 3}, {"type": "ExponentialLR", "gamma": 1e200}], "in epoch 2"),
+        ({"type": "ExponentialLR", "gamma": 1.26, "by_epoch": False}, 384, "from ExponentialLR in iteration 385"),
+        (lambda step: 1.0 - step / 200, 201, "`lr` must be finite and at least 0, got -0.005 from OptaxLR in iteration 202"),
+        (lambda step: 1.0 if step < 90 else math.nan, 90, "got nan from OptaxLR in iteration 91"),
+        ({"type": "CosineAnnealingMomentum", "eta_min": 2.0}, 8, "`momentum` must be from 0 to 1, got 1.00504 from CosineAnnealingMomentum in epoch 9"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("is_open", [False, True], ids=["with data", "without"])
-def test_an_illegal_value_anywhere_in_the_run_is_an_error_before_it(cfg, message, is_open, make_wrapper):
+def test_an_illegal_value_is_refused_in_the_step_that_would_have_it(cfg, steps, words, make_wrapper):
     wrapper = make_wrapper(1.0, momentum=0.9)
-    run = {"max_epochs": 40, "max_iters": 400}
-    counts_epochs = not callable(cfg) and "iteration" not in message
-    if is_open:  # as in the constructor of the Runner
-        run |= {"max_iters": None} if counts_epochs else {"max_epochs": None}
-        build = lambda: check_param_schedulers(cfg, wrapper, by_epoch_loop=counts_epochs, **run)  # noqa: E731
-    else:
-        build = lambda: build_param_schedulers(cfg, wrapper, epoch_length=10, **run)  # noqa: E731
-    with pytest.raises(ValueError, match=re.escape(message)) as error:
-        build()
-    assert "`param_scheduler`" in notes(error) or "`param_scheduler[" in notes(error)
+    (scheduler,) = build_param_schedulers(cfg, wrapper, max_epochs=40, max_iters=400, epoch_length=10)
+    for _ in range(steps - 1):
+        scheduler.step()
+    before = dict(wrapper.param_groups[0])
+    with pytest.raises(ValueError, match=re.escape(words)):
+        scheduler.step()
+    assert wrapper.param_groups[0] == before
 
 
-def test_the_values_of_a_run_are_checked_without_changing_them(make_wrapper, collect):
-    cfg = [{"type": "LinearLR", "start_factor": 0, "by_epoch": False, "end": 5}, {"type": "StepLR", "step_size": 1}]
-    checked, plain = make_wrapper(1.0), make_wrapper(1.0)
-    schedulers = build_param_schedulers(cfg, checked, **EPOCHS)
-    expected = [PARAM_SCHEDULERS.build({"end": end, **c}, optimizer=plain) for c, end in zip(cfg, (5, 4), strict=True)]
-    assert checked.param_groups == plain.param_groups
-    assert [(s.last_step, s.global_step) for s in schedulers] == [(s.last_step, s.global_step) for s in expected]
-    assert collect(checked, schedulers, 6) == collect(plain, expected, 6) != [1.0] * 6
+@pytest.mark.parametrize(
+    ("cfg", "error", "words"),
+    [
+        ({"type": "StepLr", "step_size": 1}, KeyError, "did you mean 'StepLR'"),
+        ({"type": "StepLR", "stepsize": 1, "by_epoch": False}, TypeError, "did you mean 'step_size'"),
+        ([{"type": "StepLR", "step_size": 0, "by_epoch": False}], ValueError, "step_size` must be a number above 0"),
+        ({"type": "StepLR", "step_size": 1}, ValueError, "write by_epoch=False"),
+        ({"main": None}, ValueError, "names of the optimizers"),
+        (5, TypeError, "must be a dict with a 'type'"),
+    ],
+)
+def test_names_and_arguments_are_checked_before_the_optimizer_is_known(cfg, error, words):
+    with pytest.raises(error, match=words):
+        check_param_schedulers(cfg, [""], by_epoch_loop=False)
+    check_param_schedulers([{"type": "LinearLR", "by_epoch": False}, lambda step: 0.1], [""], by_epoch_loop=False)
+    check_param_schedulers({"a": None, "b": {"type": "PolyLR"}}, ["a", "b"], by_epoch_loop=True)
 
 
 def test_a_long_run_is_checked_when_its_values_are_set(make_wrapper):

@@ -18,7 +18,7 @@ def follows(schedule):
 REFUSED = {
     # the length of the run
     "a plateau in iterations": ({"type": "ReduceOnPlateauLR", "convert_to_iter_based": True}, {}, NotImplementedError, "ReduceOnPlateauLR cannot be converted"),
-    "epochs of unknown length": ({**STEP, "convert_to_iter_based": True}, dict(max_iters=None, epoch_length=None), ValueError, "unless the train dataloader has a known length, got True"),
+    "epochs of unknown length": ({**STEP, "convert_to_iter_based": True}, dict(max_iters=None, epoch_length=None), ValueError, "that of the train dataloader, must be a positive number .* got None"),
     "a run of unknown length": (STEP, dict(max_epochs=None, epoch_length=None), ValueError, "`end` of StepLR must be given in a run whose length in epochs is unknown"),
     # functions
     "an unknown function": (follows({"type": "warmup_cosine_schedule"}), {}, KeyError, "has no 'warmup_cosine_schedule'; did you mean"),
@@ -32,9 +32,10 @@ REFUSED = {
     "a function that makes one": (follows(optax.cosine_decay_schedule), {}, TypeError, "missing 1 required positional argument: 'decay_steps'"),
     "a class": ([OptaxLR], {}, TypeError, "must be a dict with a 'type', or a function from the iteration .*, got type"),
     # several
-    "a warm-up within a function": ([dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=5), COSINE], {}, ValueError, "must not overlap with another schedule.* got LinearLR"),
-    "steps within a function": ([STEP, COSINE], {}, ValueError, "must not overlap with another schedule.* got StepLR"),
-    "optimizers for one": ({"gen": {"type": "LinearLR"}}, {}, ValueError, r"for a single optimizer, got a dict of \['gen'\]"),
+    "a warm-up within a function": ([dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=5), COSINE], {}, ValueError, "must not overlap with another schedule.* got OptaxLR beside LinearLR"),
+    "steps within a function": ([STEP, COSINE], {}, ValueError, "must not overlap with another schedule.* got OptaxLR beside StepLR"),
+    "a warm-up after the function": ([{**follows(COSINE), "begin": 2}, dict(type="LinearLR", by_epoch=False, end=2)], {}, ValueError, "got LinearLR beside OptaxLR; let each `begin` at the `end`"),
+    "optimizers for one": ({"gen": {"type": "LinearLR"}}, {}, ValueError, r"must have a 'type', or the names of the optimizers, \[''\], got \['gen'\]"),
 }  # fmt: skip
 
 

@@ -225,6 +225,18 @@ def test_only_the_newest_value_of_the_hand_is_kept(make_wrapper, cfg):
     assert train(wrapper, schedulers, 8, 20) == expected
 
 
+def test_a_rate_that_is_set_by_hand_keeps_the_multiplier_of_each_group():
+    wrapper = OptimWrapper(SGD(lr=1.0).with_groups([dict(params="a"), dict(params="b", lr=0.1)]))
+    (schedule,) = build_param_schedulers(
+        dict(type="ExponentialLR", gamma=0.5, by_epoch=False), wrapper, max_epochs=1, max_iters=9, epoch_length=9
+    )
+    schedule.step()
+    wrapper.set_lr(8.0)
+    assert wrapper.get_lr() == {"base_lr": [8.0], "lr": [8.0, 0.8]}
+    schedule.step()
+    assert wrapper.get_lr() == {"base_lr": [4.0], "lr": [4.0, 0.4]}
+
+
 def test_an_illegal_value_of_the_hand_is_refused(make_wrapper):
     wrapper, schedulers = start(make_wrapper, MIXED, total=4)
     wrapper.param_groups[0]["lr"] = -1.0

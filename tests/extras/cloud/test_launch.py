@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.parallel.launchers import detect_launcher, find_settings, launch
+from jengine.extras.cloud.launchers import detect_launcher, find_settings, launch
 
 SLURM = dict(
     SLURM_JOB_ID="7",
@@ -156,7 +156,7 @@ def test_the_processes_of_slurm_are_connected_without_a_flag_unless_one_says_non
 @pytest.mark.parametrize("launcher", ["slurm", "mpi", "none"])
 def test_what_jax_misses_is_named_with_the_flags_that_replace_it(launcher):
     code = (
-        "from jengine.parallel.launchers import launch\n"
+        "from jengine.extras.cloud.launchers import launch\n"
         f"launch({launcher!r}, num_processes=2, **({{}} if {launcher!r} == 'mpi' else dict(process_id=0)))"
     )
     environ = {

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jengine.config.plugins import load_each
 from jengine.config.registry import HOOKS
 from jengine.data.batch_check import Batch
+from jengine.extras.report.notebook import NotebookProgress
 from jengine.hooks.hook import Hook, Outputs
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging import console
@@ -71,15 +71,15 @@ class ProgressHook(Hook):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next_redraw = 0.0
-        self._bar: Any = None  # a `_TerminalProgress`, or what an extra has for notebooks
+        self._bar: _TerminalProgress | NotebookProgress | None = None
         self._last_line = clock()  # when the terminal showed a training line
         self._logger: logging.Logger | None = None
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Draw the bar."""
         total = int(runner.max_iters) if math.isfinite(runner.max_iters) else None
-        bars = [*(load_each("notebook_progress") if in_notebook() else ()), _TerminalProgress]
-        self._bar = bars[0](total, runner.iter)
+        kind = NotebookProgress if in_notebook() else _TerminalProgress
+        self._bar = kind(total, runner.iter)
         self._bar.start()
         self._last_line = self._clock()
         self._logger = runner.logger
@@ -122,14 +122,6 @@ class ProgressHook(Hook):
 
     def after_train(self, runner: RunnerProtocol) -> None:
         """Remove the bar."""
-        self.close()
-
-    def on_failure(self, runner: RunnerProtocol) -> None:
-        """Remove the bar before the lines about an error or a signal."""
-        self.close()
-
-    def close(self) -> None:
-        """Restore the terminal; call this if training fails before its first iteration."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -139,3 +131,5 @@ class ProgressHook(Hook):
             for handler in terminal_handlers(self._logger):
                 handler.removeFilter(self._is_due)
             self._logger = None
+
+    on_failure = after_train  # before the lines about an error or a signal

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from jengine.config.annotations import Decay, Index, NonNegative
 from jengine.config.errors import ArgumentError, ConfigError, UnknownNameError, closest
 from jengine.config.scores import is_better
-from jengine.optim.schedules.chain import default_group
 from jengine.optim.schedules.formulas import Changes, Formula, Steps, keep
 from jengine.optim.schedules.scheduler import ParamScheduler
+from jengine.optim.schedules.variants import make_variants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,19 @@ class PlateauSettings(Formula):
         """Return changes that keep the value: only validations change it."""
         return keep(steps)
 
+    def targets(self, initial_values: Sequence[float], reference: float) -> list[float]:
+        """Return the minimum of each group."""
+        count = len(initial_values)
+        if isinstance(self.min_value, int | float):
+            return [float(self.min_value)] * count
+        if len(self.min_value) not in (count, count - 1):
+            raise ConfigError(
+                f"`min_value` must have one value for each of the {count} parameter groups, got "
+                f"{len(self.min_value)}"
+            )
+        # The optimizer's own settings are one more group, which the user's list does not know.
+        return [float(value) for value in (*self.min_value, self.min_value[-1])][:count]
+
     def is_better(self, metric: float, best: float | None) -> bool:
         """Return whether `metric` improves on `best` by more than the threshold.
 
@@ -74,26 +87,6 @@ class PlateauState(NamedTuple):
     cooldown: int = 0  # remaining cooldown, in validations
 
 
-def observe(
-    settings: PlateauSettings, state: PlateauState, metric: float
-) -> tuple[PlateauState, bool]:
-    """Return the state after another validation, and whether to reduce the value."""
-    best, bad, cooldown = state
-    if settings.is_better(metric, best):
-        best = metric
-        bad = 0
-    else:
-        bad += 1
-    # After the comparison, as in PyTorch: an improvement within the cooldown still becomes the best
-    # metric.
-    if cooldown > 0:
-        cooldown = cooldown - 1
-        bad = 0
-    if bad > settings.patience:
-        return PlateauState(best, 0, settings.cooldown), True
-    return PlateauState(best, bad, cooldown), False
-
-
 class PlateauScheduler(ParamScheduler):
     """Scheduler that multiplies a value by `factor` when the monitored metric stops improving."""
 
@@ -115,35 +108,52 @@ class PlateauScheduler(ParamScheduler):
             self.global_step += 1
             self.chain.advance(self)
             return
-        if not isinstance(metrics, Mapping):
-            raise TypeError(f"`metrics` must be a dict by name, got {type(metrics).__name__}")
         # Outside the range the metric is not even remembered: what it was before `begin` must not
         # end the patience.
         if not self.begin <= self.global_step < self.end:
             return
-        if self.settings.monitor not in metrics:
+        settings = self.settings
+        if settings.monitor not in metrics:
             raise UnknownNameError(
-                f"`monitor` must be a metric of the validation, got {self.settings.monitor!r}"
-                f"{closest(self.settings.monitor, metrics)}"
+                f"`monitor` must be a metric of the validation, got {settings.monitor!r}"
+                f"{closest(settings.monitor, metrics)}"
             )
         self.last_step += 1
-        self.state, reduce = observe(
-            self.settings, self.state, float(metrics[self.settings.monitor])
+        metric = float(metrics[settings.monitor])
+        best, bad, cooldown = self.state
+        # As in PyTorch: an improvement within the cooldown still becomes the best metric
+        improves = settings.is_better(metric, best)
+        bad = 0 if improves or cooldown > 0 else bad + 1
+        reduces = bad > settings.patience
+        self.state = PlateauState(
+            metric if improves else best,
+            0 if reduces else bad,
+            settings.cooldown if reduces else max(cooldown - 1, 0),
         )
-        if reduce:
-            self.chain.sync(self.param_name)
-            self.reductions = [*self.reductions, self.chain.counts()]
-            self.chain.reduce(self)
+        if reduces:
+            self._reduce()
         if self.verbose:
             self._log_values()
 
+    def _reduce(self) -> None:
+        """Multiply the values in the groups, as if by hand, so that other schedules go on from
+        them.
+        """
+        name = self.param_name
+        for index, group in enumerate(self.chain.groups):
+            if self.scheduled[index]:
+                reduced = max(group[name] * self.settings.factor, self.targets[index])
+                # As in PyTorch: a reduction too small to matter is not applied
+                if group[name] - reduced > self.settings.eps:
+                    group[name] = reduced
+        self.chain.sync(name)
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the scheduler state, the metric history, and the reductions."""
+        """Return the scheduler state and the metric history."""
         return {
             **super().state_dict(),
             "last_step": self.last_step,
             "plateau": self.state._asdict(),
-            "reductions": list(self.reductions),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -152,25 +162,12 @@ class PlateauScheduler(ParamScheduler):
         if "plateau" in state:
             self.last_step = state["last_step"]
             self.state = PlateauState(**state["plateau"])
-            self.reductions = [tuple(at) for at in state["reductions"]]
 
     def seek(self, count: int) -> None:
         """Set the number of completed epochs; what the schedule has seen of the metric stays."""
         self.global_step = count
 
-    def find_targets(self, initials: Sequence[float], reference: float) -> list[float]:
-        """Return the minimum of each group."""
-        min_value = self.settings.min_value
-        count = len(initials)
-        if isinstance(min_value, int | float):
-            return [float(min_value)] * count
-        targets = [float(value) for value in min_value]
-        if len(targets) == count - 1 and default_group(self.optimizer) is not None:
-            # The optimizer's own settings are one more group, which the user's list does not know.
-            targets.append(targets[-1])
-        if len(targets) != count:
-            raise ConfigError(
-                f"`min_value` must have one value for each of the {count} parameter groups, got "
-                f"{len(min_value)}"
-            )
-        return targets
+
+ReduceOnPlateauLR, ReduceOnPlateauMomentum, ReduceOnPlateauParamScheduler = make_variants(
+    "ReduceOnPlateau", PlateauSettings, PlateauScheduler
+)

@@ -37,7 +37,7 @@ def test_the_terminal_shows_one_training_line_a_minute_and_the_log_file_all(run,
     for seconds in (1, 59, 61, 100, 122):
         log_line(run, seconds, float(seconds))
     run.logger.info("Epoch(val)")
-    hook.close()
+    hook.after_train(run.runner)
     log_line(run, 123, 123.0)  # after the bar every line is shown
     shown = [float(part.split("\n")[0]) for part in run.out.getvalue().split("Epoch(train) loss ")[1:]]
     assert shown == [61, 122, 123]
@@ -49,7 +49,7 @@ def test_the_bar_has_the_loss_of_the_newest_line(run):
     hook = ProgressHook(clock=lambda: run.seconds)
     hook.before_train(run.runner)
     log_line(run, 1, 0.25)
-    hook.close()
+    hook.after_train(run.runner)
     bar = run.out.getvalue()
     assert "loss: 0.2500" in bar
     assert "0/100" in bar

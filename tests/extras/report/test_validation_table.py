@@ -1,6 +1,6 @@
 import pytest
 
-from jengine.evaluation.table import format_validations
+from jengine.extras.report.validations import format_validations
 
 
 def cells(table):

@@ -13,7 +13,7 @@ from jengine.cli import main
 from tests.cli.test_cli import CONFIG
 from tests.parallel.test_processes import PATIENCE, address, environment, free_port
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
+ROOT = pathlib.Path(__file__).parents[3]
 
 ENTRY = "import sys; from jengine.cli import main; sys.exit(main())"
 HALF_BATCH = ["--config.train_dataloader.batch_size=4", "--config.val_dataloader.batch_size=4"]
@@ -99,7 +99,10 @@ def start(tmp_path, config):
         (SRUN, ["--launcher", "slurm"]),
         pytest.param(MPIRUN, ["--launcher", "mpi"], marks=pytest.mark.many_processes),
         pytest.param(MPIEXEC, ["--launcher", "mpi", "--coordinator", "ADDRESS"], marks=pytest.mark.many_processes),
-        (MANUAL, ["--coordinator", "ADDRESS", "--num-processes", "2", "--process-id", "TASK"]),
+        pytest.param(
+            MANUAL, ["--coordinator", "ADDRESS", "--num-processes", "2", "--process-id", "TASK"],
+            marks=pytest.mark.many_processes,
+        ),
     ],
     ids=["srun", "mpirun", "mpiexec", "manual"],
 )

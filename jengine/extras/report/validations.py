@@ -5,11 +5,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jengine.config.scores import infer_rule, keep_best
+from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.tables import format_table, shorten_rows
 
 Validation = tuple[int, int, Mapping[str, Any]]  # epoch, iteration and metrics
 
 _MAX_ROWS = 21
+
+
+def list_validations(
+    runner: RunnerProtocol, seconds: Mapping[str, float], speed: float
+) -> tuple[dict[str, tuple[float, str]], list[str]]:
+    """Return the table of a run's validations for the report at its end."""
+    validations = runner.run.validations
+    monitored = [
+        (name, rule) for hook in runner.hooks for _, name, rule in hook.monitored_metrics()
+    ]
+    by_epoch = runner.train_loop.by_epoch
+    if not validations:
+        return {}, []
+    return {}, [format_validations(validations, by_epoch=by_epoch, monitored=monitored)]
 
 
 def format_validations(

@@ -2,9 +2,13 @@ import os
 
 import pytest
 
-from jengine.checkpoint import find_latest, load, publish
+from jengine.checkpoint import Checkpointer, find_latest, load, publish
+from tests.checkpoint.conftest import make_meta, make_state
 
-from .conftest import make_meta, make_state
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    return Checkpointer(tmp_path)
 
 
 @pytest.fixture

@@ -1,0 +1,64 @@
+"""Warnings, when training starts, about settings without the effect that their names promise."""
+
+from jengine.hooks.checkpoint import CheckpointHook
+from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.model.module_types import is_batch_norm
+from jengine.optim.wrapper import OptimWrapper
+from jengine.runner.components import has_own_step
+
+
+def name_without_effect(runner: RunnerProtocol) -> None:
+    """Warn of chunks that hooks make single steps, and of traced points that no step calls."""
+    run = runner.run
+    steps_per_call = runner.train_loop.steps_per_call
+    blockers = runner.hook_list.list_chunk_blockers(runner)
+    if steps_per_call > 1 and blockers:
+        names = ", ".join(type(hook).__name__ for hook in blockers)
+        run.logger.warning(
+            f"steps_per_call={steps_per_call} has no effect: {names} may act at each step; "
+            "iterations run one by one. To allow chunks, set `every` or `acts_on`."
+        )
+    traced = [type(hook).__name__ for hook in runner.hooks if hook.get_traced_points()]
+    if has_own_step(runner) and traced:
+        run.logger.warning(
+            f"{type(runner).__name__}.train_step replaces the built-in step: the traced points of "
+            f"{', '.join(traced)} have no effect unless it calls `super().train_step(batch)`. A "
+            "`train_step` of the model runs them."
+        )
+
+
+def name_small_batches(runner: RunnerProtocol) -> None:
+    """Warn of batch norms under gradient accumulation."""
+    wrapper = runner.optim_wrapper
+    norms = [path for path, kind in runner.model.module_types.items() if is_batch_norm(kind)]
+    if not (isinstance(wrapper, OptimWrapper) and wrapper.accumulates and norms):
+        return
+    count = max(wrapper.counts.values)
+    runner.run.logger.warning(
+        f"Gradients are accumulated over {count} iterations, but BatchNorm "
+        f"({norms[0]}{f' and {len(norms) - 1} more' if len(norms) > 1 else ''}) computes its "
+        "statistics from each small batch: the result differs from that of the large batch."
+    )
+
+
+def name_long_intervals(runner: RunnerProtocol) -> None:
+    """Warn of checkpoint hooks that save nothing: the loop has no epochs, or the run is shorter."""
+    for hook in runner.hooks:
+        if not isinstance(hook, CheckpointHook) or hook.interval == -1:
+            continue
+        if hook.by_epoch and not runner.train_loop.by_epoch:
+            saved = "only the end" if hook.save_last else "no regular checkpoint"
+            runner.run.logger.warning(
+                "CheckpointHook counts epochs but the train loop counts iterations: "
+                f"{saved} will be saved; set by_epoch=False and an interval in iterations"
+            )
+            continue
+        unit = "epochs" if hook.by_epoch else "iterations"
+        end = runner.max_epochs if hook.by_epoch else runner.max_iters
+        first = hook.save_begin or hook.interval
+        # At the start: that a run of days has saved nothing would be noticed at its end.
+        if first > end and not (hook.save_last or hook.saves_best):
+            runner.run.logger.warning(
+                f"CheckpointHook saves nothing in this run of {end} {unit}: the first checkpoint "
+                f"would be after {first}, save_last is False, and there is no save_best."
+            )
