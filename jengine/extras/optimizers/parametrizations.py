@@ -306,7 +306,7 @@ def _own_factor(role: Role, shape: Sequence[int], settings: Mapping[str, Any]) -
         math.prod(shape[axis] for axis in axes if axis != head)
         for axes in (role.fan_in, role.fan_out)
     )
-    columns = columns / role.parts
+    columns //= role.parts
     if settings.get("adjust_lr_fn") == "match_rms_adamw":
         return float(max(rows, columns) ** 0.5)
     if settings.get("consistent_rms") is not None:
