@@ -1,0 +1,249 @@
+"""Faults planted in a CNN, a transformer and an NNX model, with the command that names each.
+
+`FAULTS` is a table: what is changed in a config that trains, what a person runs, and the words by which the output
+names the fault: the layer, the example, the setting, or the person's own line.
+"""
+
+import dataclasses
+
+CODE = '''
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jengine.evaluation import HostMetric
+from jengine.hooks import Hook
+from jengine.model import CrossEntropy
+
+KEPT = []
+
+
+class Stripes:
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, i):
+        image = np.random.RandomState(i).rand(8, 8, 1).astype(np.float32)
+        image[2 * (i % 4)] += 1
+        return transform({"image": image, "label": np.int32(i % 4)})
+
+
+def transform(sample):
+    return {**sample, "image": sample["image"] - 0.5}
+
+
+class Text:
+    def __len__(self):
+        return 32
+
+    def __getitem__(self, i):
+        tokens = (np.arange(9) * (i % 4 + 1) + i) % 12
+        return {"tokens": tokens[:-1].astype(np.int32), "label": tokens[-1].astype(np.int32), "real": np.arange(8) < 8 - i % 3}
+
+
+def collate(samples):
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+class Watch(Hook):
+    def __init__(self):
+        self.seen = 0
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        self.seen += 1
+
+
+class Right(HostMetric):
+    def process(self, data_batch, data_samples):
+        self.results.append(np.asarray(data_samples).argmax(-1) == data_batch["label"])
+
+    def compute_metrics(self, results):
+        return {"right": float(np.mean(results))}
+
+
+def entropy(outputs, batch):
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(outputs), batch["label"][:, None], 1)
+    return -chosen.mean()
+
+
+class ConvBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.Conv(8, (3, 3), (2, 2))(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        return nn.relu(x)
+
+
+class Cnn(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        for i in range(2):
+            x = ConvBlock(name=f"blocks_{i}")(x, train)
+        x = x.mean((1, 2))
+        x = nn.Dropout(0.1, deterministic=not train)(x)
+        return nn.Dense(4, name="head")(x)
+
+
+class Attention(nn.Module):
+    @nn.compact
+    def __call__(self, x, mask):
+        query, key, value = jnp.split(nn.Dense(48)(x), 3, axis=-1)
+        scores = jnp.einsum("bqd,bkd->bqk", query, key) / 4.0
+        scores = jnp.where(mask[:, None, :], scores, -1e9)
+        return nn.Dense(16)(jax.nn.softmax(scores) @ value)
+
+
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, mask):
+        x = x + Attention(name="attention")(nn.LayerNorm()(x), mask)
+        h = nn.gelu(nn.Dense(32, name="up")(nn.LayerNorm()(x)))
+        return x + nn.Dense(16, name="down")(h)
+
+
+class Transformer(nn.Module):
+    @nn.compact
+    def __call__(self, tokens, mask):
+        x = nn.Embed(12, 16, name="embedding")(tokens)
+        for i in range(2):
+            x = Layer(name=f"layers_{i}")(x, mask)
+        x = x.mean(1)
+        return nn.Dense(12, name="head")(x)
+
+
+class NnxBlock(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(16, 16, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.calls = nnx.BatchStat(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return x + nnx.relu(self.norm(self.linear(x)))
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.stem = nnx.Linear(64, 16, rngs=rngs)
+        self.blocks = nnx.List([NnxBlock(rngs) for _ in range(2)])
+        self.head = nnx.Linear(16, 4, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.stem(x.reshape(len(x), -1))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+'''
+CONFIG = """
+
+def get_config():
+    return dict(
+        model=dict(MODEL),
+        train_dataloader=dict(batch_size=8, dataset=dict(type=DATASET), sampler=dict(type="DefaultSampler", shuffle=False), collate_fn=collate),
+        val_dataloader=dict(batch_size=8, dataset=dict(type=DATASET)),
+        val_cfg=dict(),
+        val_evaluator=[dict(type="Accuracy"), dict(type=Right)],
+        train_cfg=dict(max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.003)),
+        param_scheduler=[],
+        default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2)),
+        custom_hooks=[dict(type=Watch)],
+        randomness=dict(seed=0),
+    )
+"""
+MODELS = {
+    "cnn": ('type="LinenModel", module=dict(type=Cnn), loss=entropy', "Stripes"),
+    "transformer": ('type="LinenModel", module=dict(type=Transformer), loss=entropy, inputs=["tokens", "real"]', "Text"),
+    "nnx": ('type="NnxModel", module=NnxNet, loss=entropy', "Stripes"),
+}
+PLAIN = "train config.py"
+CHECK = "train config.py --check"
+DEBUG = "train config.py --debug"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """A fault in a config that otherwise trains.
+
+    Attributes:
+      model: the key in `MODELS`.
+      changes: old and new text, one pair after the other.
+      says: the words in the output that name the fault, as regular expressions; none if nothing does.
+      command: the arguments of `jengine`.
+      where: what the words name: layer, example, line, setting, process.
+    """
+
+    model: str
+    changes: tuple[str, ...]
+    says: tuple[str, ...] = ()
+    command: str = PLAIN
+    where: str = "line"
+
+
+def write_config(fault: Fault) -> str:
+    """Return the text of the config with its fault."""
+    model, dataset = MODELS[fault.model]
+    text = CODE + CONFIG.replace("MODEL", model).replace("DATASET", dataset)
+    for old, new in zip(fault.changes[::2], fault.changes[1::2], strict=True):
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+ITEM = 'return transform({"image": image, "label": np.int32(i % 4)})'
+LOSS = "    return -chosen.mean()"
+ACT = "        return nn.relu(x)"
+SEEN = "        self.seen += 1"
+LR = 'optimizer=dict(type="AdamW", lr=0.003)'
+OWN_LOSS = "loss=entropy"
+KEEP = "checkpoint=None"
+NNX_ACT = "return x + nnx.relu(self.norm(self.linear(x)))"
+EPOCH = "def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):\n        self.seen += 1"
+
+FAULTS = {
+    "a logarithm of negative values": Fault("cnn", (ACT, "        return jnp.log(x)"), command=CHECK),
+    "a root of negative values": Fault("nnx", (NNX_ACT, "return x + jnp.sqrt(self.norm(self.linear(x)))"), command=CHECK),
+    "a division by zero": Fault("transformer", ("return nn.Dense(16)(jax.nn.softmax(scores) @ value)", "x = jax.nn.softmax(scores) @ value\n        return nn.Dense(16)(x / (mask.sum(-1) - 6)[:, None, None])"), command=CHECK),
+    "a root of zero, whose gradient is infinite": Fault("cnn", (ACT, "        return jnp.sqrt(nn.relu(x))"), command=CHECK),
+    "a norm of zero, whose gradient is NaN": Fault("nnx", (LOSS, "    spread = outputs - jax.lax.stop_gradient(outputs)\n    return -chosen.mean() + jnp.linalg.norm(spread)"), command=CHECK),
+    "a token that the embedding does not have": Fault("transformer", ("+ i) % 12", "+ i) % 12 + (i == 13)"), command=CHECK),
+    "a gather with an index out of range": Fault("cnn", ("np.int32(i % 4)", "np.int32(i % 4 + (i == 15))"), command=CHECK),
+    "a label that the outputs do not have": Fault("nnx", (OWN_LOSS, "loss=dict(type=CrossEntropy)", "np.int32(i % 4)", "np.int32(i % 4 + 1)")),
+    "labels in one-hot form": Fault("cnn", (OWN_LOSS, "loss=dict(type=CrossEntropy)", "np.int32(i % 4)", "np.eye(4, dtype=np.int32)[i % 4]")),
+    "images without channels": Fault("cnn", ("rand(8, 8, 1)", "rand(8, 8)")),
+    "a layer that does not fit the one before it": Fault("nnx", ("self.head = nnx.Linear(16, 4", "self.head = nnx.Linear(32, 4")),
+    "a counter that becomes a float": Fault("nnx", ("self.calls[...] += 1", "self.calls.set_value(self.calls[...] + 0.5)")),
+    "float16 that overflows": Fault("transformer", ('h = nn.gelu(nn.Dense(32, name="up")(nn.LayerNorm()(x)))', 'h = nn.gelu(nn.Dense(32, name="up")(nn.LayerNorm()(x)))\n        h = (h.astype(jnp.float16) * 60000).astype(jnp.float32)'), command=CHECK),
+    "tokens that overflow int8": Fault("transformer", ("tokens[:-1].astype(np.int32)", "(tokens[:-1] + 120).astype(np.int8)", "nn.Embed(12,", "nn.Embed(140,"), command="data config.py"),
+    "a loss that is read on the host": Fault("cnn", (LOSS, "    KEPT.append(float(chosen.mean()))\n" + LOSS)),
+    "an array that NumPy reads in a layer": Fault("nnx", (NNX_ACT, "return x + np.maximum(np.asarray(self.linear(x)), 0)")),
+    "a hook that waits for the device": Fault("cnn", (SEEN, '        self.seen += float(outputs["loss"])'), command=CHECK),
+    "batches of another shape": Fault("transformer", ("samples[0]}", "samples[0]}", "def collate(samples):\n    return {", "def collate(samples):\n    length = int(samples[0]['tokens'][0]) % 3 + 6\n    for sample in samples:\n        sample.update(tokens=sample['tokens'][:length], real=sample['real'][:length])\n    return {")),
+    "a function that is compiled in each epoch": Fault("cnn", (EPOCH, 'def before_train_epoch(self, runner):\n        self.seen = jax.jit(lambda x: x.sum())(jnp.ones(3))')),
+    "a tracer that is left in a list": Fault("transformer", (LOSS, "    KEPT.append(chosen)\n" + LOSS), command=CHECK),
+    "a mean over the axis of examples": Fault("cnn", ("x = x.mean((1, 2))", "x = x.mean((0, 1))")),
+    "a mean over examples instead of tokens": Fault("transformer", ("x = x.mean(1)", "x = x.mean(0)"), command=DEBUG),
+    "an attribute that changes after it was traced": Fault("cnn", ("def entropy(outputs, batch):", "class Scaled:\n    scale = 1.0\n\n    def __call__(self, outputs, batch):\n        return self.scale * entropy(outputs, batch)\n\n\nSCALED = Scaled()\n\n\ndef entropy(outputs, batch):", OWN_LOSS, "loss=SCALED", SEEN, "        SCALED.scale *= 0.5")),
+    "units that are dead": Fault("cnn", ("nn.Conv(8, (3, 3), (2, 2))(x)", "nn.Conv(8, (3, 3), (2, 2))(x)", "x = nn.BatchNorm(use_running_average=not train)(x)", "x = nn.BatchNorm(use_running_average=not train)(x) - 100"), command=DEBUG),
+    "activations that explode": Fault("transformer", ('nn.Dense(16, name="down")(h)', 'nn.Dense(16, name="down", kernel_init=nn.initializers.normal(1e6))(h)'), command=DEBUG),
+    "an example with an infinite value": Fault("nnx", ("image[2 * (i % 4)] += 1", "image[2 * (i % 4)] += np.inf if i == 21 else 1"), command=CHECK),
+    "an example with NaN": Fault("cnn", ("image[2 * (i % 4)] += 1", "image[2 * (i % 4)] += np.nan if i == 21 else 1")),
+    "an attention mask without any token": Fault("transformer", ("-1e9", "-jnp.inf", "np.arange(8) < 8 - i % 3", "np.arange(8) < 8 * (i != 13)"), command=CHECK),
+    "a loader that waits forever": Fault("cnn", ("def transform(sample):", "import threading\n\n\ndef transform(sample):\n    KEPT.append(1)\n    if len(KEPT) > 20:\n        threading.Event().wait(10)")),
+    "a worker that dies": Fault("cnn", ("batch_size=8, dataset=dict(type=Stripes), sampler", "batch_size=8, num_workers=1, dataset=dict(type=Stripes), sampler", ITEM, "if i == 13:\n            import os\n            os._exit(3)\n        " + ITEM)),
+    "a name that a transform does not know": Fault("cnn", ("    return {**sample,", "    sample = augment(sample)\n    return {**sample,")),
+    "a name that collate does not know": Fault("transformer", ("np.stack([sample[name]", "np.stack([smaple[name]")),
+    "a name that a hook does not know": Fault("nnx", (SEEN, "        self.seen += missing")),
+    "a name that a metric does not know": Fault("cnn", ("np.mean(results)", "np.mean(result)")),
+    "a name that a constructor does not know": Fault("nnx", ("self.stem = nnx.Linear(64, 16, rngs=rngs)", "self.stem = nnx.Linear(64, width, rngs=rngs)")),
+    "a key that the batch does not have": Fault("transformer", ('batch["label"]', 'batch["labels"]')),
+    "statistics that are not updated": Fault("cnn", ("use_running_average=not train", "use_running_average=True")),
+    "a rule that matches no parameter": Fault("cnn", (LR, LR + ', paramwise_cfg=dict(custom_keys={"backbone": dict(lr_mult=0.1)})'), where="setting"),
+    "a learning rate of zero": Fault("nnx", ("lr=0.003", "lr=0.0"), where="setting"),
+    "a learning rate that is too high": Fault("transformer", (LR, 'optimizer=dict(type="SGD", lr=1e6)'), where="setting"),
+    "a schedule that ends before the run": Fault("cnn", ("param_scheduler=[]", 'param_scheduler=[dict(type="CosineAnnealingLR", by_epoch=False, end=3)]'), where="setting"),
+    "a checkpoint of another model": Fault("nnx", (KEEP, "checkpoint=dict(interval=1)"), where="setting"),
+    "pixels that are not scaled": Fault("cnn", ('"image": sample["image"] - 0.5', '"image": (sample["image"] * 255).astype(np.uint8)'), where="setting"),
+    "a part without gradients": Fault("nnx", ("x = self.stem(x.reshape(len(x), -1))", "x = jax.lax.stop_gradient(self.stem(x.reshape(len(x), -1)))"), command=DEBUG, where="setting"),
+}
