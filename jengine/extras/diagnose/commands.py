@@ -31,6 +31,13 @@ def add_commands(commands: Commands) -> None:
     short.add_argument(
         "--debug", action="store_const", dest="run", const=f"{_TRAIN}:train_debug", help=debug
     )
+    check = (
+        "check each operation of the step (NaN, division by zero, indices out of bounds, "
+        "`checkify.check`), recompilations, and what hooks read; slow"
+    )
+    commands["train"].add_argument(
+        "--check", action="store_const", dest="run", const=f"{_ROOM}.check:train_check", help=check
+    )
     overfit = "train on the first N batches alone, in WORK_DIR_overfit, and print the final loss"
     short.add_argument("--overfit", type=int, metavar="N", action=_Overfit, help=overfit)
     schedule = commands.add(
@@ -97,6 +104,17 @@ def add_commands(commands: Commands) -> None:
     )
     replay.add_argument(
         "dump", metavar="DUMP", help="the file named in the error of the numerics guard"
+    )
+    also = replay.add_mutually_exclusive_group()
+    also.add_argument(
+        "--check",
+        action="store_true",
+        help="check each operation, as `jengine train --check` does; print the first that fails",
+    )
+    also.add_argument(
+        "--bisect",
+        action="store_true",
+        help="also find the examples with which alone the loss or a gradient is not finite",
     )
 
     profile = commands.add(

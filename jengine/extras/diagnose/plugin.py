@@ -37,6 +37,7 @@ provides = {
         "explain_static_modes": "jengine.extras.diagnose.static_modes",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
         "list_host_entries": "jengine.extras.diagnose.host_entries",
+        "name_failing_samples": "jengine.extras.diagnose.failing_examples",
         "name_model_settings": "jengine.extras.diagnose.model_settings",
         "name_unregistered": "jengine.extras.diagnose.unregistered",
         "name_unequal_samples": "jengine.extras.diagnose.unequal_samples",
@@ -53,6 +54,9 @@ provides = {
     },
     "label_checks": {
         "check_labels": "jengine.extras.diagnose.labels",
+    },
+    "step_checks": {
+        "StepChecks": "jengine.extras.diagnose.check",
     },
     "start_checks": {
         "name_long_intervals": "jengine.extras.diagnose.no_effect",
