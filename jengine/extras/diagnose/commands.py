@@ -20,8 +20,8 @@ class _Overfit(argparse.Action):
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `schedule`, `lr-find`, `model`, `groups`, `data`, `replay` and `profile`, and options of
-    `train`.
+    """Add `schedule`, `lr-find`, `model`, `groups`, `data`, `replay`, `inspect` and `profile`,
+    and options of `train`.
     """
     short = commands["train"].add_mutually_exclusive_group()
     debug = (
@@ -117,6 +117,20 @@ def add_commands(commands: Commands) -> None:
         help="also find the examples with which alone the loss or a gradient is not finite",
     )
 
+    inspect = commands.add(
+        "inspect",
+        f"{_ROOM}.inspect_command:run",
+        "print statistics of the values inside the step for one batch",
+        commands.config,
+    )
+    path = (
+        "layers, 'grads', 'updates' or 'params', with wildcards (blocks.3.attn.*); several may "
+        "follow (default: everything)"
+    )
+    inspect.add_argument("--path", nargs="+", metavar="PATTERN", help=path)
+    inspect.add_argument(
+        "--checkpoint", metavar="CHECKPOINT", help="a work dir or checkpoint, for its weights"
+    )
     profile = commands.add(
         "profile",
         f"{_ROOM}.profile_command:run",

@@ -39,7 +39,7 @@ def name_wrong_labels(error: BaseException, context: Mapping[str, Any]) -> list[
     notes = [describe_labels(labels, run.cfg)] if labels else []
     if not isinstance(error, NonFiniteLossError) or iteration is None:
         return notes
-    before, later = _find_checkpoints(run, iteration)
+    before, later = find_checkpoints(run, iteration)
     return [
         _describe_checkpoints(before, later),
         *(notes or [_describe_likely_cause(run, iteration, before)]),
@@ -55,7 +55,7 @@ def _describe_checkpoints(before: str | None, later: str | None) -> str:
     return f"{text} Do not resume from {later}, which was saved after it." if later else text
 
 
-def _find_checkpoints(run: Any, iteration: int) -> tuple[str | None, ...]:
+def find_checkpoints(run: Any, iteration: int) -> tuple[str | None, ...]:
     """Return this run's newest checkpoints from before and after the step of `iteration`."""
     if run.processes.count == 1:  # several would have to wait together
         with contextlib.suppress(CheckpointSaveError):
