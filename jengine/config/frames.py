@@ -50,7 +50,7 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except Exception as error:
             jax = sys.modules.get("jax")
-            if (jax is None or jax.config.jax_traceback_filtering != "off") and not _is_library(
+            if (jax is None or jax.config.jax_traceback_filtering != "off") and not is_library(
                 sys._getframe(1).f_code.co_filename
             ):
                 _hide_frames(error, _ALL)
@@ -62,7 +62,7 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
 def own_frames(error: BaseException) -> list[types.TracebackType]:
     """Return the frames of the user's code, in which an error was raised or which called that."""
     frames = _frames(error.__traceback__)
-    return [frame for frame in frames if not _is_library(frame.tb_frame.f_code.co_filename)]
+    return [frame for frame in frames if not is_library(frame.tb_frame.f_code.co_filename)]
 
 
 def format_error(error: BaseException, log_file: str | None) -> str:
@@ -75,7 +75,7 @@ def format_error(error: BaseException, log_file: str | None) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _is_library(filename: str) -> bool:
+def is_library(filename: str) -> bool:
     """Return whether a file belongs to Python, jengine, or a library that runs the step."""
     path = pathlib.Path(filename)
     for name in _INSTALLED:

@@ -20,8 +20,8 @@ class _Overfit(argparse.Action):
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `schedule`, `lr-find`, `model`, `groups`, `data`, `replay`, `inspect` and `profile`,
-    and options of `train`.
+    """Add `schedule`, `lr-find`, `model`, `groups`, `data`, `replay`, `inspect`, `profile` and
+    `stacks`, and options of `train`.
     """
     short = commands["train"].add_mutually_exclusive_group()
     debug = (
@@ -141,4 +141,19 @@ def add_commands(commands: Commands) -> None:
     profile.add_argument("work_dir", metavar="WORK_DIR", help="the run's directory")
     profile.add_argument(
         "--steps", type=int, default=5, metavar="N", help="iterations to profile (default: 5)"
+    )
+    stacks = commands.add(
+        "stacks",
+        f"{_ROOM}.stacks_command:run",
+        "print where the threads of a run that trains, or hangs, are",
+        commands.traceback,
+        runs_code=False,
+    )
+    stacks.add_argument("work_dir", metavar="WORK_DIR", help="the run's directory")
+    stacks.add_argument(
+        "--timeout",
+        type=float,
+        default=60,
+        metavar="SECONDS",
+        help="how long to wait for the answer (default: 60)",
     )

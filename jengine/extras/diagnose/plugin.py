@@ -24,9 +24,13 @@ provides = {
         "data": "jengine.extras.diagnose.commands",
         "replay": "jengine.extras.diagnose.commands",
         "profile": "jengine.extras.diagnose.commands",
+        "stacks": "jengine.extras.diagnose.commands",
     },
     "config_checks": {
         "check_packages": "jengine.extras.diagnose.missing_packages",
+    },
+    "end_report": {
+        "name_slowest": "jengine.extras.diagnose.stalls",
     },
     "explainers": {
         "add_place": "jengine.extras.diagnose.locate",
@@ -73,6 +77,7 @@ provides = {
     "run_watches": {
         "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",
+        "ProgressWatch": "jengine.extras.diagnose.progress_watch",
     },
     "names": {
         "Findings": "jengine.extras.diagnose.replay",
