@@ -89,7 +89,9 @@ def name_early_ends(runner: RunnerProtocol) -> None:
             )
             continue
         changes = np.flatnonzero(np.diff(largest))
-        last = int(changes[-1]) + 1 if changes.size else 0  # the first iteration with the final rate
+        last = (
+            int(changes[-1]) + 1 if changes.size else 0
+        )  # the first iteration with the final rate
         if last + 1 < _END * len(steps) and largest[-1] < largest.max() and _has_end(runner, last):
             runner.run.logger.warning(
                 f"The learning rate stays at {largest[-1]:.3g} from iteration {last} of "

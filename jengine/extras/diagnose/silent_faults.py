@@ -2,8 +2,7 @@
 without any output.
 """
 
-import contextlib
-import re
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,9 +22,11 @@ from jengine.extras.diagnose.inspection import (
 from jengine.train.phases import batches_per_iteration
 
 PyTree = Any
-_LARGE = 1e4  # rms of activations, and times that of the largest input
+_LARGE = 1e4  # rms of activations, over the largest input
 _UNSCALED = 32.0  # a larger mean of pixels comes from no normalization
 _MAX_PATHS = 5
+
+logger = logging.getLogger("jengine")
 
 
 class SilentFaults:
@@ -47,8 +48,10 @@ class SilentFaults:
             return lines
         lines += self._describe_unchanged()
         for search in (self._describe_inputs, self._describe_mixing, self._describe_layers):
-            with contextlib.suppress(Exception):  # a search must not end a run that trains
+            try:  # a search must not end a run that trains
                 lines += search()
+            except Exception as error:
+                logger.debug(f"{search.__name__} has failed", exc_info=error)
         return lines
 
     def _read(self) -> dict[str, np.ndarray]:
@@ -67,12 +70,14 @@ class SilentFaults:
         lines = []
         if states:
             lines.append(
-                f"The steps have not changed {_list(states)}: does the network get `train=True`, or "
-                "a BatchNorm `use_running_average=not train`, and is a state written in each call?"
+                f"The steps have not changed {_list(states)}: does the network get `train=True`, "
+                "or a BatchNorm `use_running_average=not train`?"
             )
         params = [path for path in same if path.startswith("params.")]
         if params and len(params) == sum(path.startswith("params.") for path in self._before):
-            rates = [rate for values in self._run.optim_wrapper.get_lr().values() for rate in values]
+            rates = [
+                rate for values in self._run.optim_wrapper.get_lr().values() for rate in values
+            ]
             lines.append(
                 f"The steps have not changed any parameter: the learning rate is {max(rates):g}. "
                 "Set `optim_wrapper.optimizer.lr`, or look at `jengine schedule`."
@@ -124,29 +129,31 @@ class SilentFaults:
         example = run.train_dataloader.example()
         count = batches_per_iteration(run.train_loop.settings.phases)
         batch = put_batch(run, example if count == 1 else (example,) * count)
-        program, kinds = compile_inspection(run, ["activations", "batch"])
+        program, kinds = compile_inspection(run, ["activations"])
         # the state is donated
         state = jax.tree.map(jnp.copy, run.state)
         _, values = program(state, batch, run.step_hyperparams())
         values = split_layers(jax.device_get(values), kinds)
-        return describe_layers({path: read_statistics(x) for path, x in values.items()})
+        largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(select_arrays(example)))
+        statistics = {path: read_statistics(x) for path, x in values.items()}
+        return describe_layers(statistics, largest)
 
 
-def describe_layers(statistics: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """Return a sentence about the layers with dead units, and one about the first with large outputs.
+def describe_layers(
+    statistics: Mapping[str, Mapping[str, float]], largest: float = 1.0
+) -> list[str]:
+    """Return sentences about the layers with dead units, and the first with large outputs.
 
     >>> describe_layers({"head": {"zeros": 1.0, "rms": 0.0}})
     ['All outputs of head are zero: the units are dead, or the inputs are zero.']
 
     Args:
-      statistics: of the activations, by path in the order of the computation, and of the batch's
-        entries, 'batch.x'.
+      statistics: of the activations, by path in the order of the computation.
+      largest: the largest magnitude in the batch.
     """
-    inputs = [x["rms"] for path, x in statistics.items() if re.match(r"batch\b", path)]
-    layers = {path: x for path, x in statistics.items() if not re.match(r"batch\b", path)}
-    dead = [path for path, x in layers.items() if x["zeros"] == 1.0]
-    limit = _LARGE * max([1.0, *inputs])
-    large = [(path, x["rms"]) for path, x in layers.items() if x["rms"] > limit]
+    dead = [path for path, x in statistics.items() if x["zeros"] == 1.0]
+    limit = _LARGE * max(1.0, largest)
+    large = [(path, x["rms"]) for path, x in statistics.items() if x["rms"] > limit]
     lines = []
     if dead:
         lines.append(
