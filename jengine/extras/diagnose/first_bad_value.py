@@ -23,7 +23,7 @@ from jengine.extras.diagnose.inspection import (
 from jengine.extras.diagnose.numerics_guard import NumericsGuardHook
 from jengine.extras.diagnose.traced_values import GRADIENT, OUTPUT, base_path
 from jengine.extras.diagnose.wrong_labels import find_checkpoints
-from jengine.hooks.checks import NonFiniteLossError
+from jengine.logging.loss_watch import NonFiniteLossError
 from jengine.logging.slow_call import report_if_slow
 from jengine.train.initial_state import StateInitializer
 
@@ -57,13 +57,13 @@ def find_first_bad_value(error: BaseException, context: Mapping[str, Any]) -> st
     if run is None or "evaluation" in context or not isinstance(error, FloatingPointError):
         return None
     failed = [h.failed_step for h in run.hooks if isinstance(h, NumericsGuardHook)]
-    step = failed[0] if failed else None
-    if step is None and not isinstance(error, NonFiniteLossError):
+    dropped = failed[0] if failed else None
+    if dropped is None and not isinstance(error, NonFiniteLossError):
         return None
     if run.processes.count > 1:  # all would have to compute the step together
         return f"{_UNKNOWN} in a run of several processes."
-    if step is not None:
-        state, batch, hyperparams, update = step
+    if dropped is not None:
+        state, batch, hyperparams, update = dropped
         found = _search(run, _Step(int(state.step), state, batch), hyperparams, update)
         return found or f"{_UNKNOWN}: computed again, all values of the step are finite."
     iteration = getattr(error, "iteration", None)

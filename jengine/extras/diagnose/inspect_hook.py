@@ -129,5 +129,7 @@ def _write(
             visualizer.add_histogram(f"inspect/{path}", to_histogram(value.bins), step)
     if file is not None:
         os.makedirs(os.path.dirname(file), exist_ok=True)
-        arrays = {path: value.array for path, value in split.items() if value.array is not None}
+        arrays: dict[str, Any] = {
+            path: value.array for path, value in split.items() if value.array is not None
+        }
         np.savez(file, **arrays)

@@ -72,7 +72,8 @@ class Seen(NamedTuple):
 
 def mark(path: str, tree: PyTree) -> PyTree:
     """Mark the floating arrays of a tree, by the path and their own within the tree."""
-    leaves, treedef = jax.tree.flatten(tree)
+    leaves = jax.tree.leaves(tree)
+    treedef: Any = jax.tree.structure(tree)
     # a layer for `nn.scan` returns (output, None)
     names = [""] if isinstance(tree, tuple) and len(leaves) == 1 else list(flatten(tree))
 
@@ -161,12 +162,16 @@ def _patched_modules() -> Iterator[None]:
         value = _mark_call(f"{own}.{name}" if own else name, value)
         return nnx_sow(self, kind, name, value, *args, **kwargs)
 
-    linen_sow, nnx_sow = nn.Module.sow, nnx.Module.sow
+    # Without their types, which do not let methods be replaced
+    linen_module: Any = nn.Module
+    nnx_module: Any = nnx.Module
+    linen_sow = linen_module.sow
+    nnx_sow = nnx_module.sow
     classes = [cls for cls in _subclasses(nnx.Module) if "__call__" in vars(cls)]
     originals = {cls: vars(cls)["__call__"] for cls in classes}
     # Calls look up the class, so nothing else sees them all
-    nn.Module.sow = sow_linen
-    nnx.Module.sow = sow_nnx
+    linen_module.sow = sow_linen
+    nnx_module.sow = sow_nnx
     for cls, call in originals.items():
         cls.__call__ = mark_nnx(call)
     try:
@@ -174,12 +179,13 @@ def _patched_modules() -> Iterator[None]:
     finally:
         for cls, call in originals.items():
             cls.__call__ = call
-        nn.Module.sow = linen_sow
-        nnx.Module.sow = nnx_sow
+        linen_module.sow = linen_sow
+        nnx_module.sow = nnx_sow
 
 
 def _subclasses(cls: type) -> set[Any]:
-    return {each for sub in cls.__subclasses__() for each in {sub, *_subclasses(sub)}}
+    direct: list[Any] = cls.__subclasses__()
+    return {*direct, *(each for sub in direct for each in _subclasses(sub))}
 
 
 def collect(
