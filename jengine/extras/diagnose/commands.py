@@ -1,6 +1,7 @@
 """The commands that look at a run before it starts or while it trains, and options of `train`."""
 
 import argparse
+import re
 from typing import Any
 
 from jengine.cli.parser import Commands
@@ -17,6 +18,19 @@ class _Overfit(argparse.Action):
     ) -> None:
         namespace.overfit = values
         namespace.run = f"{_TRAIN}:train_overfit"
+
+
+class _Profile(argparse.Action):
+    """Option `--profile FIRST:LAST`, which changes what `train` runs."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: Any = None
+    ) -> None:
+        match = re.fullmatch(r"(\d+):(\d+)", values)
+        if match is None or int(match[1]) >= int(match[2]):
+            parser.error(f"--profile must be FIRST:LAST with FIRST below LAST, got {values!r}")
+        namespace.profile = int(match[1]), int(match[2])
+        namespace.run = f"{_ROOM}.expensive:train_profile"
 
 
 def add_commands(commands: Commands) -> None:
@@ -40,6 +54,11 @@ def add_commands(commands: Commands) -> None:
     )
     overfit = "train on the first N batches alone, in WORK_DIR_overfit, and print the final loss"
     short.add_argument("--overfit", type=int, metavar="N", action=_Overfit, help=overfit)
+    profile = (
+        "trace the iterations FIRST to LAST - 1 of this session, and print the ten most expensive "
+        "operations by layer"
+    )
+    short.add_argument("--profile", metavar="FIRST:LAST", action=_Profile, help=profile)
     schedule = commands.add(
         "schedule",
         "jengine.extras.diagnose.schedule:run",
@@ -131,15 +150,15 @@ def add_commands(commands: Commands) -> None:
     inspect.add_argument(
         "--checkpoint", metavar="CHECKPOINT", help="a work dir or checkpoint, for its weights"
     )
-    profile = commands.add(
+    requested = commands.add(
         "profile",
         f"{_ROOM}.profile_command:run",
         "profile some iterations of a run that trains",
         commands.traceback,
         runs_code=False,
     )
-    profile.add_argument("work_dir", metavar="WORK_DIR", help="the run's directory")
-    profile.add_argument(
+    requested.add_argument("work_dir", metavar="WORK_DIR", help="the run's directory")
+    requested.add_argument(
         "--steps", type=int, default=5, metavar="N", help="iterations to profile (default: 5)"
     )
     stacks = commands.add(

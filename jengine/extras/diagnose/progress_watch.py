@@ -92,13 +92,13 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         """Look at the run until the end."""
         while not self.stop.wait(_SAMPLE):
-            self._sample()
-            if time.monotonic() >= self._next_look:
-                self._next_look = time.monotonic() + _LOOK
-                try:
+            try:
+                self._sample()
+                if time.monotonic() >= self._next_look:
+                    self._next_look = time.monotonic() + _LOOK
                     self._look()
-                except Exception as error:  # a store, or the coordination service
-                    self._run.logger.debug("The watch over the progress failed.", exc_info=error)
+            except Exception as error:  # a store, or the coordination service
+                self._run.logger.debug("The watch over the progress failed.", exc_info=error)
         self._sample()
         self._times.end()
 
@@ -110,6 +110,9 @@ class _Thread(threading.Thread):
         seconds[part] = seconds.get(part, 0.0) + max(time.perf_counter() - stopwatch.since, 0.0)
         spent = {name: x - self._seconds.get(name, 0.0) for name, x in seconds.items()}
         self._seconds = seconds
+        if getattr(self._runner.train_loop, "batch", None) is None:
+            # Between iterations: a validation, whose program may compile, is of none
+            spent = {part: spent.get(part, 0.0) for part in ("input", "checkpoint")}
         self._times.add(self._runner.iter, spent, self._own_line)
 
     def _own_line(self) -> str:

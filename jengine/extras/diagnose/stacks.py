@@ -16,9 +16,7 @@ _ENGINE = pathlib.Path(jengine.__file__).parent
 
 def name_stacks(*, with_workers: bool = True) -> str:
     """Return the stacks of all threads by name, and of worker processes, innermost frame first."""
-    names = {
-        f"0x{thread.ident:016x}": thread.name for thread in threading.enumerate() if thread.ident
-    }
+    names = {f"0x{thread.ident or 0:016x}": thread.name for thread in threading.enumerate()}
     return re.sub(
         r"^(?:Current thread|Thread) (0x[0-9a-f]+)",
         lambda match: f"Thread {names.get(match[1], match[1])}",
