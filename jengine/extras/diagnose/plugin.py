@@ -70,6 +70,7 @@ provides = {
         "name_long_intervals": "jengine.extras.diagnose.no_effect",
         "name_small_batches": "jengine.extras.diagnose.no_effect",
         "name_without_effect": "jengine.extras.diagnose.no_effect",
+        "name_early_ends": "jengine.extras.diagnose.no_effect",
     },
     "result_checks": {
         "check_labels_of_nan": "jengine.extras.diagnose.labels",
