@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import os
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -159,16 +158,11 @@ def draw_batches(
 
 @contextlib.contextmanager
 def _noting_place(index: int) -> Iterator[None]:
-    """Add the batch and the line of code to errors, which the command line shows without a
-    traceback.
-    """
+    """Add the batch to errors."""
     try:
         yield
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        error.add_note(
-            f"in batch {index}, raised in {frame.name} at {frame.filename}:{frame.lineno}"
-        )
+        error.add_note(f"in batch {index}")
         raise
 
 
