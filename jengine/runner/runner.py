@@ -358,11 +358,12 @@ class Runner:
             if not isinstance(optim_wrapper, OptimWrapper):
                 with self._loaders.example("train_dataloader") as batch:
                     params, model_state = self._initializer.shapes(batch)
+                    shapes = jax.eval_shape(lambda: batch)  # without the arrays, which would stay
                     find_roles = functools.partial(
                         parameter_roles,
                         self.model,
                         params,
-                        batch=jax.eval_shape(lambda: batch),
+                        batch=shapes,
                         model_state=model_state,
                     )
                     optim_wrapper = build_optim_wrapper(
@@ -370,6 +371,9 @@ class Runner:
                         optim_wrapper,
                         module_types=self.model.module_types,
                         roles=find_roles,
+                        base=lambda base: load_provided("optimizer_parts", "build_base")(
+                            self.run.arguments, base, shapes
+                        ),
                     )
             self.optim_wrapper = optim_wrapper
             for wrapper in wrappers_by_name(optim_wrapper).values():

@@ -40,7 +40,15 @@ PyTree = Any
 _STAGES = ("before_train_iter", "after_train_iter")
 # Conversions of an array on the device, each of which waits for it. JAX's guard does not see
 # them on a CPU, where they copy nothing.
-_READS = ("__array__", "__bool__", "__complex__", "__float__", "__format__", "__index__", "__int__")
+_READS: tuple[str, ...] = (
+    "__array__",
+    "__bool__",
+    "__complex__",
+    "__float__",
+    "__format__",
+    "__index__",
+    "__int__",
+)
 _READS += ("item", "tolist")
 _TYPE_CHECKERS = {"beartype": "beartype", "typeguard": "typechecked"}
 _EXPLICIT = "_device_get"  # JAX's function behind `jax.device_get`
@@ -155,7 +163,7 @@ class CheckedProgram:
         self._step = step
         self._has_examples = has_examples
         self._may_overflow = may_overflow
-        self._errors = checkify.user_checks | checkify.index_checks
+        self._errors: Any = checkify.user_checks | checkify.index_checks
         if not may_overflow:
             self._errors |= checkify.float_checks
         self._is_first = True
@@ -301,7 +309,7 @@ def _checked_annotations(directory: pathlib.Path) -> contextlib.AbstractContextM
         return contextlib.nullcontext()
     files = [*directory.glob("*.py"), *(path.parent for path in directory.glob("*/__init__.py"))]
     install: Any = importlib.import_module("jaxtyping").install_import_hook
-    return install(sorted(path.stem for path in files), found[0])  # type: ignore[no-any-return]
+    return install(sorted(path.stem for path in files), found[0])
 
 
 def _is_installed(package: str) -> bool:

@@ -34,8 +34,8 @@ class _Profile(argparse.Action):
 
 
 def add_commands(commands: Commands) -> None:
-    """Add `schedule`, `lr-find`, `model`, `groups`, `data`, `replay`, `inspect`, `profile` and
-    `stacks`, and options of `train`.
+    """Add `schedule`, `lr-find`, `coord-check`, `model`, `groups`, `data`, `replay`, `inspect`,
+    `profile` and `stacks`, and options of `train`.
     """
     short = commands["train"].add_mutually_exclusive_group()
     debug = (
@@ -49,7 +49,7 @@ def add_commands(commands: Commands) -> None:
         "check each operation of the step (NaN, division by zero, indices out of bounds, "
         "`checkify.check`), recompilations, and what hooks read; slow"
     )
-    commands["train"].add_argument(
+    short.add_argument(
         "--check", action="store_const", dest="run", const=f"{_ROOM}.check:train_check", help=check
     )
     overfit = "train on the first N batches alone, in WORK_DIR_overfit, and print the final loss"
@@ -86,6 +86,24 @@ def add_commands(commands: Commands) -> None:
         "--steps", type=int, default=100, metavar="N", help="number of iterations (default: 100)"
     )
     rates.add_argument("--png", metavar="FILE", help="also save a PNG file")
+    widths = commands.add(
+        "coord-check",
+        f"{_ROOM}.coord_check:run",
+        "print how far activations move in a few steps, over widths",
+        commands.config,
+    )
+    widths.add_argument(
+        "--widths",
+        required=True,
+        metavar="N,N,...",
+        help="values of the first path in paramwise_cfg.base.width; the others follow",
+    )
+    widths.add_argument(
+        "--steps", type=int, default=5, metavar="N", help="number of iterations (default: 5)"
+    )
+    standard = "leave the parametrization out, for comparison"
+    widths.add_argument("--standard", action="store_true", help=standard)
+    widths.add_argument("--png", metavar="FILE", help="also save a PNG file")
     commands.add(
         "groups",
         "jengine.extras.diagnose.groups:groups",

@@ -198,11 +198,8 @@ def _describe(text: str, trail: Sequence[JaxprEqn], error: Any = None) -> Failur
     scopes = "/".join(str(eqn.source_info.name_stack) for eqn in trail)
     # JAX cuts off the frames outside of the function that it traces: those of the first are outside
     # of the program
-    tracebacks = [
-        eqn.source_info.traceback.as_python_traceback()
-        for eqn in trail[1:]
-        if eqn.source_info.traceback is not None
-    ]
+    raws: list[Any] = [eqn.source_info.traceback for eqn in trail[1:]]
+    tracebacks = [raw.as_python_traceback() for raw in raws if raw is not None]
     if error is not None and trail[-1].primitive.name == "while":  # the line within the loop
         try:
             error.throw()
@@ -274,6 +271,7 @@ def _list_paths(nnx: Any, network: Any) -> dict[int, str]:
 
 
 def _subclasses(cls: type) -> Iterator[Any]:
-    for each in cls.__subclasses__():
+    classes: list[Any] = cls.__subclasses__()
+    for each in classes:
         yield each
         yield from _subclasses(each)

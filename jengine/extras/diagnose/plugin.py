@@ -18,6 +18,7 @@ provides = {
     "commands": {
         "schedule": "jengine.extras.diagnose.commands",
         "lr-find": "jengine.extras.diagnose.commands",
+        "coord-check": "jengine.extras.diagnose.commands",
         "model": "jengine.extras.diagnose.commands",
         "groups": "jengine.extras.diagnose.commands",
         "inspect": "jengine.extras.diagnose.commands",

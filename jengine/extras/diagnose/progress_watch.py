@@ -180,7 +180,8 @@ class _Thread(threading.Thread):
         if run.processes.subject:
             lines.append(f"it exchanges {run.processes.subject} with the other processes")
         with contextlib.suppress(RuntimeError):  # tokens that come and go
-            count = sum(not token.is_ready() for token in list(run.limiter.tokens))
+            tokens: list[Any] = list(run.limiter.tokens)  # whose type lacks `is_ready`
+            count = sum(not token.is_ready() for token in tokens)
             last = runner.programs.last
             if count and last is not None:
                 lines.append(f"the device has not finished {count} calls of {last[0]}")

@@ -82,9 +82,10 @@ class IterationTimes:
           place: returns the line of the user's code that runs; called once in a slow iteration.
         """
         spent: Counter[str] = Counter()
+        parts: Any = spent  # whose values are no counts but seconds
         for part, value in seconds.items():
             if part in _GROUPS:
-                spent[_GROUPS[part]] += max(value, 0.0)
+                parts[_GROUPS[part]] += max(value, 0.0)
         if iteration - 1 > self._iteration and sum(self._spent.values()) < SLOW:
             self._finish(iteration - 1)  # of several since the last call, it is the newest
         self._spent.update(spent)
