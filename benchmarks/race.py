@@ -1,11 +1,12 @@
-"""Race optimizers on a config: each at the best of five learning rates, with three seeds.
+"""Race optimizers on a config: each at the best of several learning rates, with several seeds.
 
     python -m benchmarks.race lm [--steps 1600] [--seeds 3] [--work-dir DIR] [PATH=VALUE ...]
 
-The rates are compared by `jengine sweep` with seed 0, then the best one is trained with the other
-seeds. All optimizers have the same steps, rates, clipping and decayed parameters. The same command
-continues a race that was interrupted; results.jsonl in the work dir has a line for each run.
-`PATH=VALUE` sets values in the config, such as `train_dataloader.batch_size=4`.
+All optimizers have the same steps, rates, clipping and decayed parameters. The runs of seed 0 go
+through the rates, then the best one is trained with the other seeds, all in one process: what
+`jengine sweep` adds to a run is longer than a short one. results.jsonl in the work dir has a line
+for each run, and the same command goes on after the last one. `PATH=VALUE` sets values in the
+config, such as `train_dataloader.batch_size=4`.
 """
 
 import argparse
@@ -14,12 +15,10 @@ import pathlib
 import statistics
 import time
 
-import jengine
 from benchmarks.report import table
-from jengine.extras.report.run_files import read_run
-from jengine.extras.report.run_metrics import read_curves
+from jengine import Runner, load_config
 
-RATES = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
+RATES = (8e-3, 1.6e-2, 4e-3, 3.2e-2, 2e-3)  # from the middle, so that the first ones say most
 # Config, steps, warm-up as a share of them, betas, weight decay, the metric that is compared.
 RACES = {
     "lm": ("configs/lm.py:tiny", 1600, 1 / 16, (0.9, 0.95), 0.1, "bits_per_byte"),
@@ -33,85 +32,96 @@ SETTINGS = {
 OPTIMIZERS = ("AdamW", "Muon", "NorMuon", "SOAP", "schedule_free_adamw")
 
 
-def optimizer_settings(name, betas, decay, warmup):
-    """Return the settings of an optimizer but its learning rate."""
-    if name == "AdamW":
-        return dict(type=name, betas=betas, weight_decay=decay)
+def optimizer_settings(name, rate, betas, decay, warmup):
+    """Return the config of an optimizer."""
+    common = dict(type=name, weight_decay=decay)
     if name == "schedule_free_adamw":
-        return dict(type=name, b1=betas[0], b2=betas[1], weight_decay=decay, warmup_steps=warmup)
-    own = dict(type=name, weight_decay=decay, adam_weight_decay=decay)
+        return dict(**common, learning_rate=rate, b1=betas[0], b2=betas[1], warmup_steps=warmup)
+    if name == "AdamW":
+        return dict(**common, lr=rate, betas=betas)
     if name == "SOAP":
-        return dict(**own, betas=(0.95, betas[1]))
+        return dict(**common, lr=rate, adam_weight_decay=decay, betas=(0.95, betas[1]))
     # updates as large as AdamW's, so that the same rates fit
-    return dict(**own, adam_b1=betas[0], adam_b2=betas[1], consistent_rms=0.2)
+    adam = dict(adam_b1=betas[0], adam_b2=betas[1], adam_weight_decay=decay)
+    return dict(**common, **adam, lr=rate, consistent_rms=0.2)
 
 
-def overrides(race, name, steps):
-    """Return the overrides of an optimizer, without its learning rate."""
-    _, _, share, betas, decay, _ = RACES[race]
+def build_config(race, name, rate, seed, steps, changes):
+    """Return the config of a run."""
+    config, _, share, betas, decay, _ = RACES[race]
     warmup = max(1, round(steps * share))
-    optimizer = optimizer_settings(name, betas, decay, warmup)
+    optimizer = optimizer_settings(name, rate, betas, decay, warmup)
     schedules = [
         dict(type="LinearLR", start_factor=0.01, by_epoch=False, end=warmup),
         dict(type="CosineAnnealingLR", by_epoch=False, begin=warmup, end=steps, eta_min_ratio=0.1),
     ]
-    changes = [
+    is_free = name == "schedule_free_adamw"
+    settings = [
         f"optim_wrapper.optimizer={ {**optimizer, '_delete_': True}!r}",
-        f"param_scheduler={schedules!r}",
+        f"param_scheduler={[] if is_free else schedules!r}",
         f"train_cfg.max_iters={steps}",
-        f"train_cfg.val_interval={max(1, steps // 5)}",
+        f"train_cfg.val_interval={max(1, steps // 4)}",
         "default_hooks.checkpoint=None",
+        f"randomness.seed={seed}",
         *SETTINGS[race],
     ]
-    if name == "schedule_free_adamw":
-        changes += ["param_scheduler=[]", "custom_hooks=[{'type': 'ScheduleFreeHook'}]"]
-    return changes
+    if is_free:
+        settings.append("custom_hooks=[{'type': 'ScheduleFreeHook'}]")
+    return load_config(config, [*settings, *changes])
 
 
-def read_results(name, swept, metric):
-    """Return a line for each run of a sweep: rate, seed, final metrics, and the curve."""
-    lines = []
-    for row in swept.rows:
-        curves = read_curves(read_run(pathlib.Path(row.log_dir)).rows)[0] if row.log_dir else {}
-        rates = [value for path, value in row.hyperparams.items() if path.endswith(("lr", "rate"))]
-        lines.append(
-            dict(
-                optimizer=name,
-                lr=rates[0] if rates else None,
-                seed=row.seed,
-                status=row.status,
-                error=row.error,
-                final=row.final,
-                curve=curves.get(("val", metric)),
-            )
-        )
-    return lines
-
-
-def race_one(race, name, steps, seeds, changes, directory):
-    """Train an optimizer with all rates, and with all seeds at the best; return the lines."""
-    config, metric = RACES[race][0], RACES[race][-1]
-    path = "learning_rate" if name == "schedule_free_adamw" else "lr"
-    rate = f"optim_wrapper.optimizer.{path}"
-    settings = [*overrides(race, name, steps), *changes]
-    swept = jengine.sweep(
-        config, grid={rate: RATES}, seeds=[0], overrides=settings, work_dir=directory / name
+def train(race, name, rate, seed, steps, changes, directory):
+    """Train once and return the line of the run."""
+    cfg = build_config(race, name, rate, seed, steps, changes)
+    cfg.work_dir = str(directory / f"{name}_{rate}_{seed}")
+    wall, cpu = time.monotonic(), time.process_time()
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    return dict(
+        optimizer=name,
+        rate=rate,
+        seed=seed,
+        steps=steps,
+        wall=round(time.monotonic() - wall, 1),
+        cpu=round(time.process_time() - cpu, 1),
+        curve={iteration: metrics for _, iteration, metrics in runner.validations},
     )
-    lines = read_results(name, swept, metric)
-    best = min(
-        (line for line in lines if line["curve"]),
-        key=lambda line: line["curve"][1][-1],
-    )
-    if seeds > 1:
-        swept = jengine.sweep(
-            config,
-            grid={rate: [best["lr"]]},
-            seeds=list(range(1, seeds)),
-            overrides=settings,
-            work_dir=directory / f"{name}_seeds",
-        )
-        lines += [{**line, "lr": best["lr"]} for line in read_results(name, swept, metric)]
-    return lines, best["lr"]
+
+
+def final(run, metric):
+    """Return the metric after the last step; infinity for a run that diverged."""
+    value = list(run["curve"].values())[-1][metric]
+    return float(value) if value == value else float("inf")
+
+
+def find_best(runs, name, metric):
+    """Return the best rate of an optimizer with seed 0."""
+    own = [run for run in runs if run["optimizer"] == name and run["seed"] == 0]
+    return min(own, key=lambda run: final(run, metric))["rate"]
+
+
+def print_tables(runs, metric):
+    """Print the final metric by rate, and the curves at the best rate over the seeds."""
+    rates = sorted({run["rate"] for run in runs})
+    by_rate, curves, steps = [], [], []
+    for name in dict.fromkeys(run["optimizer"] for run in runs):
+        own = [run for run in runs if run["optimizer"] == name]
+        found = {run["rate"]: f"{final(run, metric):.4f}" for run in own if run["seed"] == 0}
+        by_rate.append([name, *(found.get(rate, "") for rate in rates)])
+        best = find_best(runs, name, metric)
+        seeds = [run for run in own if run["rate"] == best]
+        steps = list(seeds[0]["curve"])
+        values = [[float(run["curve"][step][metric]) for run in seeds] for step in steps]
+        spread = [statistics.stdev(found) if len(found) > 1 else 0.0 for found in values]
+        cells = [
+            f"{statistics.mean(found):.3f} ± {deviation:.3f}"
+            for found, deviation in zip(values, spread, strict=True)
+        ]
+        each = ", ".join(f"{value:.4f}" for value in values[-1])
+        cpu = statistics.mean(run["cpu"] for run in own)
+        curves.append([name, best, *cells, each, f"{cpu:.1f}"])
+    print(table([f"{metric} by rate", *rates], by_rate))
+    print(table(["step", "rate", *steps, "each seed", "CPU s"], curves), flush=True)
 
 
 def main(argv=None):
@@ -122,29 +132,35 @@ def main(argv=None):
     parser.add_argument("race", choices=sorted(RACES))
     parser.add_argument("--steps", type=int)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS)
     parser.add_argument("--work-dir", default="work_dirs/race")
     args, changes = parser.parse_known_args(argv)
-    steps = args.steps or RACES[args.race][1]
+    _, steps, _, _, _, metric = RACES[args.race]
+    steps = args.steps or steps
     directory = pathlib.Path(args.work_dir) / f"{args.race}_{steps}"
     directory.mkdir(parents=True, exist_ok=True)
-    rates, curves = [], []
-    for name in args.optimizers:
-        start = time.monotonic()
-        lines, best = race_one(args.race, name, steps, args.seeds, changes, directory)
-        with (directory / "results.jsonl").open("a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
-        finals = {line["lr"]: line["curve"][1][-1] for line in lines if line["seed"] == 0}
-        rates.append([name, *(f"{finals.get(rate, float('nan')):.4f}" for rate in RATES)])
-        found = [line["curve"] for line in lines if line["lr"] == best and line["curve"]]
-        values = zip(*(curve[1] for curve in found), strict=True)
-        spread = [(statistics.mean(v), statistics.stdev(v) if len(v) > 1 else 0.0) for v in values]
-        curves.append(
-            [name, best, *(f"{mean:.3f} ± {deviation:.3f}" for mean, deviation in spread)]
-        )
-        print(table(["rate", *RATES], rates))
-        print(table(["step", "rate", *map(int, found[0][0])], curves))
-        print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+    results = directory / "results.jsonl"
+    runs = [json.loads(line) for line in results.open()] if results.exists() else []
+    done = {(run["optimizer"], run["rate"], run["seed"]) for run in runs}
+
+    def run_once(name, rate, seed):
+        if (name, rate, seed) in done:
+            return
+        run = train(args.race, name, rate, seed, steps, changes, directory)
+        with results.open("a") as file:
+            file.write(json.dumps(run) + "\n")
+        runs.append(run)
+        print(name, rate, seed, run["curve"], run["wall"], run["cpu"], flush=True)
+
+    for rate in args.rates:
+        for name in args.optimizers:
+            run_once(name, rate, 0)
+    print_tables(runs, metric)
+    for seed in range(1, args.seeds):
+        for name in args.optimizers:
+            run_once(name, find_best(runs, name, metric), seed)
+    print_tables(runs, metric)
 
 
 if __name__ == "__main__":
