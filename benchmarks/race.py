@@ -84,7 +84,7 @@ def train(race, name, rate, seed, steps, changes, directory):
         steps=steps,
         wall=round(time.monotonic() - wall, 1),
         cpu=round(time.process_time() - cpu, 1),
-        curve={iteration: metrics for _, iteration, metrics in runner.validations},
+        curve={str(iteration): metrics for _, iteration, metrics in runner.validations},
     )
 
 
@@ -120,7 +120,7 @@ def print_tables(runs, metric):
         each = ", ".join(f"{value:.4f}" for value in values[-1])
         cpu = statistics.mean(run["cpu"] for run in own)
         curves.append([name, best, *cells, each, f"{cpu:.1f}"])
-    print(table([f"{metric} by rate", *rates], by_rate))
+    print(table([f"{metric} by rate", *map(str, rates)], by_rate))
     print(table(["step", "rate", *steps, "each seed", "CPU s"], curves), flush=True)
 
 
