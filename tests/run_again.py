@@ -52,7 +52,7 @@ PAGES: dict[str, dict[str, Again]] = {
     "config.md": {},
     "data.md": {"runs/hard": _HOST_DATA._replace(exports=True)},
     "devices.md": {},
-    "ema.md": {"work_dirs/schedule_free": EVERYTHING},
+    "ema.md": {"work_dirs/lookahead": Again(lacks=frozenset({"optim_wrapper"}), trains=False), "work_dirs/schedule_free": EVERYTHING},
     "equinox.md": {
         "work_dirs/equinox": EVERYTHING,
         "work_dirs/equinox_head": EVERYTHING,

@@ -34,6 +34,7 @@ LEARN = [
 # What the extras add; all other pages of docs/ are about the core.
 EXTRAS = [
     "before",
+    "faults",
     "imix",
     "language",
     "plan",

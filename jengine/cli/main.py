@@ -101,24 +101,23 @@ def _launch_processes(args: argparse.Namespace) -> Iterator[None]:
 
 def _print_error(error: Exception, runs_code: bool) -> int:
     """Print an error below the lines of the user's code that it passed; return the exit code."""
-    from jengine.config.frames import JAX_NOTES, format_error, has_own_frames
+    from jengine.config.frames import JAX_NOTES, format_error, own_frames
 
     notes = [note for note in getattr(error, "__notes__", ()) if not note.startswith(JAX_NOTES)]
+    said = "\n".join(["", *notes])
     # an explanation with the line of the user's call says more than the frames
-    is_explained = any(note.startswith("called in ") for note in notes)
-    is_code = (
-        has_own_frames(error) and not is_explained and type(error).__name__ not in _WITHOUT_CODE
-    )
-    in_file = any(note.startswith("while loading the config file") for note in notes)
+    is_explained = "\ncalled in " in said
+    has_lines = not is_explained and type(error).__name__ not in _WITHOUT_CODE
+    is_code = has_lines and bool(own_frames(error))
+    in_file = "\nwhile loading the config file" in said
     is_mistake = in_file or (not is_code and _is_about_config(error, notes, runs_code))
     if not _says_enough(error, notes) and (is_code or not is_mistake):
         from jengine.logging.console import log_error
 
         print(format_error(error, log_error(error)), end="", file=sys.stderr)
     else:
-        print(f"jengine: {type(error).__name__}: {error}", file=sys.stderr)
-        for note in notes:
-            print(f"  {note}", file=sys.stderr)
+        message = f"jengine: {type(error).__name__}: {error}"
+        print("\n  ".join([message, *notes]), file=sys.stderr)
     return 2 if is_mistake else 1
 
 

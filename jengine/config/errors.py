@@ -88,13 +88,14 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
       candidates: the legal names.
       cutoff: the least similarity, from 0 to 1.
     """
+    name = str(name)
     names = sorted(map(str, candidates))
     lower = [n.lower() for n in names]
-    close = difflib.get_close_matches(str(name).lower(), lower, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
     same = [n for n in names if n.lower() in close]
     # `learning_rate` for `lr`
-    match = difflib.get_close_matches(str(name), same, n=1, cutoff=0.0) or [
-        n for n in names if _initials(n) == name or _initials(str(name)) == n
+    match = difflib.get_close_matches(name, same, n=1, cutoff=0.0) or [
+        n for n in names if _initials(n) == name or _initials(name) == n
     ]
     return f"; did you mean {match[0]!r}?" if match else ""
 

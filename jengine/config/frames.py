@@ -50,7 +50,7 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except Exception as error:
             jax = sys.modules.get("jax")
-            if (jax is None or jax.config.jax_traceback_filtering != "off") and not _is_library(
+            if (jax is None or jax.config.jax_traceback_filtering != "off") and not is_library(
                 sys._getframe(1).f_code.co_filename
             ):
                 _hide_frames(error, _ALL)
@@ -59,9 +59,10 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def has_own_frames(error: BaseException) -> bool:
-    """Return whether an error was raised in the user's code, or in what that code has called."""
-    return bool(_own_frames(error))
+def own_frames(error: BaseException) -> list[types.TracebackType]:
+    """Return the frames of the user's code, in which an error was raised or which called that."""
+    frames = _frames(error.__traceback__)
+    return [frame for frame in frames if not is_library(frame.tb_frame.f_code.co_filename)]
 
 
 def format_error(error: BaseException, log_file: str | None) -> str:
@@ -74,7 +75,7 @@ def format_error(error: BaseException, log_file: str | None) -> str:
     return "".join(traceback.format_exception(error))
 
 
-def _is_library(filename: str) -> bool:
+def is_library(filename: str) -> bool:
     """Return whether a file belongs to Python, jengine, or a library that runs the step."""
     path = pathlib.Path(filename)
     for name in _INSTALLED:
@@ -92,7 +93,7 @@ def _hide_frames(error: BaseException, where: str) -> None:
     A note says `where` all are.
     """
     frames = list(_frames(error.__traceback__))
-    own = _own_frames(error)
+    own = own_frames(error)
     # An error that nobody has raised on purpose, such as that of a missing key, is a bug
     if not own and frames and not _is_raised(frames[-1]):
         return
@@ -112,11 +113,6 @@ def _hide_frames(error: BaseException, where: str) -> None:
 def _is_raised(frame: types.TracebackType) -> bool:
     line = linecache.getline(frame.tb_frame.f_code.co_filename, frame.tb_lineno)
     return line.strip().startswith("raise")
-
-
-def _own_frames(error: BaseException) -> list[types.TracebackType]:
-    frames = _frames(error.__traceback__)
-    return [frame for frame in frames if not _is_library(frame.tb_frame.f_code.co_filename)]
 
 
 def _frames(tb: types.TracebackType | None) -> Iterator[types.TracebackType]:

@@ -5,6 +5,8 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
+
 from jengine.config.annotations import ConfigOf, Count, Index, checked
 from jengine.config.errors import ConfigError
 from jengine.config.registry import DATA_SAMPLERS, DATASETS
@@ -239,6 +241,11 @@ class DataLoader(FollowsSteps):
         if self.num_workers:
             return next(self._source(epoch, first, first + self.length))
         return self._batch_source()[first]
+
+    def sample_indices(self, epoch: int, position: int) -> np.ndarray:
+        """Return the dataset's indices of the samples in a batch, int64[B]."""
+        indices = self.copy_at_epoch(epoch)._batch_source().load_epoch(epoch)[1]
+        return indices[position * self._size : (position + 1) * self._size]
 
     def copy_at_epoch(self, epoch: int) -> "DataLoader":
         """Return a loader for the same batches at the start of `epoch`.

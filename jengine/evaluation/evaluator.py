@@ -105,12 +105,14 @@ class Evaluator:
         """
         for metric in self.host_metrics:
             metric.clear()
-        return EvaluatorState(
-            examples=jnp.zeros((), jnp.int32),  # not one array for all, as the state is donated
-            batches=jnp.zeros((), jnp.int32),
-            not_numbers=jnp.zeros((), jnp.int32),
-            metrics=tuple(metric.init() for metric in self.metrics),
-        )
+        # constants come from the host: a user's guard is about other transfers
+        with jax.transfer_guard_host_to_device("allow"):
+            return EvaluatorState(
+                examples=jnp.zeros((), jnp.int32),  # not one array for all, as the state is donated
+                batches=jnp.zeros((), jnp.int32),
+                not_numbers=jnp.zeros((), jnp.int32),
+                metrics=tuple(metric.init() for metric in self.metrics),
+            )
 
     def update(
         self, state: EvaluatorState, predictions: Predictions, batch: Batch

@@ -43,6 +43,8 @@ class HookList:
     """Sort hooks by priority; hooks with equal priority run in registration order."""
 
     def __init__(self) -> None:
+        # changes the methods of hooks, in a run that checks what they do
+        self.wrap_stage: Callable[[Hook, str, Any], Any] = lambda hook, stage, method: method
         self._named: dict[str, Hook | None] = {}  # None for a hook that was removed
         self._hooks: list[tuple[int, Hook]] = []
         # by stage and the kinds of `Hook.acts_on`, in order
@@ -272,7 +274,11 @@ class HookList:
         """
         is_known = stage in Hook.stages  # a custom loop may call others
         found = self._listeners[stage, kinds] = [
-            (hook, getattr(hook, stage), type(hook).next_step is not Hook.next_step)
+            (
+                hook,
+                self.wrap_stage(hook, stage, getattr(hook, stage)),
+                type(hook).next_step is not Hook.next_step,
+            )
             for hook in self
             if hook.acts_on in kinds
             and (stage in hook.get_triggered_stages() if is_known else hasattr(hook, stage))

@@ -13,6 +13,7 @@ class Stopwatch:
 
     Attributes:
       seconds: time by part, up to the last switch.
+      current: the part that is timed now.
       since: when the last switch was.
 
     Examples:
@@ -28,21 +29,21 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         # `perf_counter` and not `time`, which jumps when the system's clock is set.
         self._clock = clock
-        self._part = ""
+        self.current = ""
         self.since = clock()
         self.seconds: dict[str, float] = {}
 
     def start(self, part: str) -> None:
         """Reset all parts and start `part`."""
         self.seconds = {}
-        self._part, self.since = part, self._clock()
+        self.current, self.since = part, self._clock()
 
     def enter(self, part: str) -> str:
         """Switch to `part`; return the previous part."""
-        previous = self._part
+        previous = self.current
         now = self._clock()
         self.seconds[previous] = self.seconds.get(previous, 0.0) + now - self.since
-        self._part = part
+        self.current = part
         self.since = now
         return previous
 
@@ -50,7 +51,7 @@ class Stopwatch:
         """Attribute the time since the last switch to `part`, for example if a call turned out
         to compile.
         """
-        self._part = part
+        self.current = part
 
     @contextlib.contextmanager
     def part(self, part: str) -> Iterator[None]:
@@ -63,5 +64,5 @@ class Stopwatch:
 
     def report(self) -> dict[str, float]:
         """Return the seconds by part up to now, in decreasing order."""
-        self.enter(self._part)
+        self.enter(self.current)
         return dict(sorted(self.seconds.items(), key=lambda item: -item[1]))

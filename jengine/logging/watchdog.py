@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jengine.config.errors import read_seconds
@@ -22,6 +23,19 @@ _lock = threading.Lock()
 _changed = threading.Event()
 _waits: "weakref.WeakSet[Wait]" = weakref.WeakSet()
 _thread: threading.Thread | None = None
+# each returns the stacks of other processes on this machine that work for this one
+stack_sources: list[Callable[[], str]] = []
+
+
+def all_stacks(*, with_workers: bool = True) -> str:
+    """Return the stacks of all threads, and of worker processes, innermost frame first."""
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        stacks = file.read().decode(errors="replace")
+    return "\n".join(
+        filter(None, [stacks, *(source() for source in stack_sources if with_workers)])
+    )
 
 
 class Wait:
@@ -68,13 +82,9 @@ class Wait:
             what = f"{type(self.what).__name__}, whose place is unknown: {error!r}"
         text = f"The run has waited {seconds:.0f} s for {what}"
         text += "." if self._error is None else f" ({LIMIT_VARIABLE}) and ends without that."
-        with tempfile.TemporaryFile() as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-            file.seek(0)
-            stacks = file.read().decode(errors="replace")
         logger = current_logger()
         logger.warning(text)
-        logger.debug(f"All threads:\n{stacks}")  # the log file has this level
+        logger.debug(f"All threads:\n{all_stacks()}")  # the log file has this level
 
     def look(self) -> float:
         """Report the wait if it is due; return the seconds until it must be looked at again."""

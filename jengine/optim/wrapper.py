@@ -84,6 +84,8 @@ class OptimWrapper:
     """
 
     schedule_chain: ScheduleChain | None = None  # its schedules, see `chain_of`
+    # changes the initial parameters, see `paramwise_cfg.parametrization`
+    rescale: Callable[[Params], Params] | None = None
 
     def __init__(
         self,

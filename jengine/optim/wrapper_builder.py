@@ -14,6 +14,8 @@ from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 
 # from `paramwise_cfg['roles']` and optionally `phases`
 RolesFinder: TypeAlias = Callable[..., Roles]
+# from `paramwise_cfg['base']`
+BaseFinder: TypeAlias = Callable[[Any], Any]
 
 
 def build_optim_wrapper(
@@ -22,6 +24,7 @@ def build_optim_wrapper(
     *,
     module_types: Mapping[str, str] | None = None,
     roles: RolesFinder | None = None,
+    base: BaseFinder | None = None,
 ) -> Any:
     """Build an optimizer wrapper.
 
@@ -48,6 +51,8 @@ def build_optim_wrapper(
         convolutions; without it they use roles.
       roles: function from `paramwise_cfg['roles']` to the roles of the parameters, see
         `jengine.model.parameter_roles`; without it names and shapes tell roles.
+      base: function from `paramwise_cfg['base']` to the base model of a parametrization, a
+        `jengine.extras.optimizers.parametrizations.Base`.
 
     Returns:
       The result of the constructor: an OptimWrapper, or an OptimWrapperDict.
@@ -57,7 +62,7 @@ def build_optim_wrapper(
       ArgumentError, KeyError, TypeError, ValueError: an invalid config.
     """
     with config_path("optim_wrapper"):
-        return construct(params_or_model, cfg, module_types, roles)
+        return construct(params_or_model, cfg, module_types, roles, base)
 
 
 def construct(
@@ -65,6 +70,7 @@ def construct(
     cfg: Mapping[str, Any],
     module_types: Mapping[str, str] | None,
     roles: RolesFinder | None,
+    base: BaseFinder | None,
 ) -> Any:
     """Build like `build_optim_wrapper`, but at the current config path.
 
@@ -75,6 +81,8 @@ def construct(
     constructor = _build_constructor(dict(cfg) if isinstance(cfg, OptimWrapperDict) else cfg)
     if hasattr(constructor, "find_roles"):
         constructor.find_roles = roles
+    if hasattr(constructor, "find_base"):
+        constructor.find_base = base
     # custom constructors only have to accept the model
     if "module_types" in inspect.signature(constructor.__call__).parameters:
         return constructor(params_or_model, module_types=module_types)

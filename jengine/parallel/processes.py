@@ -36,6 +36,7 @@ class SingleProcess:
     count = 1
     failing = False
     agree_on_signals = True
+    subject = ""
 
     def all_gather(self, name: str, value: Any) -> list[Any]:
         """Return the values of all processes."""
@@ -60,10 +61,14 @@ class Processes:
 
     Args:
       watch: watches for failures of the others.
+
+    Attributes:
+      subject: of the exchange that runs; empty for none.
     """
 
     def __init__(self, watch: FailureWatch) -> None:
         self.index, self.count = jax.process_index(), jax.process_count()
+        self.subject = ""
         self._watch = watch
         self._rounds = 0
 
@@ -93,6 +98,7 @@ class Processes:
         # arrays in a collective must have equal shapes
         sizes = self._exchange_sizes(name, len(data))
         rows = _exchange(multihost_utils.process_allgather, data, max(sizes))
+        self.subject = ""
         return [pickle.loads(row[:size].tobytes()) for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, name: str, value: Any, source: int = 0) -> Any:
@@ -107,10 +113,13 @@ class Processes:
         send = functools.partial(
             multihost_utils.broadcast_one_to_all, is_source=self.index == source
         )
-        return pickle.loads(_exchange(send, data, size)[:size].tobytes())
+        received = _exchange(send, data, size)[:size].tobytes()
+        self.subject = ""
+        return pickle.loads(received)
 
     def _exchange_sizes(self, name: str, size: int) -> list[int]:
         """Return each process's size, after a check that all exchange the same subject."""
+        self.subject = name
         header = np.frombuffer(_HEADER.pack(name.encode(), size), np.uint8)
         headers = [
             _HEADER.unpack(row.tobytes()) for row in multihost_utils.process_allgather(header)

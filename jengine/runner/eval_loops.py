@@ -360,7 +360,9 @@ class Evaluation:
             # see `trace`
             args = (*args[:2], self._runner.strategy.put_replicated(self.evaluator.init()), args[3])
         try:
-            with report_first_compile(program.traced):
+            # on a CPU the step takes host arrays: a user's guard is about all other transfers
+            allowed = jax.transfer_guard_host_to_device("allow")
+            with report_first_compile(program.traced), allowed:
                 outputs = program.step(*args)
         except jax.errors.JaxRuntimeError:
             program.traced.record_shapes(*args)

@@ -119,6 +119,9 @@ class Runner:
       experiment_name, cfg: name in the logs; and the config for the work dir and checkpoints, by
         default one of these.
       log_level: lowest level in the terminal and the log file, as in `logging`.
+      check: whether each training step checks all that it computes, and the hooks of an iteration
+        may not wait for the device; slow, and one step at a time. See `StepChecks` of the extra
+        `diagnose`.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step
@@ -216,6 +219,7 @@ class Runner:
         experiment_name: str | None = None,
         cfg: Any = None,
         log_level: int | str = "INFO",
+        check: bool = False,
     ) -> None:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
@@ -240,11 +244,14 @@ class Runner:
         # What computes
         use_compilation_cache()  # before the first compilation
         strategy = components.build_strategy(parallel)
+        self._checks = load_provided("step_checks", "StepChecks")(strategy) if check else None
         self.model = build_model(model, precision)
         self.hyperparams = Hyperparams()
         # Who acts
         visualizer = components.build_visualizer(visualizer, identity.log_dir)
         self.hook_list = HookList()
+        if self._checks is not None:
+            self.hook_list.wrap_stage = self._checks.wrap_stage
         self.register_hooks(default_hooks, custom_hooks)
         config_checks.check_hooks(self.hooks, [], self._sections)
         # What all parts share
@@ -325,6 +332,8 @@ class Runner:
             self.train_loop = self._progress = components.build_train_loop(
                 self, self._sections["train_cfg"], self.train_dataloader
             )
+            if self._checks is not None:
+                self._checks.prepare_loop(self.train_loop)
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
             table, schedulers = components.build_schedulers(
@@ -349,11 +358,12 @@ class Runner:
             if not isinstance(optim_wrapper, OptimWrapper):
                 with self._loaders.example("train_dataloader") as batch:
                     params, model_state = self._initializer.shapes(batch)
+                    shapes = jax.eval_shape(lambda: batch)  # without the arrays, which would stay
                     find_roles = functools.partial(
                         parameter_roles,
                         self.model,
                         params,
-                        batch=jax.eval_shape(lambda: batch),
+                        batch=shapes,
                         model_state=model_state,
                     )
                     optim_wrapper = build_optim_wrapper(
@@ -361,6 +371,9 @@ class Runner:
                         optim_wrapper,
                         module_types=self.model.module_types,
                         roles=find_roles,
+                        base=lambda base: load_provided("optimizer_parts", "build_base")(
+                            self.run.arguments, base, shapes
+                        ),
                     )
             self.optim_wrapper = optim_wrapper
             for wrapper in wrappers_by_name(optim_wrapper).values():
@@ -412,6 +425,7 @@ class Runner:
             micro_batches=loop.micro_batches,
             hyperparams=self.hyperparams,
             refuse_changes=self.run.resume_is_exact,
+            checks=self._checks,
         )
         programs.hashes.update(self.run.saved_hashes)
         return programs

@@ -68,7 +68,11 @@ class StateInitializer:
             args = self._seed, batch
             called = "the creation of the state", program, args
             try:
-                with report_if_slow("creating the state"):
+                # the seed and the example are on the host: a user's guard is about other transfers
+                with (
+                    report_if_slow("creating the state"),
+                    jax.transfer_guard_host_to_device("allow"),
+                ):
                     return program(*args)
             except Exception as error:
                 explain(error, program=called, cfg=self._get_cfg())

@@ -33,6 +33,10 @@ PyTree = Any
 
 logger = logging.getLogger("jengine")
 _NOTHING = contextlib.nullcontext()
+_NEEDS_CHECK = (
+    "a `checkify.check` in the training step is only possible with `jengine train --check` or "
+    "`Runner(check=True)`; `checkify.debug_check` does nothing in other runs"
+)
 
 
 class TrainPrograms:
@@ -48,6 +52,7 @@ class TrainPrograms:
         of the model.
       refuse_changes: raise ConfigError, instead of a warning, if a program is not that of the
         checkpoint.
+      checks: makes programs that check all that they compute, of a run with `check=True`.
 
     Attributes:
       update: the step that updates, `(state, batch, hyperparams) -> (state, metrics)`, pure.
@@ -73,10 +78,14 @@ class TrainPrograms:
         micro_batches: int = 1,
         hyperparams: MutableMapping[str, Any] | None = None,
         refuse_changes: bool = False,
+        checks: Any = None,
     ) -> None:
         def compile_step(step: Callable[..., Any], chunked: bool = False) -> Callable[..., Any]:
             step = on_whole_batches(step, batch_rules is not None)
-            return strategy.compile_train_step(step, chunked, batch_rules)
+            program = strategy.compile_train_step(step, chunked, batch_rules)
+            if checks is None:
+                return program
+            return checks.check_program(program, step, optim_wrapper, batch_rules is None)
 
         def build_step(*, update: bool) -> TrainStep:
             return build_train_step(
@@ -234,6 +243,10 @@ class TrainPrograms:
         except jax.errors.JaxRuntimeError:
             self.failed = True
             guard.record_shapes(state, batch, inputs)  # for the estimate in the note
+            raise
+        except ValueError as error:
+            if "checkify.check which was not functionalized" in str(error):
+                raise ConfigError(_NEEDS_CHECK) from None
             raise
         if compilation_counter.count != count:
             self._timer.relabel("compile")  # the time since `enter`

@@ -13,7 +13,7 @@ from optax import OptState, Params
 
 from jengine.optim.optimizers.common import strip_weak_types
 from jengine.optim.wrapper import OptimWrapper
-from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 from jengine.train.traced_hooks import TracedHooks
 
 PyTree = Any
@@ -81,7 +81,8 @@ def create_train_state(
     Args:
       params: parameters. They are not copied, and the first step donates them.
       model_state: other model variables.
-      optim_wrapper: initializes the optimizer state.
+      optim_wrapper: initializes the optimizer state, and scales the parameters if it has a
+        parametrization.
       hooks: the hooks whose traced state becomes part of the state.
       rng: key<fry>[], the key of the run.
 
@@ -100,6 +101,9 @@ def create_train_state(
             "that iterations, micro-batches and layers would draw the same numbers as others"
         )
     params = strip_weak_types(params)
+    for wrapper in wrappers_by_name(optim_wrapper).values():
+        if (rescale := getattr(wrapper, "rescale", None)) is not None:
+            params = rescale(params)
     model_state = strip_weak_types(model_state)
     return TrainState(
         step=jnp.zeros((), jnp.int32),

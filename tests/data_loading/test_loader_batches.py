@@ -337,3 +337,37 @@ def test_a_copy_does_not_change_the_position_of_its_loader(num_threads):
     assert (loader.epoch, loader.state_dict()) == (1, {"epoch": 1, "position": 1, "examples": 4})
     assert [first, *(batch["x"].tolist() for batch in batches)] == orders[1]
     loader.close()
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), 9)", "os._exit(3)"])
+def test_a_worker_that_dies_ends_the_pass_with_an_error(tmp_path, how):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os\n"
+        "from jengine.data import DataLoader\n"
+        "class Dies:\n"
+        "    def __len__(self):\n"
+        "        return 64\n"
+        "    def __getitem__(self, index):\n"
+        f"        {how} if index == 20 else None\n"
+        "        return {'x': index}\n"
+        "if __name__ == '__main__':\n"
+        "    list(DataLoader(Dies(), 2, num_workers=1))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    words = {"os.kill(os.getpid(), 9)": "was killed by SIGKILL, as when the memory is full", "os._exit(3)": "ended with exit code 3"}
+    assert f", which builds batches, {words[how]}; what it printed is above" in done.stderr
+
+
+def test_a_script_whose_workers_import_it_again_ends_with_what_to_write(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import numpy as np\n"
+        "from jengine.data import ArrayDataset, DataLoader\n"
+        "list(DataLoader(ArrayDataset({'x': np.arange(8)}), 2, num_workers=2))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.count("a worker process has imported the script: what trains must be below `if __name__ == ") == 2
+    assert "ended with exit code 1: it imports the script again, and so what trains must be below `if __name__ == " in done.stderr

@@ -362,7 +362,7 @@ def test_model_page(run_page, trained):
             network=lambda params, image: params["w"] * image, **functions
         ),
     }
-    before["FunctionalModel(init, loss, predict=None, module_types=None, train_step=None)"] = functions
+    before["FunctionalModel(init, loss, predict=None, module_types=None, train_step=None, trainable=None)"] = functions
     images = np.zeros((2, 8, 8, 1), np.float32)
     names = dict(adapters, module=SmallCNN(), loss=CrossEntropy(), nn=nn, runner=trained, images=images, paths=paths)
     names = run_page("model.md", names, before)

@@ -19,7 +19,7 @@ from jengine.config.plugins import list_extras
 from jengine.hooks.hook_list import DEFAULT_HOOKS
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-BASES = {"Hook", "HookBase"}
+BASES = {"EvaluatedParamsHook", "Hook", "HookBase"}
 WRITERS = {"CommonMetricLoggerHook", "JSONLoggerHook", "TensorboardLoggerHook"}
 
 

@@ -19,6 +19,7 @@ from jengine.config.errors import ConfigError
 from jengine.config.plugins import load_provided, provided
 from jengine.data.collate import stack_batches
 from jengine.data.host_entries import select_arrays
+from jengine.extras.diagnose.silent_faults import SilentFaults
 from jengine.extras.diagnose.unreached import describe_unreached
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -42,6 +43,7 @@ class DebugHook(Hook):
     def __init__(self) -> None:
         self._stop = _STEPS
         self.report: list[str] = []
+        self.faults: list[str] = []
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the last step, so that a chunk fits before it."""
@@ -50,6 +52,7 @@ class DebugHook(Hook):
     def before_train(self, runner: Any) -> None:
         """Compile the step and report its memory before it can fail on the device."""
         self._stop = runner.iter + max(_STEPS, runner.train_loop.steps_per_call)
+        self._silent = SilentFaults(runner)
         self.report += [*describe_memory(runner), *describe_unreached(runner)]
         print("\n".join(self.report), flush=True)
 
@@ -64,6 +67,7 @@ class DebugHook(Hook):
         loop = runner.train_loop
         if runner.iter < runner.max_iters and not (loop.by_epoch and loop.iter == loop.epoch_start):
             runner.call_hook("after_train_epoch")
+        self.faults = self._silent.describe()
         if runner.val_loop is not None and not runner.validations:
             runner.val_loop.run()
         runner.save_checkpoint(filename=_CHECKPOINT)
@@ -114,6 +118,8 @@ def train_debug(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         stages = {stage for each in hooks for stage in each.get_triggered_stages()}
         lines.append(f"{len(hooks) - 1} hooks, in {len(stages)} stages")
     print("\n".join(["", "Everything worked:", *(f"  {line}" for line in lines)]))
+    if hook.faults:
+        print("\n".join(["But look at these first:", *(f"  {line}" for line in hook.faults)]))
     iterations = f"{length:,}" if math.isfinite(length) else "an unknown number of"
     print(f"The whole run has {iterations} iterations. Nothing was left in {cfg['work_dir']}.")
     return 0

@@ -180,14 +180,18 @@ def _flatten(tree: PyTree) -> dict[str, BinnedArray]:
     return {paths.dotted(path): node for path, node in nodes}
 
 
+def to_histogram(binned: BinnedArray) -> Histogram:
+    """Return a fetched distribution as a histogram."""
+    edges = np.histogram_bin_edges(
+        np.asarray([binned.low, binned.high], np.float64), len(binned.counts)
+    )
+    return Histogram(
+        np.asarray(binned.counts, np.int64), edges, float(binned.mean), float(binned.std)
+    )
+
+
 def _write(visualizer: Visualizer, state: dict[str, PyTree], step: int) -> None:
     """Fetch the histograms and write them to all backends."""
     for kind, tree in jax.device_get(state).items():
         for path, binned in _flatten(tree).items():
-            edges = np.histogram_bin_edges(
-                np.asarray([binned.low, binned.high], np.float64), len(binned.counts)
-            )
-            histogram = Histogram(
-                np.asarray(binned.counts, np.int64), edges, float(binned.mean), float(binned.std)
-            )
-            visualizer.add_histogram(f"{kind}/{path}", histogram, step)
+            visualizer.add_histogram(f"{kind}/{path}", to_histogram(binned), step)

@@ -20,6 +20,13 @@ def explain_label_axes(error: BaseException, context: Mapping[str, Any]) -> str 
             "the outputs have no axis of examples, as if the batch were one example: do images "
             "lack channels, x[..., None]?"
         )
+    if outputs and labels and outputs[0] != labels[0]:
+        return (
+            f"the outputs have {outputs[0]} in the place of {labels[0]} examples: look for a mean, "
+            "sum or reshape over axis 0 in the network"
+        )
+    if len(outputs) == len(labels) == 2 and outputs == labels:
+        return "the labels are in one-hot form: make them class indices, labels.argmax(-1)"
     if len(outputs) > len(labels) + 1 and outputs[:1] == labels[:1]:
         return (
             "the network keeps axes of its inputs: flatten them, x.reshape(len(x), -1), in the "

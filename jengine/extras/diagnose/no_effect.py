@@ -1,10 +1,17 @@
 """Warnings, when training starts, about settings without the effect that their names promise."""
 
+import numpy as np
+
 from jengine.hooks.checkpoint import CheckpointHook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.model.module_types import is_batch_norm
+from jengine.optim.schedules.chain import chain_of
 from jengine.optim.wrapper import OptimWrapper
+from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.runner.components import has_own_step
+
+_MAX_ITERS = 10**6  # the schedules of a longer run take seconds
+_END = 0.9  # a schedule that ends in the last tenth of a run means to
 
 
 def name_without_effect(runner: RunnerProtocol) -> None:
@@ -62,3 +69,41 @@ def name_long_intervals(runner: RunnerProtocol) -> None:
                 f"CheckpointHook saves nothing in this run of {end} {unit}: the first checkpoint "
                 f"would be after {first}, save_last is False, and there is no save_best."
             )
+
+
+def name_early_ends(runner: RunnerProtocol) -> None:
+    """Warn of learning rates that are 0 in the whole run, or whose decay ends long before it."""
+    if runner.max_iters > _MAX_ITERS:
+        return
+    steps = np.arange(runner.max_iters)
+    for wrapper in wrappers_by_name(runner.optim_wrapper).values():
+        scheduled = chain_of(wrapper).at(steps)
+        largest = np.zeros(len(steps))
+        for i, group in enumerate(wrapper.param_groups):
+            rates = scheduled.get(i, {}).get("lr", group.get("lr", 1.0))
+            largest = np.maximum(largest, rates)
+        if not largest.any():
+            runner.run.logger.warning(
+                "The learning rate is 0 in all iterations, so that no parameter changes: set "
+                "`optim_wrapper.optimizer.lr`."
+            )
+            continue
+        changes = np.flatnonzero(np.diff(largest))
+        last = (
+            int(changes[-1]) + 1 if changes.size else 0
+        )  # the first iteration with the final rate
+        if last + 1 < _END * len(steps) and largest[-1] < largest.max() and _has_end(runner, last):
+            runner.run.logger.warning(
+                f"The learning rate stays at {largest[-1]:.3g} from iteration {last} of "
+                f"{runner.max_iters} on, because its decay ends there: set the `end` in "
+                "`param_scheduler` to the end of the run, if that is not meant."
+            )
+
+
+def _has_end(runner: RunnerProtocol, step: int) -> bool:
+    """Return whether a schedule ends by its setting at a step; milestones are no ends."""
+    schedulers = runner.param_schedulers or []
+    lists = schedulers.values() if isinstance(schedulers, dict) else [schedulers]
+    length = runner.train_loop.epoch_length or 1
+    ends = [s.end * (length if s.by_epoch else 1) for each in lists for s in each]
+    return any(end - length <= step <= end for end in ends)

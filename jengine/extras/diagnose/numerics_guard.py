@@ -74,6 +74,10 @@ class NumericsGuardHook(Hook):
         steps is a spike; None checks only for non-finite values.
       window: number of steps in the median; spikes are detected after that many steps.
       interval: iterations between two reads by the host. The batches in between are kept in memory.
+
+    Attributes:
+      failed_step: state, batch and hyperparameters of the step that ended training, and whether it
+        would have updated.
     """
 
     priority = "HIGHEST"
@@ -89,6 +93,7 @@ class NumericsGuardHook(Hook):
         # iteration, batch, hyperparams, is_update
         self._recent: list[tuple[int, Any, Mapping[str, Any], bool]] = []
         self._num_reported = 0  # dropped steps that were logged
+        self.failed_step: tuple[Any, Any, Mapping[str, Any], bool] | None = None
 
     # --- In the step. ---
 
@@ -156,6 +161,7 @@ class NumericsGuardHook(Hook):
                 "NumericsGuardHook: spike_factor must be None in a run with several optimizers"
             )
         self._recent.clear()
+        self.failed_step = None
         self._num_reported = 0 if runner.state.is_abstract else int(self._get_state(runner).dropped)
 
     def after_train_iter(
@@ -218,6 +224,7 @@ class NumericsGuardHook(Hook):
             hyperparams=hyperparams,
             update=is_update,
         )
+        self.failed_step = train_state, batch, hyperparams, is_update
         raise FloatingPointError(
             f"NumericsGuardHook: the steps of iterations {first} to {last} were dropped: "
             f"{reason}. Parameters and optimizer are those before iteration {first}. To rerun the "

@@ -6,6 +6,7 @@ provides = {
         "ClassNumCheckHook": "jengine.extras.diagnose.class_count",
         "EmptyCacheHook": "jengine.extras.diagnose.memory",
         "HistogramHook": "jengine.extras.diagnose.histogram",
+        "InspectHook": "jengine.extras.diagnose.inspect_hook",
         "MemoryProfilerHook": "jengine.extras.diagnose.memory",
         "NumClassCheckHook": "jengine.extras.diagnose.class_count",
         "NumericsGuardHook": "jengine.extras.diagnose.numerics_guard",
@@ -17,14 +18,20 @@ provides = {
     "commands": {
         "schedule": "jengine.extras.diagnose.commands",
         "lr-find": "jengine.extras.diagnose.commands",
+        "coord-check": "jengine.extras.diagnose.commands",
         "model": "jengine.extras.diagnose.commands",
         "groups": "jengine.extras.diagnose.commands",
+        "inspect": "jengine.extras.diagnose.commands",
         "data": "jengine.extras.diagnose.commands",
         "replay": "jengine.extras.diagnose.commands",
         "profile": "jengine.extras.diagnose.commands",
+        "stacks": "jengine.extras.diagnose.commands",
     },
     "config_checks": {
         "check_packages": "jengine.extras.diagnose.missing_packages",
+    },
+    "end_report": {
+        "name_slowest": "jengine.extras.diagnose.stalls",
     },
     "explainers": {
         "add_place": "jengine.extras.diagnose.locate",
@@ -36,7 +43,9 @@ provides = {
         "explain_out_of_memory": "jengine.extras.diagnose.out_of_memory",
         "explain_static_modes": "jengine.extras.diagnose.static_modes",
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
+        "find_first_bad_value": "jengine.extras.diagnose.first_bad_value",
         "list_host_entries": "jengine.extras.diagnose.host_entries",
+        "name_failing_samples": "jengine.extras.diagnose.failing_examples",
         "name_model_settings": "jengine.extras.diagnose.model_settings",
         "name_unregistered": "jengine.extras.diagnose.unregistered",
         "name_unequal_samples": "jengine.extras.diagnose.unequal_samples",
@@ -54,10 +63,14 @@ provides = {
     "label_checks": {
         "check_labels": "jengine.extras.diagnose.labels",
     },
+    "step_checks": {
+        "StepChecks": "jengine.extras.diagnose.check",
+    },
     "start_checks": {
         "name_long_intervals": "jengine.extras.diagnose.no_effect",
         "name_small_batches": "jengine.extras.diagnose.no_effect",
         "name_without_effect": "jengine.extras.diagnose.no_effect",
+        "name_early_ends": "jengine.extras.diagnose.no_effect",
     },
     "result_checks": {
         "check_labels_of_nan": "jengine.extras.diagnose.labels",
@@ -65,6 +78,7 @@ provides = {
     "run_watches": {
         "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",
+        "ProgressWatch": "jengine.extras.diagnose.progress_watch",
     },
     "names": {
         "Findings": "jengine.extras.diagnose.replay",

@@ -15,6 +15,7 @@ import numpy as np
 from jengine.config.paths import flatten
 from jengine.config.storage import LARGE, read_bytes
 from jengine.data.batch_check import Batch
+from jengine.extras.diagnose.failing_examples import find_examples
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.train.phases import PhaseConfig
 from jengine.train.state import TrainState
@@ -116,12 +117,8 @@ def replay_step(
       compile_step: compiles the step; one with a mapped axis requires the strategy's
         `compile_train_step`.
     """
-    hooks = [hook for hook in hooks if not hook.update_on_skipped_steps]
-    step = build_train_step(
-        model, optim_wrapper, [*hooks, _NonFiniteCounter()], update=update, phases=phases
-    )
-    # a copy, because the step donates its state, which the counts and the search need afterwards
-    _, metrics = compile_step(step)(jax.tree.map(jnp.copy, state), batch, hyperparams)
+    step, run = _build_counting_step(model, optim_wrapper, hooks, update, phases, compile_step)
+    metrics = run(state, batch, hyperparams)
     values = {
         name: float(value) for name, value in metrics.items() if not name.startswith(_COUNT_PREFIX)
     }
@@ -143,6 +140,58 @@ def replay_step(
     if non_finite and next(iter(wrappers_by_name(optim_wrapper).values())).axis_name is None:
         operation = _find_operation(compile_step(step), state, batch, hyperparams)
     return Findings(values, non_finite, operation)
+
+
+def find_bad_examples(
+    model: Any,
+    optim_wrapper: Any,
+    hooks: Sequence[Any],
+    state: TrainState,
+    batch: Batch,
+    hyperparams: Mapping[str, Any],
+    *,
+    update: bool = True,
+    phases: Sequence[PhaseConfig] | None = None,
+    compile_step: Callable[..., Any] = jax.jit,
+) -> list[int]:
+    """Return the indices of the examples with which alone a loss or a gradient is not finite, at
+    most 16; the arguments are those of `replay_step`.
+    """
+    _, run = _build_counting_step(model, optim_wrapper, hooks, update, phases, compile_step)
+
+    def fails(batch: Batch) -> bool:
+        return any(
+            value != 0 if name.startswith(f"{_COUNT_PREFIX}grads") else not np.isfinite(value)
+            for name, value in run(state, batch, hyperparams).items()
+            if name.startswith(f"{_COUNT_PREFIX}grads") or "loss" in name
+        )
+
+    return find_examples(fails, batch)
+
+
+def _build_counting_step(
+    model: Any,
+    optim_wrapper: Any,
+    hooks: Sequence[Any],
+    update: bool,
+    phases: Sequence[PhaseConfig] | None,
+    compile_step: Callable[..., Any],
+) -> tuple[Any, Callable[..., Mapping[str, jax.Array]]]:
+    """Return a step that counts the non-finite elements, and a function with its metrics, which
+    keeps the state.
+    """
+    hooks = [hook for hook in hooks if not hook.update_on_skipped_steps]
+    step = build_train_step(
+        model, optim_wrapper, [*hooks, _NonFiniteCounter()], update=update, phases=phases
+    )
+    compiled = compile_step(step)
+
+    def run(state: TrainState, *inputs: Any) -> Mapping[str, jax.Array]:
+        # a copy, because the step donates its state, which the search needs afterwards
+        metrics: Mapping[str, jax.Array] = compiled(jax.tree.map(jnp.copy, state), *inputs)[1]
+        return metrics
+
+    return step, run
 
 
 class _NonFiniteCounter:

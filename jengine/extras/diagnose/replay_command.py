@@ -4,14 +4,18 @@ bad values.
 
 import argparse
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.sharding import AxisType
 
 from jengine.cli.commands import load, temporary_runner
-from jengine.extras.diagnose.replay import Findings, read_dump, replay_step
+from jengine.extras.diagnose.check import CheckError, StepChecks
+from jengine.extras.diagnose.failing_examples import describe_samples
+from jengine.extras.diagnose.replay import Findings, find_bad_examples, read_dump, replay_step
 from jengine.parallel.pjit import Pjit
+from jengine.train.step import build_train_step, with_flat_metrics
 
 _MAX_PATHS = 20
 
@@ -24,22 +28,67 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     dump = read_dump(args.dump)
     with temporary_runner(cfg) as runner:
         strategy = runner.strategy
+        parts = runner.model, runner.build_optimizer(), runner.hooks
+        arguments = dump["state"], dump["batch"], dump["hyperparams"]
+        settings = dict(
+            update=bool(dump["update"]),
+            phases=cfg["train_cfg"].get("phases"),
+            # replicas of DataParallel exist only within its own compiled step
+            compile_step=strategy.compile_train_step if strategy.axis_name else jax.jit,
+        )
+        iteration = int(dump["state"].step)
         # `out_sharding=` in a model requires the mesh
         is_explicit = isinstance(strategy, Pjit) and AxisType.Explicit in strategy.mesh.axis_types
         with jax.set_mesh(strategy.mesh) if is_explicit else contextlib.nullcontext():
-            findings = replay_step(
-                runner.model,
-                runner.build_optimizer(),
-                runner.hooks,
-                dump["state"],
-                dump["batch"],
-                dump["hyperparams"],
-                update=bool(dump["update"]),
-                phases=cfg["train_cfg"].get("phases"),
-                # replicas of DataParallel exist only within its own compiled step
-                compile_step=strategy.compile_train_step if strategy.axis_name else jax.jit,
-            )
-    print(describe(int(dump["state"].step), findings))
+            if args.check:
+                print(_check(strategy, parts, arguments, settings))
+                return
+            print(describe(iteration, replay_step(*parts, *arguments, **settings)))
+            if args.bisect:
+                examples = find_bad_examples(*parts, *arguments, **settings)
+                print(describe_bad_examples(examples))
+                batch = dump["batch"]
+                if examples and (
+                    samples := describe_samples(runner.train_dataloader, iteration, examples, batch)
+                ):
+                    print(f"  {samples}")
+
+
+def _check(
+    strategy: Any, parts: Sequence[Any], arguments: Sequence[Any], settings: Mapping[str, Any]
+) -> str:
+    """Return the first check that the step fails."""
+    model, wrapper, hooks = parts
+    step = build_train_step(
+        model,
+        wrapper,
+        [hook for hook in hooks if not hook.update_on_skipped_steps],
+        update=settings["update"],
+        phases=settings["phases"],
+    )
+    flat = with_flat_metrics(step)
+    program = StepChecks(strategy).check_program(
+        settings["compile_step"](flat), flat, wrapper, has_examples=True
+    )
+    try:
+        program(*arguments)
+    except CheckError as error:
+        return "\n  ".join([str(error), *getattr(error, "__notes__", ())])
+    return f"the step of iteration {int(arguments[0].step)}: every check passed"
+
+
+def describe_bad_examples(examples: Sequence[int]) -> str:
+    """Return the text that the command prints for the examples that `--bisect` has found.
+
+    >>> describe_bad_examples([2, 5])
+    'examples in the batch that alone make the loss or a gradient not finite: 2, 5'
+    """
+    if not examples:
+        return "no example alone makes the loss or a gradient not finite"
+    return (
+        "examples in the batch that alone make the loss or a gradient not finite: "
+        f"{', '.join(map(str, examples))}"
+    )
 
 
 def describe(iteration: int, findings: Findings) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from jengine.checkpoint.checkpointer import CheckpointSaveError
 from jengine.checkpoint.layout import find_manifests
+from jengine.config import paths
 from jengine.config.storage import storage_path
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
@@ -23,6 +25,7 @@ from jengine.parallel.replica_axis import map_per_replica
 from jengine.runner.components import list_directories
 
 PyTree = Any
+_MAX_EXAMPLES = 5
 
 
 def name_wrong_labels(error: BaseException, context: Mapping[str, Any]) -> list[str] | None:
@@ -39,7 +42,7 @@ def name_wrong_labels(error: BaseException, context: Mapping[str, Any]) -> list[
     notes = [describe_labels(labels, run.cfg)] if labels else []
     if not isinstance(error, NonFiniteLossError) or iteration is None:
         return notes
-    before, later = _find_checkpoints(run, iteration)
+    before, later = find_checkpoints(run, iteration)
     return [
         _describe_checkpoints(before, later),
         *(notes or [_describe_likely_cause(run, iteration, before)]),
@@ -55,7 +58,7 @@ def _describe_checkpoints(before: str | None, later: str | None) -> str:
     return f"{text} Do not resume from {later}, which was saved after it." if later else text
 
 
-def _find_checkpoints(run: Any, iteration: int) -> tuple[str | None, ...]:
+def find_checkpoints(run: Any, iteration: int) -> tuple[str | None, ...]:
     """Return this run's newest checkpoints from before and after the step of `iteration`."""
     if run.processes.count == 1:  # several would have to wait together
         with contextlib.suppress(CheckpointSaveError):
@@ -113,7 +116,9 @@ def _search(run: Any, iteration: int) -> str | None:
 
 
 def _check_batch(run: Any, batch: PyTree) -> str | None:
-    """Return what is wrong with the labels in a batch of NumPy arrays; None if nothing is."""
+    """Return what is wrong with a batch of NumPy arrays, values or labels; None if nothing is."""
+    if bad := describe_bad_values(batch):
+        return bad
     # A loss alone has no collectives, so the first replica is enough
     state = (
         run.state
@@ -135,6 +140,25 @@ def _check_batch(run: Any, batch: PyTree) -> str | None:
 
     with whole_batches(run.train_dataloader.batch_rules is not None):
         return find_wrong_labels(compute_losses, batch)
+
+
+def describe_bad_values(batch: PyTree) -> str | None:
+    """Return which entry of a batch has values that are not finite, and in which examples.
+
+    >>> describe_bad_values({"x": np.array([[1.0], [np.nan]]), "y": np.zeros(2)})
+    "the entry 'x' of the batch has values that are not finite, in example 1: look at the data"
+    """
+    for path, leaf in paths.flatten(batch).items():
+        x = np.asarray(leaf)
+        if np.ndim(x) and np.issubdtype(x.dtype, np.inexact) and not np.isfinite(x).all():
+            bad = np.flatnonzero(~np.isfinite(x).all(axis=tuple(range(1, x.ndim))))
+            listed = ", ".join(map(str, bad[:_MAX_EXAMPLES]))
+            more = f" and {len(bad) - _MAX_EXAMPLES} more" if len(bad) > _MAX_EXAMPLES else ""
+            return (
+                f"the entry {path!r} of the batch has values that are not finite, in example "
+                f"{listed}{more}: look at the data"
+            )
+    return None
 
 
 def _describe_likely_cause(run: Any, iteration: int, checkpoint: str | None) -> str:

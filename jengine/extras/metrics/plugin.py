@@ -8,6 +8,7 @@ provides = {
         "BitsPerByte": "jengine.extras.metrics.language",
         "CalibrationError": "jengine.extras.metrics.classification",
         "ConfusionMatrix": "jengine.extras.metrics.classification",
+        "IoUMetric": "jengine.extras.metrics.segmentation",
         "MetricAdapter": "jengine.extras.metrics.adapter",
         "MeanAbsoluteError": "jengine.extras.metrics.regression",
         "MeanSquaredError": "jengine.extras.metrics.regression",

@@ -43,6 +43,7 @@ class MultiOptimWrapperConstructor:
     """
 
     find_roles: Any = None  # see DefaultOptimWrapperConstructor
+    find_base: Any = None
 
     def __init__(
         self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None
@@ -117,9 +118,8 @@ class MultiOptimWrapperConstructor:
                             f"{owners[path]!r} and {name!r}"
                         )
                     owners[path] = name
-                wrappers[name] = construct(
-                    selected, wrapper_cfg, types, self.find_roles
-                )  # returns a built one
+                # returns a built one
+                wrappers[name] = construct(selected, wrapper_cfg, types, roles, self.find_base)
                 # it receives all parameters, and must not train the others
                 wrappers[name].grouped.restrict(selected)
         return OptimWrapperDict(**wrappers)

@@ -51,7 +51,10 @@ provides = {
         "EvaluatedParamsHook": "jengine.extras.optimizers.evaluated_params",
     },
     "optimizer_parts": {
+        "build_base": "jengine.extras.optimizers.parametrizations",
+        "parse_base": "jengine.extras.optimizers.parametrizations",
         "keep_slow_params": "jengine.extras.optimizers.evaluated_params",
+        "parametrize": "jengine.extras.optimizers.parametrizations",
         "reset_optimizer": "jengine.extras.optimizers.reset",
         "restrict_to_trainable": "jengine.extras.optimizers.freeze",
         "select_state": "jengine.extras.optimizers.freeze",

@@ -274,8 +274,10 @@ function renderTime() {
   const rows = runs.map(run => [runName(run), duration(total(run)), ...phases.map(phase =>
     el("td", { class: "number" }, phase in run.seconds ? duration(run.seconds[phase]) : "", " ", el("small", {}, phase in run.seconds ? `${share(run, phase).toFixed(1)} %` : ""))),
   format(run.speed.iterations_per_second), format(run.speed.examples_per_second)]);
+  const slow = runs.flatMap(run => run.slowest.map(each => [runName(run), format(each.iteration), duration(each.seconds), each.cause, each.place]));
+  const slowest = slow.length ? table(["run", "slow iteration", "time", "cause", "line"], slow, [1, 2]) : "";
   const headings = ["run", "total", ...phases, "iterations/s", "examples/s"];
-  section("time", "Time", el("div", { class: "card" }, bars), table(headings, rows, headings.map((_, i) => i).slice(1)));
+  section("time", "Time", el("div", { class: "card" }, bars), table(headings, rows, headings.map((_, i) => i).slice(1)), slowest);
   const series = phases.map((phase, i) => ({
     type: "bar", orientation: "h", name: phase, x: runs.map(run => share(run, phase)), y: runs.map(run => run.name),
     marker: { color: PHASES[i % PHASES.length] }, customdata: runs.map(run => duration(run.seconds[phase] || 0)),

@@ -150,11 +150,33 @@ def _describe_run(
             _describe_curve(*key, *points, max_points)
             for key, points in curves.items()
             if key[0] != "test"
+        ]
+        + [
+            _describe_curve("train", f"share/{cause}", *points, max_points)
+            for cause, points in _read_shares(run.stalls).items()
+        ],
+        "slowest": [
+            {**dict.fromkeys(("seconds", "iteration"), 0), "cause": "", "place": "", **slow}
+            for slow in run.stalls.get("slowest", [])
         ],
         "best": find_best(curves, run.config),
         "test": run.test,
         "images": images,
     }
+
+
+def _read_shares(stalls: Mapping[str, Any]) -> dict[str, Points]:
+    """Return the percent of the time by cause."""
+    intervals = stalls.get("intervals", [])
+    shares: dict[str, Points] = {}
+    for cause in sorted({cause for each in intervals for cause in each.get("seconds", ())}):
+        x, y = shares.setdefault(cause, ([], []))
+        for each in intervals:
+            total = sum(each.get("seconds", {}).values())
+            if total > 0:
+                x.append(int(each.get("iteration", 0)))
+                y.append(100 * each["seconds"].get(cause, 0.0) / total)
+    return shares
 
 
 def _describe_curve(

@@ -35,6 +35,11 @@ _RECORD_FORM: dict[str, Any] = {
         }
     ],
 }
+STALLS = "stalls.json"
+_STALLS_FORM: dict[str, Any] = {
+    "slowest": [{"seconds": float, "iteration": float, "cause": str, "place": str}],
+    "intervals": [{"iteration": float, "seconds": {str: float}}],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +59,8 @@ class ReportedRun:
     test: Mapping[str, float]
     # `trial.json`; empty unless it is of a sweep
     trial: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # `stalls.json`: the slowest iterations, and seconds by cause; empty if there is none
+    stalls: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def curves(self) -> tuple[dict[tuple[str, str], Points], list[str]]:
@@ -186,6 +193,7 @@ def read_run(log_dir: pathlib.Path) -> ReportedRun:
         config,
         rows=_read_rows(files),
         trial=trial,
+        stalls=conform(files.read_json(files.root / STALLS), _STALLS_FORM, STALLS, []) or {},
         images=_list_images(files, config),
         test={name: x for name, x in tested.items() if is_number(x) and name not in TIMES},
     )

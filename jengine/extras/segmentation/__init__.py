@@ -1,4 +1,4 @@
-"""Semantic segmentation in MMSegmentation's manner: metric and visualization hook."""
+"""Pictures of semantic segmentation, in MMSegmentation's manner; its metric is in `metrics`."""
 
 from jengine.config.plugins import lazy_names
 from jengine.extras.segmentation.plugin import provides

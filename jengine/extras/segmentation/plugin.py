@@ -4,10 +4,4 @@ provides = {
     "HOOKS": {
         "SegVisualizationHook": "jengine.extras.segmentation.visualization_hook",
     },
-    "METRICS": {
-        "IoUMetric": "jengine.extras.segmentation.iou_metric",
-    },
-    "requires": {
-        "metrics": "jengine.extras.metrics",
-    },
 }

@@ -76,6 +76,8 @@ class DefaultOptimWrapperConstructor:
           `dcn_modules`.
         force_default_settings: True: the other rules also apply where a custom key matches, and
           take precedence.
+        parametrization, base, branches: 'mup' or 'complete-p', for which rates, decays and initial
+          parameters are those of a smaller model; see `jengine.extras.optimizers.parametrizations`.
         bypass_duplicate: ignored, because a pytree has a shared parameter only once.
         strict: True: a custom key that matches no parameter is an error, not a warning.
 
@@ -103,10 +105,15 @@ class DefaultOptimWrapperConstructor:
         "bypass_duplicate",
         "strict",
         "roles",
+        "parametrization",
+        "base",
+        "branches",
     )
     custom_fields: tuple[str, ...] = ()
     # returns the roles of the model's parameters, given those in `paramwise_cfg`
     find_roles: Callable[..., Roles] | None = None
+    # returns the base model of a parametrization, given `paramwise_cfg['base']`
+    find_base: Callable[[Any], Any] | None = None
 
     def __init__(
         self, optim_wrapper_cfg: Mapping[str, Any], paramwise_cfg: Mapping[str, Any] | None = None
@@ -159,8 +166,15 @@ class DefaultOptimWrapperConstructor:
         # After all parameters have been walked: a rule is without effect only if none of them
         # matched it.
         self.report_unmatched(params, types, () if self._overrides_rules() else _RULES)
+        rescale = None
+        if self.paramwise_cfg.get("parametrization") is not None:
+            groups, rescale = load_provided("optimizer_parts", "parametrize")(
+                groups, self.paramwise_cfg, self.optimizer, params, self.get_roles(), self.find_base
+            )
         # With a group per parameter, the step's inputs and compile time would grow with the model.
-        return self.wrap(params, merge_equal(groups))
+        wrapper = self.wrap(params, merge_equal(groups))
+        wrapper.rescale = rescale
+        return wrapper
 
     def get_params(
         self, model: ParamsSource, module_types: Mapping[str, str] | None
@@ -422,6 +436,10 @@ class DefaultOptimWrapperConstructor:
                 elif key not in self.paramwise_keys:
                     raise ConfigError(
                         f"paramwise_cfg has no {key!r}{closest(str(key), self.paramwise_keys)}"
+                    )
+                elif key in ("base", "branches") and cfg.get("parametrization") is None:
+                    raise ConfigError(
+                        f"`paramwise_cfg.parametrization` must be set with {key!r}, got none"
                     )
             check_rules(cfg)
         if "custom_keys" in cfg:

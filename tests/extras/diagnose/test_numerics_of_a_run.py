@@ -288,7 +288,10 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_checkpoint_before_it(make
     assert str(caught.value) == (
         "the loss of iteration 6, counted from 0, is nan (noticed at iteration 7)"
     )
-    newest, note = caught.value.__notes__
+    place, newest, note = caught.value.__notes__
+    assert place.startswith(
+        "In iteration 6, the first value that is not finite is in the entry 'offset' of the batch"
+    )
     assert newest == f"The newest checkpoint from before it is {path}."
     assert note.startswith("Often the learning rate, here 0.25, is too large: set")
     guard = "default_hooks=dict(guard=dict(type='NumericsGuardHook'))"

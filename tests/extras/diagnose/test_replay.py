@@ -73,3 +73,62 @@ def test_a_loss_that_is_not_finite_is_an_error_with_the_command_of_the_guard(tmp
     assert main(command.split()) == 1
     dump = re.search(r"jengine replay CONFIG (\S+)", capsys.readouterr().err)[1]
     assert main(["replay", "config.py", dump]) == 0
+
+
+BAD_EXAMPLE = CONFIG.replace(
+    'super().__init__(dict(x=np.ones(8, np.float32)))',
+    'super().__init__(dict(x=np.array([1, 1, 1, 1, 1, -1, 1, 1], np.float32)))',
+).replace(
+    'super().__init__(lambda: {"w": 2.5 * jnp.ones(())}, lambda params, batch: jnp.log(params["w"]) * batch["x"])',
+    'super().__init__(lambda: {"w": jnp.ones(())}, lambda params, batch: params["w"] * jnp.sqrt(batch["x"]))',
+).replace('dataset=dict(type="Ones"))', 'dataset=dict(type="Ones"), sampler=dict(type="DefaultSampler", shuffle=False))').replace(
+    "batch_size=2", "batch_size=4"
+).replace("max_in_row=2", "max_in_row=1").replace("lr=4.0", "lr=0.0")  # fmt: skip
+
+
+@pytest.fixture
+def bad_dump(tmp_path, monkeypatch, capsys):
+    """The dump of a step with one example of which the loss is NaN: sample 5, 1 in its batch of 4."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text(textwrap.dedent(BAD_EXAMPLE))
+    assert main(["train", "bad.py"]) == 1
+    return re.search(r"jengine replay CONFIG (\S+)", capsys.readouterr().err)[1]
+
+
+def test_bisect_names_the_example_of_which_the_loss_is_not_finite_and_its_sample(bad_dump, capsys):
+    assert main(["replay", "bad.py", bad_dump, "--bisect"]) == 0
+    out = capsys.readouterr().out
+    assert "examples in the batch that alone make the loss or a gradient not finite: 1\n" in out
+    assert "in Ones of train_dataloader: example 1 is sample 5\n" in out
+
+
+def test_a_replay_with_checks_names_the_operation_the_example_and_the_line(bad_dump, capsys):
+    assert main(["replay", "bad.py", bad_dump, "--check"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("NaN from `sqrt` in the step of iteration 1, for example 1 of the batch, at ")
+    assert 'params["w"] * jnp.sqrt(batch["x"])' in out
+
+
+def test_the_command_with_checks_ends_at_the_first_step_that_fails(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.py").write_text(textwrap.dedent(BAD_EXAMPLE))
+    assert main(["train", "bad.py", "--check"]) == 1
+    error = capsys.readouterr().err
+    assert "CheckError: NaN from `sqrt` in the step of iteration 1, for example 1 of the batch, at " in error
+    assert "in Ones of train_dataloader: example 1 is sample 5" in error
+
+
+def test_the_command_with_checks_lets_jaxtyping_check_the_modules_beside_the_config(tmp_path, monkeypatch, capsys):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "beartype.py").write_text("")
+    (packages / "jaxtyping.py").write_text(
+        "import contextlib\ndef install_import_hook(modules, checker):\n"
+        "    print('hook', *modules, checker)\n    return contextlib.nullcontext()\n"
+    )
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("")
+    (tmp_path / "bad.py").write_text("def get_config():\n    return dict(model=1)\n")
+    assert main(["train", "bad.py", "--check"]) == 2
+    assert "hook bad net beartype.beartype\n" in capsys.readouterr().out

@@ -18,13 +18,13 @@ from jengine.extras.metrics import (
     BitsPerByte,
     CalibrationError,
     ConfusionMatrix,
+    IoUMetric,
     MeanAbsoluteError,
     MeanSquaredErrorMetric,
     Perplexity,
     PrecisionRecallF1,
     R2Score,
 )
-from jengine.extras.segmentation import IoUMetric
 
 SIZE, CLASSES = 61, 5
 ITEMS = ("precision", "recall", "f1")

@@ -5,7 +5,7 @@ import pytest
 
 from jengine.evaluation import Evaluator
 from jengine.extras.metrics.classification import Counts
-from jengine.extras.segmentation import IoUMetric
+from jengine.extras.metrics import IoUMetric
 
 # Six pixels of classes 0 to 2, the last one ignored. Confusion: true 0 -> (2, 1, 0), true 1 -> (0, 1, 1).
 LABELS = np.array([[[0, 0, 0, 1, 1, 255]]], np.int32)

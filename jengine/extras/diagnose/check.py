@@ -1,0 +1,316 @@
+"""`jengine train --check` and `Runner(check=True)`: training that checks all that a step computes.
+
+The step is functionalized by checkify, so that each operation that makes a NaN, divides by zero or
+reads out of bounds, and each `checkify.check` of the user, is an error. Its arguments are kept, to
+find the operation and the examples that fail.
+"""
+
+import argparse
+import contextlib
+import functools
+import importlib.util
+import pathlib
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax._src import checkify as rules
+from jax.experimental import checkify
+
+from jengine.cli.commands import build_runner
+from jengine.cli.train import train
+from jengine.config import paths
+from jengine.config.errors import ConfigError
+from jengine.config.frames import own_frames
+from jengine.data.batch_check import Batch
+from jengine.extras.diagnose.failing_examples import describe_examples, find_examples
+from jengine.extras.diagnose.first_failure import (
+    Failure,
+    describe_error,
+    find_failure,
+    named_nnx_layers,
+)
+from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
+
+PyTree = Any
+_STAGES = ("before_train_iter", "after_train_iter")
+# Conversions of an array on the device, each of which waits for it. JAX's guard does not see
+# them on a CPU, where they copy nothing.
+_READS: tuple[str, ...] = (
+    "__array__",
+    "__bool__",
+    "__complex__",
+    "__float__",
+    "__format__",
+    "__index__",
+    "__int__",
+)
+_READS += ("item", "tolist")
+_TYPE_CHECKERS = {"beartype": "beartype", "typeguard": "typechecked"}
+_EXPLICIT = "_device_get"  # JAX's function behind `jax.device_get`
+
+
+_scatter_oob = rules.scatter_oob
+
+
+def _check_scatter(operand: Any, indices: Any, updates: Any, numbers: Any) -> Any:
+    # JAX's rule fails at a scatter with batch dimensions, of the gradient of `take_along_axis`
+    axes = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    return _scatter_oob(operand, indices, updates, numbers._replace(inserted_window_dims=axes))
+
+
+rules.scatter_oob = _check_scatter
+
+
+class CheckError(FloatingPointError):
+    """Error for a check that failed: in the step, or what a hook does between two steps.
+
+    Attributes:
+      examples: indices in the batch of the examples with which alone the step fails.
+    """
+
+    examples: Sequence[int] = ()
+
+
+class StepChecks:
+    """Checks of a run with `check=True`.
+
+    Args:
+      strategy: must compute the step as one program in one process.
+    """
+
+    def __init__(self, strategy: Any) -> None:
+        count = jax.process_count()
+        if strategy.axis_name is not None or count > 1:
+            raise ConfigError(
+                "`check` must be used with `SingleDevice` or `Pjit` in one process, got "
+                f"{type(strategy).__name__}{f' in {count} processes' if count > 1 else ''}"
+            )
+        self._is_single = not strategy.mesh_shape
+
+    def prepare_loop(self, loop: Any) -> None:
+        """Let a training loop run single steps, which compile once."""
+        loop.steps_per_call = 1
+        loop.on_recompile = "raise"
+
+    def check_program(
+        self,
+        program: Callable[..., Any],
+        step: Callable[..., Any],
+        optim_wrapper: AnyWrapper,
+        has_examples: bool,
+    ) -> "CheckedProgram":
+        """Return a program that checks what it computes.
+
+        Args:
+          program: the compiled step.
+          step: the same, not compiled.
+          optim_wrapper: with a loss scale, gradients may overflow.
+          has_examples: whether the arrays of a batch have the axis of examples.
+        """
+        has_scale = any(
+            getattr(wrapper, "loss_scale", None) is not None
+            for wrapper in wrappers_by_name(optim_wrapper).values()
+        )
+        eager = step if self._is_single else None
+        return CheckedProgram(program, eager, has_examples, may_overflow=has_scale)
+
+    def wrap_stage(self, hook: Any, stage: str, method: Callable[..., None]) -> Any:
+        """Return the method of a hook of the user such that it may not wait for the device."""
+        if stage not in _STAGES or type(hook).__module__.startswith("jengine."):
+            return method
+
+        @functools.wraps(method)
+        def call(runner: Any, **arguments: Any) -> None:
+            try:
+                with jax.transfer_guard("disallow"), _forbidden_reads():
+                    method(runner, **arguments)
+            except (jax.errors.JaxRuntimeError, _ReadError) as error:
+                if isinstance(error, jax.errors.JaxRuntimeError) and "Disallowed" not in str(error):
+                    raise
+                raise CheckError(
+                    f"{type(hook).__name__}.{stage} moves values between host and device in "
+                    f"iteration {runner.iter}{_describe_place(error)}. Let jengine log metrics, or "
+                    "use `jax.device_get` and `jax.device_put` every n iterations"
+                ) from None
+
+        return call
+
+
+class CheckedProgram:
+    """Compiled training step that raises `CheckError` where a check fails.
+
+    Args:
+      program: the compiled step, `(state, batch, inputs) -> (state, metrics)`.
+      step: the same, not compiled, which runs once without compilation; or None.
+      has_examples: see `StepChecks.check_program`.
+      may_overflow: whether NaN and infinite values are no errors.
+    """
+
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        step: Callable[..., Any] | None,
+        has_examples: bool,
+        *,
+        may_overflow: bool = False,
+    ) -> None:
+        self._program = program
+        self._step = step
+        self._has_examples = has_examples
+        self._may_overflow = may_overflow
+        self._errors: Any = checkify.user_checks | checkify.index_checks
+        if not may_overflow:
+            self._errors |= checkify.float_checks
+        self._is_first = True
+        # not donated: what failed can be computed again
+        self._checked = jax.jit(checkify.checkify(self._run, errors=self._errors))
+
+    def __call__(self, state: Any, batch: Batch, inputs: PyTree) -> Any:
+        """Run one step.
+
+        Raises:
+          CheckError: a check failed. Exception: JAX's own for a tracer that is left behind.
+        """
+        args = state, batch, inputs
+        with named_nnx_layers():
+            if self._is_first:
+                with jax.checking_leaks():
+                    jax.eval_shape(self._program, *args)
+            error, (result, is_finite) = self._checked(*args)
+            error, is_finite = jax.device_get((error, is_finite))
+            text = describe_error(error)
+            if text is not None or not is_finite:
+                self._fail(Failure(text or "a value is not finite"), *args)
+            if self._is_first and self._step is not None:
+                self._run_eagerly(self._step, *args)
+        self._is_first = False
+        return result
+
+    def trace(self, *shapes: Any) -> Any:
+        """Trace the step without the checks."""
+        return self._program.trace(*shapes)  # type: ignore[attr-defined]
+
+    def _run(self, state: Any, batch: Batch, inputs: PyTree) -> tuple[Any, jax.Array]:
+        new_state, metrics = result = self._program(state, batch, inputs)
+        values = dict(zip(metrics.names, metrics.values, strict=True))
+        losses = [value for name, value in values.items() if name == "loss"]
+        checked = [] if self._may_overflow else [*losses, *jax.tree.leaves(new_state.params)]
+        floats = [x for x in checked if jnp.issubdtype(x.dtype, jnp.inexact)]
+        return result, jnp.all(jnp.array([True, *(jnp.isfinite(x).all() for x in floats)]))
+
+    def _run_eagerly(self, step: Callable[..., Any], *args: Any) -> None:
+        """Run the step once without compilation, with all traced points of hooks."""
+        try:
+            with jax.disable_jit():
+                step(*jax.tree.map(jnp.asarray, args))
+        except Exception as error:
+            error.add_note("in the step without compilation, which `check` runs once")
+            raise
+
+    def _fail(self, failure: Failure, state: Any, *inputs: Any) -> None:
+        args = state, *inputs
+        program = jax.make_jaxpr(self._program)(*args)
+        failure = find_failure(program, args, self._errors) or failure
+        examples = []
+        size = 0
+        if self._has_examples and not isinstance(inputs[0], tuple):
+            examples = find_examples(
+                lambda batch: self._fails(state, batch, *inputs[1:]), inputs[0]
+            )
+            size = max((len(x) for x in jax.tree.leaves(inputs[0]) if jnp.ndim(x)), default=0)
+        found = describe_examples(examples, size)
+        where = f", {found}" if found else ""
+        error = CheckError(
+            f"{failure.text} in the step of iteration {int(jax.device_get(state.step))}{where}"
+            f"{failure.describe()}"
+        )
+        error.examples = examples if found else ()
+        for name, tree in (("the batch", inputs[0]), ("the parameters", state.params)):
+            if bad := _list_non_finite(tree):
+                error.add_note(f"before the step, not finite in {name}: {', '.join(bad)}")
+        raise error
+
+    def _fails(self, *args: Any) -> bool:
+        error, (_, is_finite) = self._checked(*args)
+        return error.get() is not None or not is_finite
+
+
+def _list_non_finite(tree: PyTree) -> list[str]:
+    return [
+        path
+        for path, leaf in paths.flatten(tree).items()
+        if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+        if not jax.device_get(jnp.isfinite(jnp.asarray(leaf)).all())
+    ]
+
+
+# --- What hooks may not do ---
+
+
+class _ReadError(Exception):
+    """An array on the device was read."""
+
+
+@contextlib.contextmanager
+def _forbidden_reads() -> Iterator[None]:
+    """Raise `_ReadError` where this thread converts an array other than by `jax.device_get`."""
+    kind = type(jax.device_put(0.0))
+    methods = {name: getattr(kind, name) for name in _READS}
+    thread = threading.get_ident()
+
+    def forbid(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def read(array: Any, *args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1).f_code.co_name
+            if threading.get_ident() == thread and caller != _EXPLICIT:
+                raise _ReadError(name)
+            return method(array, *args, **kwargs)
+
+        return read
+
+    try:
+        for name, method in methods.items():
+            setattr(kind, name, forbid(name, method))
+        yield
+    finally:
+        for name, method in methods.items():
+            setattr(kind, name, method)
+
+
+def _describe_place(error: BaseException) -> str:
+    own = own_frames(error)
+    if not own:
+        return ""
+    frame = traceback.extract_tb(own[-1], limit=1)[0]
+    return f", at {frame.filename}:{frame.lineno}: {frame.line}"
+
+
+# --- The command ---
+
+
+def train_check(args: argparse.Namespace, overrides: Sequence[str]) -> int:
+    """Train with `check=True`, and with checks of the shapes that jaxtyping's annotations name in
+    modules beside the config.
+    """
+    with _checked_annotations(pathlib.Path(args.config.partition(".py:")[0]).parent):
+        return train(build_runner(args, overrides, resume=args.resume, check=True), args.argv)
+
+
+def _checked_annotations(directory: pathlib.Path) -> contextlib.AbstractContextManager[Any]:
+    """Return jaxtyping's import hook for the modules in a directory, if it and a type checker are
+    installed.
+    """
+    found = [f"{name}.{check}" for name, check in _TYPE_CHECKERS.items() if _is_installed(name)]
+    if not found or not _is_installed("jaxtyping"):
+        return contextlib.nullcontext()
+    files = [*directory.glob("*.py"), *(path.parent for path in directory.glob("*/__init__.py"))]
+    install: Any = importlib.import_module("jaxtyping").install_import_hook
+    return install(sorted(path.stem for path in files), found[0])
+
+
+def _is_installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

@@ -1,0 +1,108 @@
+"""The examples of a batch with which a step fails, found by halves."""
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.data.batch_check import Batch
+from jengine.data.host_entries import select_arrays
+from jengine.data.loader import DataLoader
+from jengine.data.masking import get_mask
+
+_MOST = 16  # a fault of all examples is none of an example
+
+
+def find_examples(fails: Callable[[Batch], bool], batch: Batch) -> list[int]:
+    """Return the indices of the examples with which alone a step fails, at most 16.
+
+    >>> find_examples(lambda batch: bool(np.isnan(batch).any()), np.array([0.0, np.nan, 1.0]))
+    [1]
+
+    Args:
+      fails: whether a step fails on a batch of the same shapes. The batch has one example, or some,
+        again and again.
+      batch: has the axis of examples first, real[B, ...].
+    """
+    leaves = jax.tree.leaves(batch)
+    size = next((np.shape(leaf)[0] for leaf in leaves if np.ndim(leaf)), 0)
+    mask = get_mask(batch)
+    rows = np.arange(size) if mask is None else np.flatnonzero(np.asarray(mask))
+
+    def search(rows: np.ndarray, found: list[int]) -> None:
+        if len(found) >= _MOST or not len(rows) or not fails(_take(batch, rows, size)):
+            return
+        if len(rows) == 1:
+            found.append(int(rows[0]))
+            return
+        half = len(rows) // 2
+        search(rows[:half], found)
+        search(rows[half:], found)
+
+    found: list[int] = []
+    search(rows, found)
+    return found
+
+
+def describe_examples(examples: Sequence[int], size: int) -> str:
+    """Return the examples as part of a sentence; '' for none or all.
+
+    >>> describe_examples([5], 16)
+    'for example 5 of the batch'
+    """
+    if not examples or len(examples) == min(size, _MOST) > 1:
+        return ""
+    listed = ", ".join(map(str, examples))
+    more = " and maybe more" if len(examples) >= _MOST else ""
+    return f"for example{'s' * (len(examples) > 1)} {listed}{more} of the batch"
+
+
+def name_failing_samples(error: BaseException, context: Mapping[str, Any]) -> str | None:
+    """Return the samples of the dataset that are the examples with which a step failed.
+
+    Explainer for `CheckError`.
+    """
+    run = context.get("run")
+    examples = getattr(error, "examples", ())
+    if run is None or not examples or run.train_loop.batches_per_iteration > 1:
+        return None
+    return describe_samples(run.train_dataloader, run.iter, examples, run.train_loop.batch)
+
+
+def describe_samples(loader: Any, index: int, examples: Sequence[int], batch: Batch) -> str | None:
+    """Return which samples of the dataset are these examples in the batch `index` of a run.
+
+    None if that is not known: data without indices, or batches that have another order now.
+    """
+    if not isinstance(loader, DataLoader):
+        return None
+    epoch, position = divmod(index, loader.length)
+    with contextlib.closing(loader.copy_at_epoch(epoch)) as again:
+        again.set_epoch(epoch, position)
+        drawn = jax.tree.leaves(select_arrays(next(iter(again))))
+    given = jax.device_get(jax.tree.leaves(select_arrays(batch)))
+    if len(drawn) != len(given) or not all(map(_are_alike, drawn, given)):
+        return None
+    indices = loader.sample_indices(epoch, position)
+    listed = ", ".join(f"example {i} is sample {indices[i]}" for i in examples)
+    return f"in {type(loader.dataset).__name__} of train_dataloader: {listed}"
+
+
+def _are_alike(first: Any, second: Any) -> bool:
+    second = np.asarray(second)
+    return bool(np.array_equal(np.asarray(first).astype(second.dtype), second, equal_nan=True))
+
+
+def _take(batch: Batch, rows: np.ndarray, size: int) -> Batch:
+    """Return a batch with only these examples, repeated: the program is compiled for its size."""
+    index = np.resize(rows, size)
+
+    def take(leaf: Any) -> Any:
+        if not np.ndim(leaf) or np.shape(leaf)[0] != size:
+            return leaf
+        taken = jax.device_get(leaf)[index]
+        return jax.device_put(taken, leaf.sharding) if isinstance(leaf, jax.Array) else taken
+
+    return jax.tree.map(take, batch)

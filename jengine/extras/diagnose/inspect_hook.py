@@ -1,0 +1,135 @@
+"""Hook that records the values inside the step."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jengine.config.annotations import Count
+from jengine.config.errors import ConfigError
+from jengine.config.registry import HOOKS
+from jengine.data.batch_check import Batch
+from jengine.extras.diagnose.histogram import to_histogram
+from jengine.extras.diagnose.inspection import (
+    STATISTICS,
+    Kind,
+    Statistic,
+    Value,
+    compile_inspection,
+    put_batch,
+    read_statistics,
+    split_layers,
+)
+from jengine.hooks.hook import Hook
+from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.logging.visualizer import Visualizer
+
+
+@HOOKS.register_module()
+@dataclasses.dataclass(eq=False, repr=False)
+class InspectHook(Hook):
+    """Statistics of the values inside the step by dotted path, every `interval` iterations: outputs
+    of layers, what they `sow`, gradients, updates and parameters.
+
+    A program of its own computes the step that follows, with the same random keys: the training
+    program does not change, and other iterations cost nothing. It is compiled at the first
+    iteration, where a path that matches nothing is an error. The numbers are written to the
+    visualizer in the background as `inspect/<path>/<statistic>`; a layer of a stack has its number
+    at the end of the path.
+
+    Args:
+      paths: patterns with wildcards: paths of layers (`'blocks.3.attn.*'`), of parameters below
+        `grads`, `updates` or `params` (`'grads.*.kernel'`), or below `batch` and `loss`;
+        'activations' for all layers; `'gradient of *'` for the gradients of layers' outputs.
+        A pattern also means everything below what it matches.
+      interval: iterations between two records; the first iteration is recorded.
+      statistics: the mean, the root of the mean square and the maximum of the finite elements, and
+        the shares of zeros and of elements that are not finite.
+      arrays: whether to write the arrays too, to `inspect/iter_<n>.npz` in the work dir; not with
+        `DataParallel`, micro-batches or several processes.
+      bins: the bins of a histogram of each value, `inspect/<path>`; None for none.
+
+    Raises:
+      ConfigError: in the first iteration, a pattern that matches nothing.
+
+    Examples:
+      >>> InspectHook(paths=["grads.*.kernel", "updates"], interval=100).statistics
+      ('mean', 'rms', 'max', 'zeros', 'nonfinite')
+    """
+
+    priority = "LOWEST"  # hooks before it set hyperparameters of the step
+
+    paths: Sequence[str]
+    interval: Count = 500
+    statistics: Sequence[Statistic] = STATISTICS
+    arrays: bool = False
+    bins: Count | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.paths, str) or not self.paths:
+            raise ConfigError(f"`paths` must be a list of patterns, got {self.paths!r}")
+        self._programs: dict[bool, tuple[Callable[..., Any], dict[str, Kind]]] = {}
+
+    def next_step(self, runner: RunnerProtocol, step: int) -> float:
+        """Return the next multiple of the interval: the record is of the step that follows."""
+        return -(-step // self.interval) * self.interval
+
+    def before_train(self, runner: RunnerProtocol) -> None:
+        """Forget the programs of an earlier run."""
+        self._programs.clear()
+        loop: Any = runner.train_loop
+        if self.arrays and (
+            runner.strategy.axis_name or loop.micro_batches > 1 or jax.process_count() > 1
+        ):
+            raise ConfigError(
+                "InspectHook: `arrays` must be False with DataParallel, micro-batches or several "
+                "processes, got True"
+            )
+
+    def before_train_iter(
+        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
+    ) -> None:
+        """Compute the values of the step that follows, and let them be written."""
+        wrapper: Any = runner.optim_wrapper
+        update = wrapper.start_step(runner.iter)  # as the step itself does next
+        if update not in self._programs:
+            self._programs[update] = compile_inspection(
+                runner, self.paths, update=update, arrays=self.arrays, bins=self.bins
+            )
+        program, kinds = self._programs[update]
+        hyperparams = {**wrapper.hyperparams, **runner.hyperparams}
+        runner.state, values = program(runner.state, put_batch(runner, data_batch), hyperparams)
+        file = os.path.join(runner.local_dir, "inspect", f"iter_{runner.iter + 1}.npz")
+        write = functools.partial(_write, names=self.statistics, file=file if self.arrays else None)
+        runner.log_writer.submit(write, runner.visualizer, values, dict(kinds), runner.iter + 1)
+
+
+def _write(
+    visualizer: Visualizer,
+    values: dict[str, Value],
+    kinds: dict[str, Kind],
+    step: int,
+    names: Sequence[Statistic],
+    file: str | None,
+) -> None:
+    """Fetch the values and write them."""
+    split = split_layers(jax.device_get(values), kinds)
+    scalars = {
+        f"inspect/{path}/{name}": number
+        for path, value in split.items()
+        for name, number in read_statistics(value, names).items()
+    }
+    visualizer.add_scalars(scalars, step=step)
+    for path, value in split.items():
+        if value.bins is not None:
+            visualizer.add_histogram(f"inspect/{path}", to_histogram(value.bins), step)
+    if file is not None:
+        os.makedirs(os.path.dirname(file), exist_ok=True)
+        arrays: dict[str, Any] = {
+            path: value.array for path, value in split.items() if value.array is not None
+        }
+        np.savez(file, **arrays)

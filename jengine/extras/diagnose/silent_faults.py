@@ -1,0 +1,173 @@
+"""Faults with which a run trains without an error: statistics that stay, examples that mix, layers
+without any output.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jengine.config import paths
+from jengine.data.host_entries import select_arrays
+from jengine.data.masking import whole_batches
+from jengine.extras.diagnose.inspection import (
+    compile_inspection,
+    put_batch,
+    read_statistics,
+    split_layers,
+)
+from jengine.train.phases import batches_per_iteration
+
+PyTree = Any
+_LARGE = 1e4  # rms of activations, over the largest input
+_UNSCALED = 32.0  # a larger mean of pixels comes from no normalization
+_MAX_PATHS = 5
+
+logger = logging.getLogger("jengine")
+
+
+class SilentFaults:
+    """Search in the first steps of a single-device run.
+
+    Args:
+      run: the run, whose training is prepared but has not started.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
+        self._is_single = run.strategy.replicas is None and jax.process_count() == 1
+        self._before = self._read() if self._is_single else {}
+
+    def describe(self) -> list[str]:
+        """Return a sentence for each fault, after some steps."""
+        lines: list[str] = []
+        if not self._is_single:
+            return lines
+        lines += self._describe_unchanged()
+        for search in (self._describe_inputs, self._describe_mixing, self._describe_layers):
+            try:  # a search must not end a run that trains
+                lines += search()
+            except Exception as error:
+                logger.debug(f"{search.__name__} has failed", exc_info=error)
+        return lines
+
+    def _read(self) -> dict[str, np.ndarray]:
+        state = self._run.state
+        trees = {"params": state.params, "model_state": state.model_state}
+        return {path: np.asarray(x) for path, x in paths.flatten(jax.device_get(trees)).items()}
+
+    def _describe_unchanged(self) -> list[str]:
+        now = self._read()
+        same = [
+            path
+            for path, x in self._before.items()
+            if path in now and x.size and np.array_equal(x, now[path])
+        ]
+        states = [p for p in same if p.startswith("model_state.") and ".frozen." not in p]
+        lines = []
+        if states:
+            lines.append(
+                f"The steps have not changed {_list(states)}: does the network get `train=True`, "
+                "or a BatchNorm `use_running_average=not train`?"
+            )
+        params = [path for path in same if path.startswith("params.")]
+        if params and len(params) == sum(path.startswith("params.") for path in self._before):
+            rates = [
+                rate for values in self._run.optim_wrapper.get_lr().values() for rate in values
+            ]
+            lines.append(
+                f"The steps have not changed any parameter: the learning rate is {max(rates):g}. "
+                "Set `optim_wrapper.optimizer.lr`, or look at `jengine schedule`."
+            )
+        return lines
+
+    def _describe_inputs(self) -> list[str]:
+        example = select_arrays(self._run.train_dataloader.example())
+        lines = []
+        for path, x in paths.flatten(example).items():
+            x = np.asarray(x)
+            if x.ndim == 4 and abs(float(x.mean())) > _UNSCALED:
+                lines.append(
+                    f"The entry {path!r} of a batch has {x.dtype} pixels from {x.min():g} to "
+                    f"{x.max():g}. Unless the network scales them, do so in the dataset: "
+                    "x.astype(np.float32) / 255."
+                )
+        return lines
+
+    def _describe_mixing(self) -> list[str]:
+        """Return a sentence if the prediction of an example depends on the others."""
+        run = self._run
+        loader = run.train_dataloader
+        batch = select_arrays(loader.example())
+        sizes = {np.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if np.ndim(leaf)}
+        if len(sizes) != 1 or run.model.predicts_with_rng:
+            return []
+        size = sizes.pop()
+        state = run.state
+        # all become the first example: its prediction must stay
+        other = jax.tree.map(lambda x: np.repeat(x[:1], size, 0) if np.ndim(x) else x, batch)
+        predict = jax.jit(run.model.predict)
+        with whole_batches(loader.batch_rules is not None):
+            first, second = (predict(state.params, state.model_state, x) for x in (batch, other))
+        for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
+            if x.ndim and len(x) == size and jnp.issubdtype(x.dtype, jnp.floating):
+                change = float(jnp.abs(x[0] - y[0]).max())
+                if change > 1e-3 * float(jnp.abs(x).max()):
+                    return [
+                        f"The prediction for an example changes by {change:.2g} if others in its "
+                        "batch change: look for a mean, norm, softmax or reshape over axis 0 in "
+                        f"{type(run.model).__name__}'s network."
+                    ]
+        return []
+
+    def _describe_layers(self) -> list[str]:
+        """Return sentences about layers whose outputs are all zero or very large."""
+        run = self._run
+        example = run.train_dataloader.example()
+        count = batches_per_iteration(run.train_loop.settings.phases)
+        batch = put_batch(run, example if count == 1 else (example,) * count)
+        program, kinds = compile_inspection(run, ["activations"])
+        # the state is donated
+        state = jax.tree.map(jnp.copy, run.state)
+        _, values = program(state, batch, run.step_hyperparams())
+        values = split_layers(jax.device_get(values), kinds)
+        largest = max(float(np.abs(x).max()) for x in jax.tree.leaves(select_arrays(example)))
+        statistics = {path: read_statistics(x) for path, x in values.items()}
+        return describe_layers(statistics, largest)
+
+
+def describe_layers(
+    statistics: Mapping[str, Mapping[str, float]], largest: float = 1.0
+) -> list[str]:
+    """Return sentences about the layers with dead units, and the first with large outputs.
+
+    >>> describe_layers({"head": {"zeros": 1.0, "rms": 0.0}})
+    ['All outputs of head are zero: the units are dead, or the inputs are zero.']
+
+    Args:
+      statistics: of the activations, by path in the order of the computation.
+      largest: the largest magnitude in the batch.
+    """
+    dead = [path for path, x in statistics.items() if x["zeros"] == 1.0]
+    limit = _LARGE * max(1.0, largest)
+    large = [(path, x["rms"]) for path, x in statistics.items() if x["rms"] > limit]
+    lines = []
+    if dead:
+        lines.append(
+            f"All outputs of {_list(dead)} are zero: the units are dead, or the inputs are zero."
+        )
+    if large:
+        path, rms = large[0]
+        lines.append(
+            f"The outputs of {path} have an rms of {rms:.2g}, the first that are so large: look at "
+            "its initializer and for a missing norm."
+        )
+    return lines
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_PATHS} more" if len(names) > _MAX_PATHS else ""
+    return f"{', '.join(names[:_MAX_PATHS])}{more}"

@@ -1,0 +1,74 @@
+"""`jengine coord-check`: changes of activations over widths, and outputs of layers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+
+from jengine.config.errors import ConfigError
+from jengine.extras.diagnose.coord_check import check_coordinates, fit_slope
+from jengine.extras.diagnose.layer_outputs import find_outputs
+
+RNG = np.random.default_rng(0)
+DATA = dict(x=RNG.normal(size=(64, 12)).astype("f"), label=RNG.integers(0, 5, 64))
+
+
+class MLP(nn.Module):
+    width: int = 16
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(self.width, name="first")(x))
+        x = nn.relu(nn.Dense(self.width, name="second")(x))
+        return nn.Dense(5, name="head", kernel_init=nn.initializers.zeros)(x)
+
+
+def config():
+    return dict(
+        model=dict(type="LinenModel", module=dict(type=MLP, width=32), loss=dict(type="CrossEntropy"), inputs="x"),
+        train_dataloader=dict(batch_size=64, dataset=dict(type="ArrayDataset", arrays=DATA)),
+        train_cfg=dict(by_epoch=False, max_iters=100),
+        optim_wrapper=dict(
+            optimizer=dict(type="Adam", lr=0.005),
+            paramwise_cfg=dict(parametrization="mup", base=dict(width={"model.module.width": 32})),
+        ),
+    )
+
+
+def slopes(**options):
+    found = check_coordinates(config(), [32, 256], 5, **options)
+    return {layer: fit_slope(found.widths, changes) for layer, changes in found.changes.items()}
+
+
+def test_activations_of_wide_networks_move_as_far_with_mup_and_farther_without():
+    with_mup, standard = slopes(), slopes(standard=True)
+    assert set(with_mup) == {"first", "second", "head"}
+    assert max(map(abs, with_mup.values())) < 0.2, with_mup
+    assert min(standard["second"], standard["head"]) > 0.4, standard
+
+
+def test_outputs_of_layers_are_found_in_scans_and_calls():
+    params = {"stack.kernel": jnp.asarray(RNG.normal(size=(2, 3, 3)).astype("f")), "table": jnp.eye(3) * 2}
+
+    def loss(params):
+        @jax.jit
+        @jax.checkpoint
+        def run(kernels, x):
+            return jax.lax.scan(lambda x, kernel: (jax.nn.relu(x @ kernel), None), x, kernels)[0]
+
+        return run(params["stack.kernel"], params["table"][jnp.array([0, 2])]).sum()
+
+    found = jax.jit(lambda params: find_outputs(loss, params))(params)
+    x = np.eye(3)[[0, 2]] * 2
+    np.testing.assert_allclose(found["table"], x)
+    first = x @ params["stack.kernel"][0]
+    np.testing.assert_allclose(found["stack[0]"], first, rtol=1e-6)
+    np.testing.assert_allclose(found["stack[1]"], np.maximum(first, 0) @ params["stack.kernel"][1], rtol=1e-5)
+
+
+def test_a_config_without_a_base_model_is_refused():
+    cfg = config()
+    del cfg["optim_wrapper"]["paramwise_cfg"]
+    with pytest.raises(ConfigError, match="paramwise_cfg.base` must say what a width is"):
+        check_coordinates(cfg, [32, 64], 2)
