@@ -10,7 +10,13 @@ from jengine.cli import main
 from jengine.extras.diagnose import progress_watch
 from tests.extras.diagnose.faults import DEBUG, FAULTS, MODELS, Fault, write_config
 
-IN_PROCESS = [name for name, fault in FAULTS.items() if fault.says]
+# those that compile each operation take a minute: `make processes` has them
+LONG = ("--check", "--debug")
+IN_PROCESS = [
+    pytest.param(name, marks=[pytest.mark.many_processes] if any(word in fault.command for word in LONG) else [])
+    for name, fault in FAULTS.items()
+    if fault.says
+]
 
 
 def run(fault, tmp_path, monkeypatch, capsys):
@@ -33,6 +39,7 @@ def test_a_planted_fault_is_named(tmp_path, monkeypatch, capsys, name):
         assert re.search(words, said), said
 
 
+@pytest.mark.many_processes
 @pytest.mark.parametrize("model", MODELS)
 def test_a_sound_model_has_no_silent_faults(tmp_path, monkeypatch, capsys, model):
     said = run(Fault(model, (), command=DEBUG), tmp_path, monkeypatch, capsys)
