@@ -69,6 +69,7 @@ _ARGUMENTS = {
         "GenerationHook": 'prompts=["def ", "import "], interval=500',
         "OptunaPruningHook": 'monitor="accuracy/top1"',
         "EarlyStoppingHook": 'monitor="accuracy/top1", min_delta=0.001, patience=5',
+        "InspectHook": 'paths=["blocks.*", "grads.*.kernel"], interval=500',
         "IterTimerHook": "block=True",
         "LocalCheckpointHook": 'directory="/local/ssd/jengine", interval=50',
         "LoggerHook": "interval=50",

@@ -5,7 +5,7 @@ import pytest
 from jengine.config import METRICS
 from jengine.config.scores import infer_rule, is_better, keep_best, pick_metric
 from jengine.evaluation import BaseMetric
-from jengine.extras import language, segmentation
+from jengine.extras import language, metrics
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_keys_of_the_user_come_first_and_match_whole_words():
 
 def test_all_metrics_of_the_package_have_a_direction():
     assert language.TextScore
-    assert segmentation.IoUMetric
+    assert metrics.IoUMetric
     arguments = {
         "MeanLoss": dict(loss=lambda predictions, batch: predictions),
         "PrecisionRecallF1": dict(average=("micro", "macro", "weighted", "binary", "none")),
