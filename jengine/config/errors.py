@@ -7,6 +7,7 @@ constructor. An exception raised within it gets the full path as a note.
 import contextlib
 import contextvars
 import difflib
+import functools
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -90,13 +91,14 @@ def did_you_mean(name: str, candidates: Iterable[str], cutoff: float = 0.6) -> s
     """
     name = str(name)
     names = sorted(map(str, candidates))
-    lower = [n.lower() for n in names]
-    close = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=cutoff)
-    same = [n for n in names if n.lower() in close]
+    by_lower = {n.lower(): n for n in reversed(names)}
+    close = functools.partial(difflib.get_close_matches, n=1, cutoff=cutoff)
+    # another case takes precedence: `Adamw` is as close to `Adam` as to `AdamW`
+    exact = by_lower.get(name.lower())
+    match = [exact] if exact else close(name, names)
+    match = match or [by_lower[n] for n in close(name.lower(), by_lower)]
     # `learning_rate` for `lr`
-    match = difflib.get_close_matches(name, same, n=1, cutoff=0.0) or [
-        n for n in names if _initials(n) == name or _initials(name) == n
-    ]
+    match = match or [n for n in names if _initials(n) == name or _initials(name) == n]
     return f"; did you mean {match[0]!r}?" if match else ""
 
 

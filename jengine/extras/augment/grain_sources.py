@@ -5,8 +5,8 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jengine.data.batch_prefetcher import parse_flags
 from jengine.data.sources import DataSource, Pass, SourceState, find_length, skip
+from jengine.extras.augment.worker_processes import parse_flags
 
 if TYPE_CHECKING:
     import grain

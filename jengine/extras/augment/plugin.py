@@ -37,5 +37,6 @@ provides = {
         "force_full_init": "jengine.extras.augment.base_dataset",
         "read_image": "jengine.extras.augment.image_files",
     },
+    "batch_workers": {"start_workers": "jengine.extras.augment.worker_processes"},
     "data_sources": {"find_library_source": "jengine.extras.augment.library_sources"},
 }

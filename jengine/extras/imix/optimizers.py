@@ -13,6 +13,7 @@ from optax import Params, Updates
 
 from jengine.config.annotations import CountOrNever, Decay, NonNegative, Positive
 from jengine.config.registry import OPTIMIZERS
+from jengine.extras.optimizers import trees
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import scale_by_moments
 from jengine.optim.optimizers.common import Parts, Scalar
@@ -82,11 +83,11 @@ def BertAdam1(
     """
 
     def clip(g: jax.Array, axes: Sequence[int]) -> jax.Array:
-        return g * jnp.minimum(max_grad_norm / (common.norm(g, axes) + 1e-6), 1.0)
+        return g * jnp.minimum(max_grad_norm / (trees.norm(g, axes) + 1e-6), 1.0)
 
     # Each tensor by the norm; optax clips the root mean square of a tensor.
     clip_each = optax.stateless(
-        lambda grads, params: jax.tree.map(clip, grads, common.broadcast_stacked(stacked, grads))
+        lambda grads, params: jax.tree.map(clip, grads, trees.broadcast_stacked(stacked, grads))
     )
     return [("clip_each_by_norm", clip_each), *_make_uncorrected_adam(lr, betas, eps, weight_decay)]
 
@@ -173,7 +174,7 @@ def decay_updated_params(
     """
 
     def update(updates: Updates, params: Params) -> Params:
-        params = common.require_params("TansformerAdamW", params)
+        params = trees.require_params("TansformerAdamW", params)
         rates = broadcast_to_params(learning_rate, params)
         decays = broadcast_to_params(weight_decay, params)
         return jax.tree.map(

@@ -9,6 +9,7 @@ import optax
 from optax import Params, Updates
 
 from jengine.config.annotations import NonNegative, Range
+from jengine.extras.optimizers import trees
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
@@ -83,7 +84,7 @@ def scale_by_factored_rms(
             row = jax.lax.slice_in_dim(z, 0, 1, axis=pair[1])
             return row, jax.lax.slice_in_dim(z, 0, 1, axis=pair[0])
 
-        rows, columns = common.map_unzipped(leaf, zeros, common.broadcast_stacked(stacked, zeros))
+        rows, columns = trees.map_unzipped(leaf, zeros, trees.broadcast_stacked(stacked, zeros))
         return FactoredRmsState(common.zero_count(), rows, columns)
 
     def update(
@@ -111,8 +112,8 @@ def scale_by_factored_rms(
             # large enough.
             return g * jax.lax.rsqrt(jnp.maximum(moment, eps**2)), row, column
 
-        updates, rows, columns = common.map_unzipped(
-            leaf, grads, state.rows, state.columns, common.broadcast_stacked(stacked, grads)
+        updates, rows, columns = trees.map_unzipped(
+            leaf, grads, state.rows, state.columns, trees.broadcast_stacked(stacked, grads)
         )
         return updates, FactoredRmsState(count, rows, columns)
 
@@ -130,10 +131,10 @@ def clip_by_layer_rms(threshold: Scalar, stacked: Any = None) -> optax.GradientT
 
     def update(updates: Updates, params: Params | None) -> Updates:
         def leaf(u: jax.Array, axes: Sequence[int]) -> jax.Array:
-            mean = jnp.mean(jnp.square(u), **common.layer_axes(u, axes))
+            mean = jnp.mean(jnp.square(u), **trees.layer_axes(u, axes))
             return u / jnp.maximum(1.0, jnp.sqrt(mean) / threshold)
 
-        return jax.tree.map(leaf, updates, common.broadcast_stacked(stacked, updates))
+        return jax.tree.map(leaf, updates, trees.broadcast_stacked(stacked, updates))
 
     return optax.stateless(update)
 
@@ -145,11 +146,11 @@ def scale_by_layer_rms(min_scale: Scalar, stacked: Any = None) -> optax.Gradient
 
     def update(updates: Updates, params: Params) -> Updates:
         def leaf(u: jax.Array, p: jax.Array, axes: Sequence[int]) -> jax.Array:
-            mean = jnp.mean(jnp.square(p), **common.layer_axes(p, axes))
+            mean = jnp.mean(jnp.square(p), **trees.layer_axes(p, axes))
             return u * jnp.maximum(jnp.sqrt(mean), min_scale)
 
-        params = common.require_params("TorchAdafactor", params)
-        return jax.tree.map(leaf, updates, params, common.broadcast_stacked(stacked, params))
+        params = trees.require_params("TorchAdafactor", params)
+        return jax.tree.map(leaf, updates, params, trees.broadcast_stacked(stacked, params))
 
     return optax.stateless(update)
 

@@ -8,6 +8,7 @@ import optax
 from optax import Params, Updates
 
 from jengine.config.annotations import NonNegative
+from jengine.extras.optimizers import trees
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
@@ -73,7 +74,7 @@ def averaged_sgd(
     def update(
         grads: Updates, state: AveragedSgdState, params: Params | None = None
     ) -> tuple[Updates, AveragedSgdState]:
-        params = common.require_params("ASGD", params)
+        params = trees.require_params("ASGD", params)
         count = state.count + 1
         rates = broadcast_to_params(learning_rate, params)
         # The rate of this step was computed after the last one, from the count then; the first step

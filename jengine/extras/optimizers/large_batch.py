@@ -9,6 +9,7 @@ import optax
 from optax import Params, Updates
 
 from jengine.config.annotations import Decay, Fraction, NonNegative, Positive
+from jengine.extras.optimizers import trees
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.adam import init_moments, scale_by_adam
 from jengine.optim.optimizers.common import Parts, Scalar
@@ -142,19 +143,19 @@ def scale_by_lars(
     def leaf(
         g: jax.Array, p: jax.Array, lr: Scalar, decay: Scalar, excluded: Scalar, axes: Sequence[int]
     ) -> jax.Array:
-        p_norm = common.norm(p, axes)
-        g_norm = common.norm(g, axes)
+        p_norm = trees.norm(p, axes)
+        g_norm = trees.norm(g, axes)
         trust = eta * p_norm / (g_norm + decay * p_norm + eps)
         # Zero norms occur: a parameter initialized with zeros would never move with a trust of 0.
         trust = jnp.where((excluded != 0) | (p_norm == 0) | (g_norm == 0), 1, trust)
         return (g + decay * p) * (lr * trust)
 
     def update(grads: Updates, params: Params) -> Params:
-        params = common.require_params("LARS", params)
+        params = trees.require_params("LARS", params)
         hyperparams = (
             broadcast_to_params(value, params) for value in (learning_rate, weight_decay, exclude)
         )
-        axes = common.broadcast_stacked(stacked, params)
+        axes = trees.broadcast_stacked(stacked, params)
         return jax.tree.map(leaf, grads, params, *hyperparams, axes)
 
     return optax.stateless(update)
@@ -202,16 +203,16 @@ def scale_by_trust_ratio(
     """
 
     def leaf(u: jax.Array, p: jax.Array, is_adapted: Scalar, axes: Sequence[int]) -> jax.Array:
-        p_norm = common.norm(p, axes)
-        u_norm = common.norm(u, axes)
+        p_norm = trees.norm(p, axes)
+        u_norm = trees.norm(u, axes)
         # `where` computes both sides; the quotient by zero is an infinity that is not selected, and
         # nothing differentiates it.
         ratio = jnp.where((is_adapted != 0) & (p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1)
         return u * (jnp.minimum(ratio, 1) if trust_clip else ratio)
 
     def update(updates: Updates, params: Params) -> Params:
-        params = common.require_params("Lamb", params)
-        axes = common.broadcast_stacked(stacked, params)
+        params = trees.require_params("Lamb", params)
+        axes = trees.broadcast_stacked(stacked, params)
         return jax.tree.map(leaf, updates, params, broadcast_to_params(adapt, params), axes)
 
     return optax.stateless(update)

@@ -20,10 +20,11 @@ from optax import Params, Updates
 
 from jengine.config import paths
 from jengine.config.errors import ConfigError
+from jengine.extras.optimizers.trees import require_params
 from jengine.model.constrain import axes_of_type, set_sharding
 from jengine.model.roles import Role
 from jengine.optim.optimizers.adam import scale_by_adam
-from jengine.optim.optimizers.common import Parts, Scalar, is_zero, require_params
+from jengine.optim.optimizers.common import Parts, Scalar, is_zero
 from jengine.optim.transforms.groups import (
     PerParameter,
     add_decayed_weights_by_rule,

@@ -18,7 +18,7 @@ from optax import Params, Updates
 from jengine.config import paths
 from jengine.config.annotations import Decay, Finite, Fraction, NonNegative, Range
 from jengine.config.registry import OPTIMIZERS
-from jengine.extras.optimizers import matrices
+from jengine.extras.optimizers import matrices, trees
 from jengine.extras.optimizers.matrices import MatrixKind
 from jengine.model.roles import Role
 from jengine.optim.optimizers import common
@@ -305,7 +305,7 @@ def scale_by_orthogonal(
             grads,
         )
         memory = () if state.nu is None else (state.nu,)
-        updates, *nu = common.map_unzipped(leaf, roles, ahead, *memory)
+        updates, *nu = trees.map_unzipped(leaf, roles, ahead, *memory)
         mu = jax.tree.map(lambda new, old: new.astype(old.dtype), average, state.mu)
         return updates, OrthogonalState(count, mu, *(nu or (None,)))
 
@@ -326,7 +326,7 @@ def _normalize_rows(
     nu = beta2 * nu + (1 - beta2) * jnp.mean(x * x, axis=0, keepdims=True)
     scaled = x / (jnp.sqrt(nu) + eps)
     # Of the size that Muon gives it, so that the same learning rate fits.
-    return scaled * (common.norm(x) / (common.norm(scaled) + eps)), nu
+    return scaled * (trees.norm(x) / (trees.norm(scaled) + eps)), nu
 
 
 def scale_by_muon(

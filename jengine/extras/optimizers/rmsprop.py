@@ -9,6 +9,7 @@ import optax
 from optax import Params, Updates
 
 from jengine.config.annotations import Fraction, NonNegative, Range
+from jengine.extras.optimizers import trees
 from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
@@ -161,7 +162,7 @@ def scale_by_rprop(
             return jnp.sign(g) * size, g, size
 
         rates = broadcast_to_params(learning_rate, grads)
-        updates, previous_grads, step_sizes = common.map_unzipped(
+        updates, previous_grads, step_sizes = trees.map_unzipped(
             leaf, grads, state.previous_grads, state.step_sizes, rates
         )
         return updates, RpropState(state.count + 1, previous_grads, step_sizes)

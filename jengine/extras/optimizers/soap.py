@@ -10,7 +10,7 @@ import optax
 from optax import Params, Updates
 
 from jengine.config.annotations import Count, Decay, NonNegative
-from jengine.extras.optimizers import matrices
+from jengine.extras.optimizers import matrices, trees
 from jengine.extras.optimizers.matrices import MatrixKind
 from jengine.model.roles import Role
 from jengine.optim.optimizers import common
@@ -129,7 +129,7 @@ def scale_by_soap(settings: SoapSettings, roles: Updates) -> optax.GradientTrans
             joined = [split[0].join(x) for x in new[:3]]
             return *joined, *(x.reshape(old.shape) for x, old in zip(new[3:], sides, strict=True))
 
-        updates, mu, nu, *sides = common.map_unzipped(
+        updates, mu, nu, *sides = trees.map_unzipped(
             leaf, roles, grads, state.mu, state.nu, *state.inputs, *state.outputs
         )
         new_state = SoapState(state.count + 1, mu, nu, Side(*sides[:2]), Side(*sides[2:]))

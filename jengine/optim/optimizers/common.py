@@ -4,14 +4,14 @@ States are float32 at least, whatever the dtype of the parameters, as in PyTorch
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.optim.transforms.groups import (
     PerParameter,
@@ -78,50 +78,6 @@ def moving_average_of_squares(previous: Updates, beta: Scalar, new: Updates) -> 
     """Return the exponential moving average of the squares `new**2`."""
     # A sum of terms that are not negative: nothing cancels before the root.
     return jax.tree.map(lambda v, x: beta * v + (1 - beta) * x * x, previous, new)
-
-
-def map_unzipped(
-    function: Callable[..., tuple[Any, ...]], tree: Updates, *rest: Updates
-) -> tuple[Updates, ...]:
-    """Map a function that returns tuples over trees like `tree`; return a tuple of trees."""
-    treedef: Any = jax.tree.structure(tree)
-    # Not `jax.tree.map`, whose result would have the tuples as branches, indistinguishable from
-    # tuples among the parameters.
-    results = [
-        function(*leaves) for leaves in zip(*map(treedef.flatten_up_to, (tree, *rest)), strict=True)
-    ]
-    return tuple(map(treedef.unflatten, zip(*results, strict=True)))
-
-
-def norm(x: jax.Array, stacked: Sequence[int] = ()) -> jax.Array:
-    """Return the 2-norm over all elements, at least float32.
-
-    With axes along which layers are `stacked`, that of each layer, in axes of size 1.
-    """
-    # Before the square, which overflows in float16 from 256 on.
-    x = x.astype(state_dtype(x.dtype))
-    return jnp.sqrt(jnp.sum(x * x, **layer_axes(x, stacked)))
-
-
-def layer_axes(x: jax.Array, stacked: Sequence[int]) -> dict[str, Any]:
-    """Return the arguments of a reduction over layers: all elements if none are stacked."""
-    if not stacked:
-        return {}
-    return {"axis": tuple(i for i in range(x.ndim) if i not in stacked), "keepdims": True}
-
-
-def broadcast_stacked(stacked: Any | None, like: Params) -> Any:
-    """Return the axes along which layers are stacked as a tree; () for each leaf for None."""
-    return jax.tree.map(lambda _: (), like) if stacked is None else stacked
-
-
-def require_params(optimizer: str, params: Params) -> Updates:
-    """Return `params`; raise ValueError if it is None."""
-    if params is None:
-        raise ValueError(
-            f"`params` must be given for {optimizer}, got None; call update(grads, state, params)"
-        )
-    return params
 
 
 def is_zero(value: PerParameter) -> bool:
