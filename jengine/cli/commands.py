@@ -4,6 +4,7 @@ building a Runner.
 
 import argparse
 import collections
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -57,6 +58,19 @@ def build_runner(args: argparse.Namespace, overrides: Sequence[str], **settings:
         }
         error.__notes__ = [given.get(note, note) for note in getattr(error, "__notes__", ())]
         raise
+
+
+@contextlib.contextmanager
+def temporary_runner(cfg: Mapping[str, Any]) -> Iterator[Any]:
+    """Build a Runner in a temporary directory, so that the command leaves no files behind, and
+    logs only warnings.
+    """
+    from jengine.runner.runner import Runner
+
+    with tempfile.TemporaryDirectory() as work_dir:
+        yield Runner.from_cfg(
+            {**cfg, "work_dir": work_dir, "log_level": "WARNING", "resume": False}
+        )
 
 
 def format_bytes(number: float, digits: int = 2) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jengine.cli.commands import load
+from jengine.cli.commands import load, temporary_runner
 from jengine.config import paths
 from jengine.config.containers import iter_nodes
 from jengine.config.errors import ConfigError
@@ -20,7 +20,6 @@ from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
 from jengine.extras.diagnose.groups import save_figure
 from jengine.extras.diagnose.layer_outputs import find_outputs
-from jengine.extras.diagnose.temporary import temporary_runner
 from jengine.hooks.hook import Hook
 from jengine.logging.tables import format_table
 

@@ -13,14 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jengine.cli.commands import build_runner, format_bytes, load
+from jengine.cli.commands import build_runner, format_bytes, load, temporary_runner
 from jengine.cli.train import train
 from jengine.config.errors import ConfigError
 from jengine.config.plugins import load_provided, provided
 from jengine.data.collate import stack_batches
 from jengine.data.host_entries import select_arrays
 from jengine.extras.diagnose.silent_faults import SilentFaults
-from jengine.extras.diagnose.temporary import temporary_runner
 from jengine.extras.diagnose.unreached import describe_unreached
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol

@@ -5,9 +5,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jengine.cli.commands import load
+from jengine.cli.commands import load, temporary_runner
 from jengine.config.errors import ConfigError, require_extra
-from jengine.extras.diagnose.temporary import temporary_runner
 from jengine.logging.tables import format_table
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jengine.cli.commands import load
+from jengine.cli.commands import load, temporary_runner
 from jengine.config.errors import ConfigError
 from jengine.extras.diagnose.inspection import (
     STATISTICS,
@@ -14,7 +14,6 @@ from jengine.extras.diagnose.inspection import (
     read_statistics,
     split_layers,
 )
-from jengine.extras.diagnose.temporary import temporary_runner
 from jengine.logging.tables import format_table
 
 

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jengine.cli.commands import load
+from jengine.cli.commands import load, temporary_runner
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError
 from jengine.config.registry import HOOKS, as_config
 from jengine.extras.diagnose.groups import save_figure
 from jengine.extras.diagnose.schedule import plot
-from jengine.extras.diagnose.temporary import temporary_runner
 from jengine.hooks.hook import Hook
 
 _RATE_NAMES = ("lr", "learning_rate")

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 import jax
 import optax
 
-from jengine.cli.commands import load
+from jengine.cli.commands import load, temporary_runner
 from jengine.config.errors import ConfigError
 from jengine.config.plugins import load_provided, provided
 from jengine.data.batch_check import Batch
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
-from jengine.extras.diagnose.temporary import temporary_runner
 from jengine.runner.runner import Runner
 
 _WIDTH = 160  # columns, unless a terminal has fewer

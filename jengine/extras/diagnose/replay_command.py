@@ -10,11 +10,10 @@ from typing import Any
 import jax
 from jax.sharding import AxisType
 
-from jengine.cli.commands import load
+from jengine.cli.commands import load, temporary_runner
 from jengine.extras.diagnose.check import CheckError, StepChecks
 from jengine.extras.diagnose.failing_examples import describe_samples
 from jengine.extras.diagnose.replay import Findings, find_bad_examples, read_dump, replay_step
-from jengine.extras.diagnose.temporary import temporary_runner
 from jengine.parallel.pjit import Pjit
 from jengine.train.step import build_train_step, with_flat_metrics
 

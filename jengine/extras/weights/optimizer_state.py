@@ -23,7 +23,7 @@ from jengine.extras.weights.weight_source import WeightSource
 from jengine.hooks.run import Run
 from jengine.hooks.runner_protocol import Loader
 from jengine.logging.tables import format_table
-from jengine.optim.schedules.state import seek_schedulers
+from jengine.optim.schedules.scheduler import Schedulers, flatten_schedulers
 from jengine.parallel.processes import put_whole
 from jengine.runner.loops import TrainLoop
 from jengine.runner.resume_check import check_length
@@ -379,3 +379,11 @@ def _seek_iteration(loader: Loader, step: int, batches: int) -> Any:
             loader.set_epoch(position["epoch"] + 1 + passes, start)
         at = end
     return loader.state_dict()
+
+
+def seek_schedulers(schedulers: Schedulers | None, iters: int, epochs: int) -> None:
+    """Set the values that the schedules give after this many iterations and epochs."""
+    for scheduler in (flat := flatten_schedulers(schedulers)):
+        scheduler.seek(epochs if scheduler.by_epoch else iters)
+    for chain in {id(scheduler.chain): scheduler.chain for scheduler in flat}.values():
+        chain.refresh()

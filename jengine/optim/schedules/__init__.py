@@ -22,7 +22,6 @@ from jengine.optim.schedules.scheduler_builder import (
 )
 from jengine.optim.schedules.state import load_schedulers_state_dict as load_schedulers_state_dict
 from jengine.optim.schedules.state import schedulers_state_dict as schedulers_state_dict
-from jengine.optim.schedules.state import seek_schedulers as seek_schedulers
 
 if TYPE_CHECKING:
     from jengine.optim.schedules.variants import *  # noqa: F403

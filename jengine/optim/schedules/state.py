@@ -6,7 +6,7 @@
 import itertools
 from typing import Any, TypeAlias
 
-from jengine.optim.schedules.scheduler import Schedulers, flatten_schedulers
+from jengine.optim.schedules.scheduler import Schedulers
 
 # the states of the schedulers of one optimizer, or of several by name
 SchedulersState: TypeAlias = list[dict[str, Any]] | dict[str, list[dict[str, Any]]]
@@ -46,11 +46,3 @@ def load_schedulers_state_dict(
                 event for saved in states for event in saved.get("events", ())
             )
             scheduler.chain.refresh()
-
-
-def seek_schedulers(schedulers: Schedulers | None, iters: int, epochs: int) -> None:
-    """Set the values that the schedules give after this many iterations and epochs."""
-    for scheduler in (flat := flatten_schedulers(schedulers)):
-        scheduler.seek(epochs if scheduler.by_epoch else iters)
-    for chain in {id(scheduler.chain): scheduler.chain for scheduler in flat}.values():
-        chain.refresh()

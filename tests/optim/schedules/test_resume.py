@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from jengine.extras.weights.optimizer_state import seek_schedulers
 from jengine.optim import SGD, OptimWrapper
 from jengine.optim.schedules import (
     build_param_schedulers,
     chain_of,
     load_schedulers_state_dict,
     schedulers_state_dict,
-    seek_schedulers,
 )
 
 LENGTH = 5
