@@ -6,7 +6,8 @@ import argparse
 import collections
 import contextlib
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jengine.config.containers import resolve
