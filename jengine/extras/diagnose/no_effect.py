@@ -80,8 +80,9 @@ def name_early_ends(runner: RunnerProtocol) -> None:
         scheduled = chain_of(wrapper).at(steps)
         largest = np.zeros(len(steps))
         for i, group in enumerate(wrapper.param_groups):
-            rates = scheduled.get(i, {}).get("lr", group.get("lr", 1.0))
-            largest = np.maximum(largest, rates)
+            rates = scheduled.get(i, {}).get("lr", group.get("lr"))
+            # an optimizer that chooses its rate has none
+            largest = np.maximum(largest, 1.0 if rates is None else rates)
         if not largest.any():
             runner.run.logger.warning(
                 "The learning rate is 0 in all iterations, so that no parameter changes: set "
@@ -89,9 +90,8 @@ def name_early_ends(runner: RunnerProtocol) -> None:
             )
             continue
         changes = np.flatnonzero(np.diff(largest))
-        last = (
-            int(changes[-1]) + 1 if changes.size else 0
-        )  # the first iteration with the final rate
+        # the first iteration with the final rate
+        last = int(changes[-1]) + 1 if changes.size else 0
         if last + 1 < _END * len(steps) and largest[-1] < largest.max() and _has_end(runner, last):
             runner.run.logger.warning(
                 f"The learning rate stays at {largest[-1]:.3g} from iteration {last} of "
