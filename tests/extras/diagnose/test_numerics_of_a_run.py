@@ -293,9 +293,7 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_checkpoint_before_it(make
         "In iteration 6, the first value that is not finite is in the entry 'offset' of the batch"
     )
     assert newest == f"The newest checkpoint from before it is {path}."
-    assert note.startswith("Often the learning rate, here 0.25, is too large: set")
-    guard = "default_hooks=dict(guard=dict(type='NumericsGuardHook'))"
-    assert note.endswith(f"\n  Runner(..., resume='{path}', {guard})")
+    assert note == "the entry 'offset' of the batch has values that are not finite, in example 0: look at the data"
     assert [path.name for path in (tmp_path / "run").glob("iter_*")] == ["iter_4"]  # that of iteration 8 is not saved
     guard = dict(guard=dict(type="NumericsGuardHook"))
     state = make_runner(**falling([6], default_hooks={**SAVING, **guard}, resume=str(path))).train()
