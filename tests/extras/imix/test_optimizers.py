@@ -60,7 +60,7 @@ def test_the_other_schedules():
 
 
 def test_settings_out_of_range_are_rejected():
-    with pytest.raises(ValueError, match="did you mean 'warmup_linear'"):
+    with pytest.raises(ValueError, match="must be 'warmup_linear' or .*, got 'warmup_liner'"):
         take_three_steps(type="BertAdam", schedule="warmup_liner")
     with pytest.raises(ValueError, match=r"in \[0, 1\) or -1, got 100"):
         take_three_steps(type="BertAdam", warmup=100)
