@@ -44,6 +44,7 @@ SECTIONS = (
     "auto_scale_lr",
     "experiment_name",
     "log_level",
+    "check",
     "vars",
 )
 

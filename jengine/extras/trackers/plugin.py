@@ -7,11 +7,7 @@ provides = {
         "ClearMLVisBackend": "jengine.extras.trackers.clearml",
         "CometVisBackend": "jengine.extras.trackers.comet",
         "MLflowVisBackend": "jengine.extras.trackers.mlflow",
-        "TensorboardVisBackend": "jengine.extras.trackers.tensorboard",
         "WandbVisBackend": "jengine.extras.trackers.wandb",
-    },
-    "jengine.logging": {
-        "TensorboardVisBackend": "jengine.extras.trackers.tensorboard",
     },
     "names": {
         "RunVisBackend": "jengine.extras.trackers.run_backend",
