@@ -83,6 +83,7 @@ class Runner:
     ...     train_dataloader=[jax.numpy.ones(4)],
     ...     train_cfg=dict(max_epochs=9),
     ...     optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+    ...     log_level="WARNING",
     ... )
     >>> runner.train().params  # doctest: +SKIP
     {'w': Array(0.86578226, dtype=float32)}
