@@ -36,7 +36,8 @@ class Stopwatch:
     def start(self, part: str) -> None:
         """Reset all parts and start `part`."""
         self.seconds = {}
-        self.current, self.since = part, self._clock()
+        self.current = part
+        self.since = self._clock()
 
     def enter(self, part: str) -> str:
         """Switch to `part`; return the previous part."""

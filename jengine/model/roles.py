@@ -328,11 +328,16 @@ def _guess(
         return role("bias", (), rest)
     if len(rest) < 2:
         return role("scale", (), rest)
-    fan_in, fan_out, heads = rest[:-1], rest[-1:], None
+    fan_in = rest[:-1]
+    fan_out = rest[-1:]
+    heads = None
     if name == "weight":  # of PyTorch and Equinox
-        fan_in, fan_out = rest[1:], rest[:1]
+        fan_in = rest[1:]
+        fan_out = rest[:1]
     elif len(rest) == 3 and _ATTENTION.search(path):
-        fan_in, fan_out, heads = rest[:1], rest[1:], rest[1]
+        fan_in = rest[:1]
+        fan_out = rest[1:]
+        heads = rest[1]
     elif len(rest) == 3 and re.search(r"(^|[._])(out|o|o_proj)\.\w+$", path):
         heads = rest[0]
     elif len(rest) == 3 and "Conv" not in kind:

@@ -302,7 +302,8 @@ def load_weights(runner: RunnerProtocol, source: LoadFrom) -> None:
     variables = {"params": runner.state.params, "model_state": runner.state.model_state}
     replicas = runner.strategy.replicas
     names = [path.removeprefix("params.") for path in weights.names]
-    initial, to_run = variables, dict
+    initial = variables
+    to_run = dict
     for split in load_each("adapted_weights"):
         initial, to_run = split(get_model(runner.model), variables, replicas, names)
     conversion = replicas, rest.get("replicas")

@@ -191,7 +191,8 @@ def _train(
 
 
 def _measure(runner: Any, batch: Any) -> dict[str, np.ndarray]:
-    model, state = runner.model, runner.state
+    model = runner.model
+    state = runner.state
     hyperparams = collections.defaultdict(lambda: 1.0, runner.hyperparams)
 
     @jax.jit

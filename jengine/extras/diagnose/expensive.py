@@ -121,7 +121,8 @@ def _find_lines(text: str) -> dict[str, str]:
     frames = {each: (location, parent) for each, location, parent in _FRAME.findall(tables)}
     lines = {}
     for start in frames:
-        frame, passed = start, set[str]()
+        frame = start
+        passed = set[str]()
         while frame in frames and frame not in passed:
             passed.add(frame)
             location, parent = frames[frame]

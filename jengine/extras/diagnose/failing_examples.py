@@ -74,9 +74,10 @@ def name_failing_samples(error: BaseException, context: Mapping[str, Any]) -> st
 def describe_samples(loader: Any, index: int, examples: Sequence[int], batch: Batch) -> str | None:
     """Return which samples of the dataset are these examples in the batch `index` of a run.
 
-    None if that is not known: data without indices, or batches that have another order now.
+    None if that is not known: no examples, data without indices, or batches that have another
+    order now.
     """
-    if not isinstance(loader, DataLoader):
+    if not examples or not isinstance(loader, DataLoader):
         return None
     epoch, position = divmod(index, loader.length)
     with contextlib.closing(loader.copy_at_epoch(epoch)) as again:

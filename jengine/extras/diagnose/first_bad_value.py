@@ -14,8 +14,8 @@ from jengine.config.paths import flatten, map_with_path
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
 from jengine.extras.diagnose.inspection import (
-    Kind,
-    Value,
+    Origin,
+    RecordedValue,
     compile_inspection,
     in_order,
     put_batch,
@@ -107,8 +107,8 @@ def _search(run: Any, step: _Step, hyperparams: Mapping[str, Any], update: bool)
 
 def describe(
     number: int,
-    ordered: Sequence[tuple[str, Value]],
-    kinds: Mapping[str, Kind],
+    ordered: Sequence[tuple[str, RecordedValue]],
+    kinds: Mapping[str, Origin],
     module_types: Mapping[str, str],
 ) -> str:
     """Return where a value is, and how many elements are not finite.
@@ -141,13 +141,13 @@ def describe(
     return f"{text} ({bad}{_describe_examples(value)})"
 
 
-def _without_layer(path: str, kinds: Mapping[str, Kind]) -> str:
+def _without_layer(path: str, kinds: Mapping[str, Origin]) -> str:
     while path not in kinds:
         path = path.rpartition(".")[0]
     return path
 
 
-def _describe_place(path: str, kinds: Mapping[str, Kind], module_types: Mapping[str, str]) -> str:
+def _describe_place(path: str, kinds: Mapping[str, Origin], module_types: Mapping[str, str]) -> str:
     known = _without_layer(path, kinds)
     layer = path[len(known) + 1 :]
     name = base_path(known)
@@ -176,7 +176,7 @@ def _describe_value(name: str, module_types: Mapping[str, str]) -> str:
     return f"{part} the layer {owner!r} ({module_types[owner]})"
 
 
-def _describe_examples(value: Value) -> str:
+def _describe_examples(value: RecordedValue) -> str:
     if value.bad_examples is None:
         return ""
     examples = np.flatnonzero(value.bad_examples).tolist()

@@ -137,7 +137,8 @@ class _Search:
         if name.startswith((*_CHECKED, "scatter")):
             error, outputs = checkify.checkify(bind, self._errors)(*args)
         else:
-            error, outputs = checkify.init_error, bind(*args)
+            error = checkify.init_error
+            outputs = bind(*args)
             if not _are_finite(outputs):
                 error, _ = checkify.checkify(bind, self._errors)(*args)
         text = describe_error(error)
@@ -161,7 +162,9 @@ class _Search:
         body = params["jaxpr"]
         carry_at = params["num_consts"]
         inputs_at = carry_at + params["num_carry"]
-        consts, carry, inputs = args[:carry_at], args[carry_at:inputs_at], args[inputs_at:]
+        consts = args[:carry_at]
+        carry = args[carry_at:inputs_at]
+        inputs = args[inputs_at:]
         order = range(params["length"])
         step = jax.jit(checkify.checkify(jaxpr_as_fun(body), self._errors))
         for index in reversed(order) if params["reverse"] else order:

@@ -16,9 +16,9 @@ from jengine.data.batch_check import Batch
 from jengine.extras.diagnose.histogram import to_histogram
 from jengine.extras.diagnose.inspection import (
     STATISTICS,
-    Kind,
+    Origin,
+    RecordedValue,
     Statistic,
-    Value,
     compile_inspection,
     put_batch,
     read_statistics,
@@ -72,7 +72,7 @@ class InspectHook(Hook):
     def __post_init__(self) -> None:
         if isinstance(self.paths, str) or not self.paths:
             raise ConfigError(f"`paths` must be a list of patterns, got {self.paths!r}")
-        self._programs: dict[bool, tuple[Callable[..., Any], dict[str, Kind]]] = {}
+        self._programs: dict[bool, tuple[Callable[..., Any], dict[str, Origin]]] = {}
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
         """Return the next multiple of the interval: the record is of the step that follows."""
@@ -110,8 +110,8 @@ class InspectHook(Hook):
 
 def _write(
     visualizer: Visualizer,
-    values: dict[str, Value],
-    kinds: dict[str, Kind],
+    values: dict[str, RecordedValue],
+    kinds: dict[str, Origin],
     step: int,
     names: Sequence[Statistic],
     file: str | None,

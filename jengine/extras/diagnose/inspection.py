@@ -28,7 +28,7 @@ _TREES = ("batch", "loss", "grads", "updates", "params")
 _STEP_VALUES = tuple(f"{name}." for name in _TREES)
 
 
-class Value(NamedTuple):
+class RecordedValue(NamedTuple):
     """What is recorded of one value in a step, on the device."""
 
     # f32[6]: sums of the finite elements and their squares over the size, their maximum, shares of
@@ -39,8 +39,8 @@ class Value(NamedTuple):
     bad_examples: jax.Array | None = None  # bool[B], of a value with the batch's leading axis
 
 
-class Kind(NamedTuple):
-    """Static facts about a value."""
+class Origin(NamedTuple):
+    """Where in the step a value is from, and its form."""
 
     shape: tuple[int, ...]  # of one layer, and of one replica
     dtype: str
@@ -54,7 +54,7 @@ def compile_inspection(
     update: bool = True,
     arrays: bool = False,
     bins: int | None = None,
-) -> tuple[Callable[..., tuple[TrainState, dict[str, Value]]], dict[str, Kind]]:
+) -> tuple[Callable[..., tuple[TrainState, dict[str, RecordedValue]]], dict[str, Origin]]:
     """Compile `inspect(state, batch, hyperparams) -> (state, values by path)` for a run.
 
     It computes one training step, hooks in the step included, and returns the state as it was in
@@ -84,7 +84,7 @@ def compile_inspection(
         gather_tables=strategy.gather_tables,
         micro_batches=loop.micro_batches,
     )
-    kinds: dict[str, Kind] = {}
+    kinds: dict[str, Origin] = {}
     axis = strategy.axis_name
 
     def inspect(state: TrainState, batch: Batch, hyperparams: Any) -> Any:
@@ -92,7 +92,7 @@ def compile_inspection(
         sizes = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(batch) if jnp.ndim(leaf)}
         size = sizes.pop() if len(sizes) == 1 and axis is None else None
 
-        def visit(path: str, array: jax.Array) -> Value | None:
+        def visit(path: str, array: jax.Array) -> RecordedValue | None:
             if patterns is not None and not matches(path, patterns):
                 available[path] = None
                 return None
@@ -104,7 +104,7 @@ def compile_inspection(
         check_patterns(patterns, [*values, *available])
         kinds.clear()
         for path in values:
-            kinds[path] = Kind(*shapes[base_path(path)], seen[path])
+            kinds[path] = Origin(*shapes[base_path(path)], seen[path])
         if loop.micro_batches > 1:  # each has values of its own
             values = {
                 path: _merge_parts(value) if seen[path].scan is not None else value
@@ -156,7 +156,9 @@ def check_patterns(patterns: Sequence[str] | None, known: Sequence[str]) -> None
         )
 
 
-def split_layers(values: Mapping[str, Value], kinds: Mapping[str, Kind]) -> dict[str, Value]:
+def split_layers(
+    values: Mapping[str, RecordedValue], kinds: Mapping[str, Origin]
+) -> dict[str, RecordedValue]:
     """Return fetched values with an entry for each layer of a stack: 'blocks.attn.0'.
 
     In the order of the computation.
@@ -164,7 +166,9 @@ def split_layers(values: Mapping[str, Value], kinds: Mapping[str, Kind]) -> dict
     return {name: value for path in kinds for _, name, value in _split(path, values[path])}
 
 
-def read_statistics(value: Value, names: Sequence[Statistic] = STATISTICS) -> dict[str, float]:
+def read_statistics(
+    value: RecordedValue, names: Sequence[Statistic] = STATISTICS
+) -> dict[str, float]:
     """Return the statistics of a fetched value by name; NaN if no element is finite."""
     mean, square, largest, zeros, bad, _ = map(float, value.moments)
     share = 1.0 - bad
@@ -178,11 +182,13 @@ def read_statistics(value: Value, names: Sequence[Statistic] = STATISTICS) -> di
     return {name: float(known[name]) for name in names}
 
 
-def in_order(values: Mapping[str, Value], kinds: Mapping[str, Kind]) -> list[tuple[str, Value]]:
+def in_order(
+    values: Mapping[str, RecordedValue], kinds: Mapping[str, Origin]
+) -> list[tuple[str, RecordedValue]]:
     """Return fetched values in the order in which the step computes them, each layer of a stack by
     itself.
     """
-    entries: list[tuple[tuple[float, int, int], str, Value]] = []
+    entries: list[tuple[tuple[float, int, int], str, RecordedValue]] = []
     starts: dict[int, float] = {}
     gradients = [i for i, path in enumerate(kinds) if path.startswith(GRADIENT)]
     for position, (path, kind) in enumerate(kinds.items()):
@@ -199,7 +205,7 @@ def in_order(values: Mapping[str, Value], kinds: Mapping[str, Kind]) -> list[tup
     return [(name, value) for _, name, value in sorted(entries, key=lambda entry: entry[0])]
 
 
-def _split(path: str, value: Value) -> Iterator[tuple[int, str, Value]]:
+def _split(path: str, value: RecordedValue) -> Iterator[tuple[int, str, RecordedValue]]:
     """Yield number, path and value for each layer of a stack."""
     layers = value.moments.shape[:-1]
     for number, index in enumerate(np.ndindex(layers)):
@@ -266,7 +272,7 @@ class _Marker:
 
 def _measure(
     array: jax.Array, axis: str | None, bins: int | None, keeps: bool, batch_size: int | None
-) -> Value:
+) -> RecordedValue:
     x = array.astype(jnp.float32)
     finite = jnp.isfinite(x)
     safe = jnp.where(finite, x, 0.0)
@@ -279,7 +285,7 @@ def _measure(
         largest = jax.lax.pmax(largest, axis)
     moments = jnp.concatenate([means[:2], largest[None], means[2:]])
     has_batch = batch_size is not None and x.ndim > 0 and x.shape[0] == batch_size
-    return Value(
+    return RecordedValue(
         moments,
         None if bins is None else bin_elements(x, bins, axis),
         array if keeps else None,
@@ -287,7 +293,7 @@ def _measure(
     )
 
 
-def _merge_parts(value: Value) -> Value:
+def _merge_parts(value: RecordedValue) -> RecordedValue:
     """Return one value for the parts of a batch, the axis in front."""
     moments = value.moments.mean(0).at[..., 2].set(value.moments[..., 2].max(0))
-    return Value(moments, None, value.array, None)
+    return RecordedValue(moments, None, value.array, None)

@@ -94,6 +94,9 @@ class Findings(NamedTuple):
     metrics: dict[str, float]
     non_finite: dict[str, int]  # path -> number of infinite or NaN elements, in computation order
     operation: str  # the first operation with a non-finite result, and the source line; '' for none
+    # indices in the batch, at most 16, with which alone a loss or a gradient is not finite; None if
+    # they were not looked for
+    examples: list[int] | None
 
 
 def replay_step(
@@ -107,6 +110,7 @@ def replay_step(
     update: bool = True,
     phases: Sequence[PhaseConfig] | None = None,
     compile_step: Callable[..., Any] = jax.jit,
+    bisect: bool = False,
 ) -> Findings:
     """Run one training step on recorded arguments, and count the non-finite elements of all arrays.
 
@@ -116,9 +120,22 @@ def replay_step(
       state, batch, hyperparams: arguments of the step.
       compile_step: compiles the step; one with a mapped axis requires the strategy's
         `compile_train_step`.
+      bisect: also look for the examples, with the same compiled step.
     """
-    step, run = _build_counting_step(model, optim_wrapper, hooks, update, phases, compile_step)
-    metrics = run(state, batch, hyperparams)
+    hooks = [hook for hook in hooks if not hook.update_on_skipped_steps]
+    step = build_train_step(
+        model, optim_wrapper, [*hooks, _NonFiniteCounter()], update=update, phases=phases
+    )
+    compiled = compile_step(step)
+
+    def run(batch: Batch) -> Mapping[str, jax.Array]:
+        # a copy, because the step donates its state, which the searches need afterwards
+        metrics: Mapping[str, jax.Array] = compiled(
+            jax.tree.map(jnp.copy, state), batch, hyperparams
+        )[1]
+        return metrics
+
+    metrics = run(batch)
     values = {
         name: float(value) for name, value in metrics.items() if not name.startswith(_COUNT_PREFIX)
     }
@@ -139,59 +156,18 @@ def replay_step(
     # JAX's search for the operation never ends in a step with a mapped axis
     if non_finite and next(iter(wrappers_by_name(optim_wrapper).values())).axis_name is None:
         operation = _find_operation(compile_step(step), state, batch, hyperparams)
-    return Findings(values, non_finite, operation)
+    examples = find_examples(lambda part: _fails(run(part)), batch) if bisect else None
+    return Findings(values, non_finite, operation, examples)
 
 
-def find_bad_examples(
-    model: Any,
-    optim_wrapper: Any,
-    hooks: Sequence[Any],
-    state: TrainState,
-    batch: Batch,
-    hyperparams: Mapping[str, Any],
-    *,
-    update: bool = True,
-    phases: Sequence[PhaseConfig] | None = None,
-    compile_step: Callable[..., Any] = jax.jit,
-) -> list[int]:
-    """Return the indices of the examples with which alone a loss or a gradient is not finite, at
-    most 16; the arguments are those of `replay_step`.
-    """
-    _, run = _build_counting_step(model, optim_wrapper, hooks, update, phases, compile_step)
-
-    def fails(batch: Batch) -> bool:
-        return any(
-            value != 0 if name.startswith(f"{_COUNT_PREFIX}grads") else not np.isfinite(value)
-            for name, value in run(state, batch, hyperparams).items()
-            if name.startswith(f"{_COUNT_PREFIX}grads") or "loss" in name
-        )
-
-    return find_examples(fails, batch)
-
-
-def _build_counting_step(
-    model: Any,
-    optim_wrapper: Any,
-    hooks: Sequence[Any],
-    update: bool,
-    phases: Sequence[PhaseConfig] | None,
-    compile_step: Callable[..., Any],
-) -> tuple[Any, Callable[..., Mapping[str, jax.Array]]]:
-    """Return a step that counts the non-finite elements, and a function with its metrics, which
-    keeps the state.
-    """
-    hooks = [hook for hook in hooks if not hook.update_on_skipped_steps]
-    step = build_train_step(
-        model, optim_wrapper, [*hooks, _NonFiniteCounter()], update=update, phases=phases
+def _fails(metrics: Mapping[str, jax.Array]) -> bool:
+    """Return whether a loss or a gradient is not finite."""
+    grads = f"{_COUNT_PREFIX}grads"
+    return any(
+        value != 0 if name.startswith(grads) else not np.isfinite(value)
+        for name, value in metrics.items()
+        if name.startswith(grads) or "loss" in name
     )
-    compiled = compile_step(step)
-
-    def run(state: TrainState, *inputs: Any) -> Mapping[str, jax.Array]:
-        # a copy, because the step donates its state, which the search needs afterwards
-        metrics: Mapping[str, jax.Array] = compiled(jax.tree.map(jnp.copy, state), *inputs)[1]
-        return metrics
-
-    return step, run
 
 
 class _NonFiniteCounter:

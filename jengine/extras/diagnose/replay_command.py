@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from jengine.cli.commands import load, temporary_runner
 from jengine.extras.diagnose.check import CheckError, StepChecks
 from jengine.extras.diagnose.failing_examples import describe_samples
-from jengine.extras.diagnose.replay import Findings, find_bad_examples, read_dump, replay_step
+from jengine.extras.diagnose.replay import Findings, read_dump, replay_step
 from jengine.parallel.pjit import Pjit
 from jengine.train.step import build_train_step, with_flat_metrics
 
@@ -43,15 +43,16 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
             if args.check:
                 print(_check(strategy, parts, arguments, settings))
                 return
-            print(describe(iteration, replay_step(*parts, *arguments, **settings)))
-            if args.bisect:
-                examples = find_bad_examples(*parts, *arguments, **settings)
-                print(describe_bad_examples(examples))
-                batch = dump["batch"]
-                if examples and (
-                    samples := describe_samples(runner.train_dataloader, iteration, examples, batch)
-                ):
-                    print(f"  {samples}")
+            findings = replay_step(*parts, *arguments, bisect=args.bisect, **settings)
+        print(describe(iteration, findings))
+        if findings.examples is None:
+            return
+        print(describe_bad_examples(findings.examples))
+        samples = describe_samples(
+            runner.train_dataloader, iteration, findings.examples, dump["batch"]
+        )
+        if samples:
+            print(f"  {samples}")
 
 
 def _check(

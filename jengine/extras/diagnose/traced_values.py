@@ -298,7 +298,9 @@ class _Collector:
         params = eqn.params
         inner: ClosedJaxpr = params["jaxpr"]
         ends = params["num_consts"], params["num_consts"] + params["num_carry"]
-        consts, carry, xs = values[: ends[0]], values[ends[0] : ends[1]], values[ends[1] :]
+        consts = values[: ends[0]]
+        carry = values[ends[0] : ends[1]]
+        xs = values[ends[1] :]
         self._num_scans += 1
         self._scans.append((self._num_scans, params["reverse"]))
         before = dict(self.seen)

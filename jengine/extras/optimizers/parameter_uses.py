@@ -11,11 +11,28 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.extend
 import optax
 
+from jengine.extras.optimizers.traced_arrays import (
+    FIRST,
+    HEADS,
+    PART,
+    WHOLE,
+    Axes,
+    Shape,
+    Value,
+    broadcasts,
+    fold,
+    labels_at,
+    map_axes,
+    match_axes,
+    no_labels,
+    regroup_axis,
+    union,
+)
 from jengine.model.model import Model
 from jengine.model.roles import Role
 from jengine.optim.wrapper import OptimWrapper
@@ -24,47 +41,8 @@ from jengine.train.phases import Phase
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext
 
-Axes = tuple[frozenset[Any], ...]  # for each axis of an array a set
-Shape = tuple[int, ...]
-_HEADS = "heads"  # label of an axis along which attention is a batch of products
-_WHOLE = "whole"  # an axis of an array is a parameter's axis,
-_FIRST = "first"  # or the first part of it after a reshape,
-_PART = "part"  # or another part
 _KEPT_ROOT = ("add", "max", "mul", "div", "integer_pow", "clamp", "copy", "convert_element_type")
 _SORTS = ("top_k", "approx_top_k", "argmax", "argmin", "sort")
-
-
-class Value(NamedTuple):
-    """What is known of an array.
-
-    Attributes:
-      labels: for each axis of an activation, the axes of parameters from which it comes: (bit,
-        axis, whole or part).
-      views: by parameter, for each axis the parameter's axes in it; empty for activations, and for
-        constants.
-      is_activation: whether the array is none of the parameters, nor computed from these alone.
-      is_fed: whether it depends on the batch.
-      is_live: whether it depends on anything that is not a constant.
-      before: matrices on the way here, bits.
-      ends: those of which the result reaches the array without another matrix.
-      product: the matrix of which this is the product, perhaps with a bias.
-      is_root: a root, to divide by. is_normal: what has been divided by one.
-      is_count: made of 0, 1, 2, ... or of another constant that is not one number.
-      is_one_hot: compared with such a constant.
-    """
-
-    labels: Axes = ()
-    views: tuple[tuple[int, Axes], ...] = ()
-    is_activation: bool = False
-    is_fed: bool = False
-    is_live: bool = False
-    before: int = 0
-    ends: int = 0
-    product: int = 0
-    is_root: bool = False
-    is_normal: bool = False
-    is_count: bool = False
-    is_one_hot: bool = False
 
 
 _CONSTANT = Value(is_count=True)  # an array; as good as data for the matrix that it is given to
@@ -116,7 +94,7 @@ def trace_roles(
         for bit in bits
     ]
     given = [
-        Value(_no_labels(var), is_activation=True, is_fed=index < fed, is_live=True)
+        Value(no_labels(var), is_activation=True, is_fed=index < fed, is_live=True)
         for index, var in enumerate(program.jaxpr.invars[len(views) :])
     ]
     outputs = tracer.run(program.jaxpr, [_CONSTANT] * len(program.consts), [*views, *given])
@@ -209,7 +187,7 @@ class _Tracer:
                 return self._call(program, values)
         shapes = [tuple(var.aval.shape) for var in eqn.invars]
         out = [tuple(var.aval.shape) for var in eqn.outvars]
-        if all(_broadcasts(shape, out[0]) for shape in shapes):
+        if all(broadcasts(shape, out[0]) for shape in shapes):
             return [self._elementwise(eqn, values)] * len(out)
         return [self._mix(eqn, values, len(shape)) for shape in out]
 
@@ -232,12 +210,12 @@ class _Tracer:
         for value in values[consts + carries :]:
             for bit, axes in value.views:
                 self.uses[bit].stacked |= axes[0]
-            rows.append(_map_axes(value, lambda axes: axes[1:]))
+            rows.append(map_axes(value, lambda axes: axes[1:]))
         outputs = self._loop(
             lambda carry: self._call(eqn.params["jaxpr"], [*values[:consts], *carry, *rows]),
             values[consts : consts + carries],
         )
-        stack = lambda value: _map_axes(value, lambda axes: (frozenset(), *axes))  # noqa: E731
+        stack = lambda value: map_axes(value, lambda axes: (frozenset(), *axes))  # noqa: E731
         return [*outputs[:carries], *map(stack, outputs[carries:])]
 
     def _while(self, eqn: Any, values: list[Value]) -> list[Value]:
@@ -262,7 +240,7 @@ class _Tracer:
         if is_activation:
             self._note("data", [a, b])  # an initial state
         return Value(
-            labels=_union(a.labels, b.labels),
+            labels=union(a.labels, b.labels),
             views=() if is_activation or a.views != b.views else a.views,
             is_activation=is_activation,
             is_fed=a.is_fed or b.is_fed,
@@ -281,7 +259,8 @@ class _Tracer:
     def _dot_general(self, eqn: Any, values: list[Value]) -> Value:
         (left, right), (left_batch, right_batch) = eqn.params["dimension_numbers"]
         ranks = [var.aval.ndim for var in eqn.invars[:2]]
-        contracted, batch = (tuple(left), tuple(right)), (tuple(left_batch), tuple(right_batch))
+        contracted = (tuple(left), tuple(right))
+        batch = (tuple(left_batch), tuple(right_batch))
         free = [
             tuple(i for i in range(rank) if i not in (*contracted[side], *batch[side]))
             for side, rank in enumerate(ranks)
@@ -290,7 +269,8 @@ class _Tracer:
         if kernel is None:
             return self._multiply_activations(values, contracted, batch, free)
         other = 1 - kernel
-        x, w = values[other], values[kernel]
+        x = values[other]
+        w = values[kernel]
         if not x.is_activation:
             self._note("data", [x])
         made = 0
@@ -313,16 +293,16 @@ class _Tracer:
             use.stacked |= each
             for i, j in zip(batch[other], batch[kernel], strict=True):
                 if axes[j]:  # experts: their first matrices have outputs for each
-                    self._stack_labels(_at(x.labels, i))
+                    self._stack_labels(labels_at(x.labels, i))
             for i, j in zip(contracted[other], contracted[kernel], strict=True):
-                if _HEADS in _at(x.labels, i) and len(axes[j]) == 1:
+                if HEADS in labels_at(x.labels, i) and len(axes[j]) == 1:
                     use.heads |= axes[j]
         labels = {
-            other: [_at(x.labels, i) for i in free[other]],
+            other: [labels_at(x.labels, i) for i in free[other]],
             kernel: [self._labels_of(w, i) for i in free[kernel]],
         }
         first = [
-            _at(x.labels, i) | self._labels_of(w, j)
+            labels_at(x.labels, i) | self._labels_of(w, j)
             for i, j in zip(batch[other], batch[kernel], strict=True)
         ]
         return self._make_product(x, w, made, (*first, *labels[0], *labels[1]), "matrix")
@@ -384,9 +364,13 @@ class _Tracer:
     def _make_product(self, x: Value, w: Value, made: int, labels: Axes, kind: str) -> Value:
         is_constant = x.is_count and not (x.is_activation or x.views)
         if not made:  # no axis is summed over, or no output is left: a vector that scales
-            made_before, ends, product = x.before, x.ends, 0
+            made_before = x.before
+            ends = x.ends
+            product = 0
         else:
-            made_before, ends, product = x.before | w.before | made, made, made
+            made_before = x.before | w.before | made
+            ends = made
+            product = made
             self.followed |= x.before | w.before
         for bit, _ in w.views:
             if made >> bit & 1:
@@ -412,14 +396,14 @@ class _Tracer:
     ) -> Value:
         heads = []
         for i, j in zip(*batch, strict=True):
-            labels = _at(values[0].labels, i) | _at(values[1].labels, j)
-            for label in labels - {_HEADS}:
+            labels = labels_at(values[0].labels, i) | labels_at(values[1].labels, j)
+            for label in labels - {HEADS}:
                 # an axis for heads, not one for heads and their sizes
-                if label[2] != _PART and self._has_outputs(label[0], 2):
+                if label[2] != PART and self._has_outputs(label[0], 2):
                     self.uses[label[0]].heads.add(label[1])
-            heads.append(labels | {_HEADS} if labels else labels)
-        rest = [_at(values[side].labels, i) for side in (0, 1) for i in free[side]]
-        return _fold(values[:2])._replace(
+            heads.append(labels | {HEADS} if labels else labels)
+        rest = [labels_at(values[side].labels, i) for side in (0, 1) for i in free[side]]
+        return fold(values[:2])._replace(
             labels=(*heads, *rest), views=(), product=0, is_one_hot=False, is_normal=False
         )
 
@@ -431,14 +415,14 @@ class _Tracer:
 
     def _stack_labels(self, labels: Iterable[Any]) -> None:
         for label in labels:
-            if label != _HEADS and label[2] == _WHOLE:
+            if label != HEADS and label[2] == WHOLE:
                 self.uses[label[0]].stacked.add(label[1])
 
     def _labels_of(self, w: Value, i: int) -> frozenset[Any]:
         found = set()
         for bit, axes in w.views:
             for axis in axes[i]:
-                found.add((bit, axis, _WHOLE))
+                found.add((bit, axis, WHOLE))
         return frozenset(found)
 
     # -------------------- look-ups and layouts
@@ -470,7 +454,7 @@ class _Tracer:
                     for k, source in enumerate(sources)
                 )  # fmt: skip
 
-            return _map_axes(table, select)
+            return map_axes(table, select)
         made = 0
         for bit, axes in table.views:
             made |= 1 << bit
@@ -492,10 +476,11 @@ class _Tracer:
 
     def _slice(self, eqn: Any, values: list[Value]) -> Value:
         shape = eqn.invars[0].aval.shape
-        starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+        starts = eqn.params["start_indices"]
+        limits = eqn.params["limit_indices"]
         for i, (start, limit) in enumerate(zip(starts, limits, strict=True)):
             if (start, limit) != (0, shape[i]) and set(eqn.params["strides"] or ()) <= {1}:
-                self._note_cut(_at(values[0].labels, i), shape[i], start, limit)
+                self._note_cut(labels_at(values[0].labels, i), shape[i], start, limit)
         return values[0]
 
     def _split(self, eqn: Any, values: list[Value]) -> list[Value]:
@@ -503,15 +488,15 @@ class _Tracer:
         start = 0
         for size in map(int, eqn.params["sizes"]):
             whole = eqn.invars[0].aval.shape[axis]
-            self._note_cut(_at(values[0].labels, axis), whole, start, start + size)
+            self._note_cut(labels_at(values[0].labels, axis), whole, start, start + size)
             start += size
         return [values[0]] * len(eqn.outvars)
 
     def _note_cut(self, labels: Iterable[Any], size: int, start: int, limit: int) -> None:
         for label in labels:
-            if label != _HEADS and label[2] != _PART:
+            if label != HEADS and label[2] != PART:
                 use = self.uses[label[0]]
-                if label[2] == _FIRST or use.shape[label[1]] == size:
+                if label[2] == FIRST or use.shape[label[1]] == size:
                     cuts = use.cuts.setdefault((label[1], size, label[2]), set())
                     cuts.add((start, limit))
 
@@ -523,26 +508,27 @@ class _Tracer:
         for bit, axes in value.views:
             use = self.uses[bit]
             use.indexed |= {a for i in dims for a in axes[i] if use.shape[a] > 1}
-        return _map_axes(value, lambda axes: tuple(axes[i] for i in range(rank) if i not in dims))
+        return map_axes(value, lambda axes: tuple(axes[i] for i in range(rank) if i not in dims))
 
     def _transpose(self, eqn: Any, values: list[Value]) -> Value:
         order = eqn.params["permutation"]
-        return _map_axes(values[0], lambda axes: tuple(axes[i] for i in order))
+        return map_axes(values[0], lambda axes: tuple(axes[i] for i in order))
 
     def _broadcast_in_dim(self, eqn: Any, values: list[Value]) -> Value:
         rank = len(eqn.params["shape"])
         place = {new: old for old, new in enumerate(eqn.params["broadcast_dimensions"])}
-        return _map_axes(
+        return map_axes(
             values[0],
             lambda axes: tuple(axes[place[i]] if i in place else frozenset() for i in range(rank)),
         )
 
     def _reshape(self, eqn: Any, values: list[Value]) -> Value:
-        old, new = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+        old = eqn.invars[0].aval.shape
+        new = eqn.outvars[0].aval.shape
         if (order := eqn.params["dimensions"]) is not None:
-            values = [_map_axes(values[0], lambda axes: tuple(axes[i] for i in order))]
+            values = [map_axes(values[0], lambda axes: tuple(axes[i] for i in order))]
             old = tuple(old[i] for i in order)
-        groups = _match_axes(old, new)
+        groups = match_axes(old, new)
         dropped = [i for before, after in groups if not after for i in before]
         for bit, axes in values[0].views:
             use = self.uses[bit]
@@ -553,20 +539,20 @@ class _Tracer:
             for before, after in groups:
                 for position, j in enumerate(after):
                     parts = [axes[i] for i in before]
-                    found[j] = _regroup(parts, position, len(after))
+                    found[j] = regroup_axis(parts, position, len(after))
                     if len(after) == 1 and self._are_heads(parts):
-                        found[j] |= {_HEADS}
+                        found[j] |= {HEADS}
             return tuple(found)
 
-        return _map_axes(values[0], regroup)
+        return map_axes(values[0], regroup)
 
     def _are_heads(self, parts: Sequence[frozenset[Any]]) -> bool:
         """Return whether merged axes are query heads in groups, whose axis was split."""
-        if len(parts) < 2 or _HEADS not in parts[0]:
+        if len(parts) < 2 or HEADS not in parts[0]:
             return False
-        owners = {label[:2] for label in parts[0] - {_HEADS} if label[2] == _FIRST}
+        owners = {label[:2] for label in parts[0] - {HEADS} if label[2] == FIRST}
         return any(
-            self._has_outputs(bit, 2) and all((bit, axis, _PART) in labels for labels in parts[1:])
+            self._has_outputs(bit, 2) and all((bit, axis, PART) in labels for labels in parts[1:])
             for bit, axis in owners
         )
 
@@ -577,9 +563,9 @@ class _Tracer:
     def _concatenate(self, eqn: Any, values: list[Value]) -> Value:
         if any(value.is_activation for value in values):
             self._note("data", values)
-            return _fold(values)._replace(views=(), product=0)
+            return fold(values)._replace(views=(), product=0)
         views = {bit: axes for value in values for bit, axes in value.views}
-        return _fold(values)._replace(views=tuple(views.items()))
+        return fold(values)._replace(views=tuple(views.items()))
 
     def _select_n(self, eqn: Any, values: list[Value]) -> Value:
         if any(value.is_activation for value in values[1:]):
@@ -599,7 +585,7 @@ class _Tracer:
         name = eqn.primitive.name
         activations = [value for value in values if value.is_activation]
         views = [value for value in values if value.views and not value.is_activation]
-        result = _fold(values)
+        result = fold(values)
         is_product = name in ("mul", "div")
         roots = [value.is_root for value in values]
         if activations:
@@ -662,7 +648,7 @@ class _Tracer:
         if any(value.is_activation for value in values):
             self._note("data", values)
         labels = next((value.labels for value in values if len(value.labels) == rank), ())
-        return _fold(values)._replace(
+        return fold(values)._replace(
             labels=labels,
             views=(),
             product=0,
@@ -676,7 +662,7 @@ class _Tracer:
         rank = eqn.invars[0].aval.ndim
         results = []
         for value in values[: len(eqn.outvars)]:
-            kept = tuple(_at(value.labels, i) for i in range(rank) if i not in axes)
+            kept = tuple(labels_at(value.labels, i) for i in range(rank) if i not in axes)
             results.append(self._mix(eqn, [value], 0)._replace(labels=kept))
         return results
 
@@ -705,7 +691,7 @@ class _Tracer:
 
     def _note_choice(self, value: Value, axis: int) -> None:
         if value.labels:
-            for label in value.labels[axis] - {_HEADS}:
+            for label in value.labels[axis] - {HEADS}:
                 self.uses[label[0]].is_chosen = True
 
     def _note(self, kind: str, values: Iterable[Value]) -> None:
@@ -798,106 +784,3 @@ def _count_parts(use: Uses, fan_out: Sequence[int]) -> int:
         if fan_out and axis == fan_out[0] and is_even and len(cuts) > 1:
             return len(cuts)
     return 1
-
-
-def _fold(values: Sequence[Value]) -> Value:
-    """Return what is known of a combination of values.
-
-    Of a sum or product of channels and something computed from them, such as a residual connection
-    or a gate, the former end where they did.
-    """
-    result = values[0] if values else Value()
-    for value in values[1:]:
-        a, b = result.before, value.before
-        have_channels = any(x and y for x, y in zip(result.labels, value.labels, strict=False))
-        if have_channels and a != b and a and b and a & b in (a, b):
-            ends = result.ends if a & b == a else value.ends
-        else:
-            ends = result.ends | value.ends
-        result = Value(
-            labels=_union(result.labels, value.labels),
-            views=(*result.views, *(view for view in value.views if view not in result.views)),
-            is_activation=result.is_activation or value.is_activation,
-            is_fed=result.is_fed or value.is_fed,
-            is_live=result.is_live or value.is_live,
-            before=a | b,
-            ends=ends,
-            product=result.product | value.product,
-            is_root=result.is_root or value.is_root,
-            is_normal=result.is_normal or value.is_normal,
-            is_count=result.is_count or value.is_count,
-            is_one_hot=result.is_one_hot or value.is_one_hot,
-        )
-    return result
-
-
-def _broadcasts(shape: Shape, to: Shape) -> bool:
-    """Return whether a shape is one number, or that of an array with axes of size one."""
-    pairs = zip(shape, to, strict=False)
-    return not shape or (len(shape) == len(to) and all(a in (1, b) for a, b in pairs))
-
-
-def _map_axes(value: Value, change: Callable[[Axes], Axes]) -> Value:
-    return value._replace(
-        labels=change(value.labels) if value.labels else (),
-        views=tuple((bit, change(axes)) for bit, axes in value.views),
-    )
-
-
-def _union(a: Axes, b: Axes) -> Axes:
-    if not a or not b or len(a) != len(b):
-        return a if len(a) >= len(b) else b
-    return tuple(x | y for x, y in zip(a, b, strict=True))
-
-
-def _at(labels: Axes, i: int) -> frozenset[Any]:
-    return labels[i] if labels else frozenset()
-
-
-def _no_labels(var: Any) -> Axes:
-    return (frozenset(),) * var.aval.ndim
-
-
-def _match_axes(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
-    """Return which axes of a reshaped array are made of which, axes of size one by themselves.
-
-    >>> _match_axes((2, 6, 1), (2, 2, 3))
-    [([0], [0]), ([1], [1, 2]), ([2], [])]
-    """
-    groups: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        before, after = old[i : i + 1], new[j : j + 1]
-        if before == after:
-            groups.append(([i], [j]))
-            i, j = i + 1, j + 1
-        elif before == (1,):
-            groups.append(([i], []))
-            i += 1
-        elif after == (1,):
-            groups.append(([], [j]))
-            j += 1
-        else:
-            a, b = i + 1, j + 1
-            while (x := math.prod(old[i:a])) != (y := math.prod(new[j:b])):
-                a, b = (a + 1, b) if x < y else (a, b + 1)
-            groups.append((list(range(i, a)), list(range(j, b))))
-            i, j = a, b
-    return groups
-
-
-def _regroup(before: Sequence[frozenset[Any]], position: int, count: int) -> frozenset[Any]:
-    """Return the set of an axis after a reshape: number `position` of `count` made of `before`."""
-    if len(before) == count == 1:
-        return before[0]
-    found: set[Any] = set()
-    for index, axes in enumerate(before):
-        for label in axes:
-            if isinstance(label, int):  # an axis of a parameter
-                found.add(label)
-            elif label != _HEADS and label[2] != _PART:
-                is_first = position == index == 0
-                found.add((*label[:2], _FIRST if is_first else _PART))
-            elif label != _HEADS:
-                found.add(label)
-    return frozenset(found)
