@@ -37,8 +37,9 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
 
     A class is changed in place, as to its constructor.
 
-    An error that is no message, raised in a library far from any code of the user, keeps them all,
-    and so do all errors with `jax.config.update("jax_traceback_filtering", "off")`.
+    A fault of the engine keeps all frames: an error that no `raise` statement has raised, and that
+    has passed no code of the user. So does every error with
+    `jax.config.update("jax_traceback_filtering", "off")`.
     """
     if isinstance(function, type):
         function.__init__ = boundary(function.__init__)  # type: ignore[misc]

@@ -146,12 +146,12 @@ def check_patterns(patterns: Sequence[str] | None, known: Sequence[str]) -> None
             continue
         if pattern == "activations":
             raise ConfigError(
-                "`paths` must match values of the step, got 'activations' for a model that calls "
+                "a path must match a value of the step, got 'activations' for a model that calls "
                 "no Linen or NNX modules"
             )
         names = [path for path in known if not path.startswith(GRADIENT)]
         raise ConfigError(
-            f"`paths` must match values of the step, got {pattern!r}, which matches none"
+            f"a path must match a value of the step, got {pattern!r}"
             f"{paths.closest_paths(pattern, names)}"
         )
 

@@ -92,7 +92,10 @@ def map_axes(value: Value, change: Callable[[Axes], Axes]) -> Value:
 
 
 def union(a: Axes, b: Axes) -> Axes:
-    """Return the sets of two arrays of the same shape, axis by axis; those of more axes if not."""
+    """Return the unions of the sets of two arrays, axis by axis.
+
+    Of arrays with different numbers of axes, the sets of the one that has more.
+    """
     if not a or not b or len(a) != len(b):
         return a if len(a) >= len(b) else b
     return tuple(x | y for x, y in zip(a, b, strict=True))

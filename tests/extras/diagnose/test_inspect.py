@@ -190,7 +190,7 @@ def test_replicas_chunks_and_micro_batches_give_the_same_statistics_and_training
 
 def test_a_path_that_matches_nothing_is_refused_with_the_closest(make_runner, tmp_path):
     runner = make_runner(**settings(tmp_path, linen(), dict(paths=["blocs.fc"])))
-    with pytest.raises(ConfigError, match=r"`paths` .*'blocs.fc', which matches none; closest: blocks.fc"):
+    with pytest.raises(ConfigError, match=r"a path must match a value .*'blocs.fc'; closest: blocks.fc"):
         runner.train()
 
 
