@@ -6,7 +6,6 @@ The program runs again, an operation at a time, on the arguments with which it f
 import contextlib
 import functools
 import re
-import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from jax.experimental import checkify
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
 from jengine.config.frames import own_frames
+from jengine.extras.diagnose.nnx_calls import wrapped_calls
 
 PyTree = Any
 # JAX's transformations in the names of scopes, and scopes that it adds itself
@@ -238,9 +238,6 @@ def named_nnx_layers() -> Iterator[None]:
     """Give the operations that are traced inside the paths of the NNX modules in whose calls
     they are, as Linen does by itself.
     """
-    nnx: Any = sys.modules.get("flax.nnx")
-    classes = [] if nnx is None else [c for c in _subclasses(nnx.Module) if "__call__" in vars(c)]
-    calls = {cls: cls.__call__ for cls in classes}
     names: list[tuple[Any, dict[int, str]]] = []  # the calls, with the paths in the outermost one
 
     def name_call(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,7 +245,7 @@ def named_nnx_layers() -> Iterator[None]:
         def run(self: Any, *args: Any, **kwargs: Any) -> Any:
             if names and names[-1][0] is self:  # of a base class
                 return call(self, *args, **kwargs)
-            paths = names[0][1] if names else _list_paths(nnx, self)
+            paths = names[0][1] if names else _list_paths(self)
             outer = f"{paths.get(id(names[-1][0]), '')}." if names else ""
             path = paths.get(id(self), "") or type(self).__name__
             names.append((self, paths))
@@ -260,21 +257,11 @@ def named_nnx_layers() -> Iterator[None]:
 
         return run
 
-    try:
-        for cls, call in calls.items():
-            cls.__call__ = name_call(call)
+    with wrapped_calls(name_call):
         yield
-    finally:
-        for cls, call in calls.items():
-            cls.__call__ = call
 
 
-def _list_paths(nnx: Any, network: Any) -> dict[int, str]:
+def _list_paths(network: Any) -> dict[int, str]:
+    from flax import nnx
+
     return {id(layer): ".".join(map(str, path)) for path, layer in nnx.iter_modules(network)}
-
-
-def _subclasses(cls: type) -> Iterator[Any]:
-    classes: list[Any] = cls.__subclasses__()
-    for each in classes:
-        yield each
-        yield from _subclasses(each)

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jengine.config.frames import own_frames
 from jengine.config.paths import flatten
 from jengine.config.storage import LARGE, read_bytes
 from jengine.data.batch_check import Batch
@@ -213,11 +214,9 @@ def _find_operation(step: Callable[..., Any], *args: Any) -> str:
         with jax.debug_nans(True), jax.debug_infs(True), contextlib.redirect_stdout(None):
             jax.block_until_ready(step(*args))
     except FloatingPointError as error:
-        # the innermost line outside of installed packages and of jengine
-        frames = [
-            f"{frame.filename}:{frame.lineno}: {frame.line}"
-            for frame in traceback.extract_tb(error.__traceback__)
-            if "site-packages" not in frame.filename and "/jengine/" not in frame.filename
-        ]
-        return "\n  ".join([str(error).splitlines()[0], *frames[-1:]])
+        lines = [str(error).splitlines()[0]]
+        for frame in own_frames(error)[-1:]:  # the innermost one
+            (summary,) = traceback.extract_tb(frame, limit=1)
+            lines.append(f"{summary.filename}:{summary.lineno}: {summary.line}")
+        return "\n  ".join(lines)
     return ""

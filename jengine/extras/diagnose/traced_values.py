@@ -20,6 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jengine.config.paths import flatten
+from jengine.extras.diagnose.nnx_calls import wrapped_calls
 
 PyTree = Any
 Visit = Callable[[str, jax.Array], PyTree]  # (path, marked array) -> small arrays; None to skip
@@ -167,25 +168,14 @@ def _patched_modules() -> Iterator[None]:
     nnx_module: Any = nnx.Module
     linen_sow = linen_module.sow
     nnx_sow = nnx_module.sow
-    classes = [cls for cls in _subclasses(nnx.Module) if "__call__" in vars(cls)]
-    originals = {cls: vars(cls)["__call__"] for cls in classes}
-    # Calls look up the class, so nothing else sees them all
     linen_module.sow = sow_linen
     nnx_module.sow = sow_nnx
-    for cls, call in originals.items():
-        cls.__call__ = mark_nnx(call)
     try:
-        yield
+        with wrapped_calls(mark_nnx):
+            yield
     finally:
-        for cls, call in originals.items():
-            cls.__call__ = call
         linen_module.sow = linen_sow
         nnx_module.sow = nnx_sow
-
-
-def _subclasses(cls: type) -> set[Any]:
-    direct: list[Any] = cls.__subclasses__()
-    return {*direct, *(each for sub in direct for each in _subclasses(sub))}
 
 
 def collect(
