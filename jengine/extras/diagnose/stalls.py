@@ -78,14 +78,15 @@ class IterationTimes:
 
         Args:
           iteration: the current one.
-          seconds: the time by part of the stopwatch.
+          seconds: the time by part of the stopwatch; less than 0 where it was found to be that of
+            another part, as when a call of the step has compiled.
           place: returns the line of the user's code that runs; called once in a slow iteration.
         """
         spent: Counter[str] = Counter()
         parts: Any = spent  # whose values are no counts but seconds
         for part, value in seconds.items():
             if part in _GROUPS:
-                parts[_GROUPS[part]] += max(value, 0.0)
+                parts[_GROUPS[part]] += value
         if iteration - 1 > self._iteration and sum(self._spent.values()) < SLOW:
             self._finish(iteration - 1)  # of several since the last call, it is the newest
         self._spent.update(spent)

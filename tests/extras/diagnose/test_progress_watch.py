@@ -8,6 +8,7 @@ import pytest
 from jengine.cli.main import main
 from jengine.extras.diagnose import progress_watch
 from jengine.extras.diagnose.stacks import find_own_lines
+from jengine.extras.diagnose.stalls import IterationTimes
 from jengine.extras.report.page_data import build_page_data
 from jengine.extras.report.run_files import read_runs
 from jengine.hooks import Hook
@@ -118,6 +119,16 @@ def test_the_slowest_iteration_is_named_with_its_cause_and_line(make_runner):
     assert slow["seconds"] > 1.8
     assert slow["place"].endswith("# slow")
     assert {series["name"] for series in run["series"]} >= {"share/host", "share/device"}
+
+
+def test_time_that_turns_out_to_be_that_of_compiling_counts_once():
+    times = IterationTimes()
+    times.add(0, {})
+    times.add(0, {"step": 10.0})
+    times.add(0, {"step": -10.0, "compile": 10.5})
+    times.add(1, {"input": 0.1})
+    assert [str(slow) for slow in times.slowest] == ["0 (10.6 s, compile)"]
+    assert [dict(spent) for _, spent in times.intervals] == [{"device": 0.0, "compile": 10.5, "input": 0.1}]
 
 
 def test_an_iteration_that_waits_for_data_has_the_cause_input(make_runner):
