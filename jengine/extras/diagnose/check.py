@@ -18,7 +18,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax._src import checkify as rules
 from jax.experimental import checkify
 
 from jengine.cli.commands import build_runner
@@ -52,18 +51,6 @@ _READS: tuple[str, ...] = (
 _READS += ("item", "tolist")
 _TYPE_CHECKERS = {"beartype": "beartype", "typeguard": "typechecked"}
 _EXPLICIT = "_device_get"  # JAX's function behind `jax.device_get`
-
-
-_scatter_oob = rules.scatter_oob
-
-
-def _check_scatter(operand: Any, indices: Any, updates: Any, numbers: Any) -> Any:
-    # JAX's rule fails at a scatter with batch dimensions, of the gradient of `take_along_axis`
-    axes = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
-    return _scatter_oob(operand, indices, updates, numbers._replace(inserted_window_dims=axes))
-
-
-rules.scatter_oob = _check_scatter
 
 
 class CheckError(FloatingPointError):
@@ -177,7 +164,7 @@ class CheckedProgram:
           CheckError: a check failed. Exception: JAX's own for a tracer that is left behind.
         """
         args = state, batch, inputs
-        with named_nnx_layers():
+        with named_nnx_layers(), _corrected_scatter():
             if self._is_first:
                 with jax.checking_leaks():
                     jax.eval_shape(self._program, *args)
@@ -238,6 +225,29 @@ class CheckedProgram:
     def _fails(self, *args: Any) -> bool:
         error, (_, is_finite) = self._checked(*args)
         return error.get() is not None or not is_finite
+
+
+@contextlib.contextmanager
+def _corrected_scatter() -> Iterator[None]:
+    """Within the body, let JAX check scatters with batch dimensions, where its own rule fails.
+
+    The gradient of `take_along_axis` has one, and with it many a cross entropy.
+    """
+    rules: Any = sys.modules.get(checkify.checkify.__module__)
+    check = getattr(rules, "scatter_oob", None)
+    if check is None:  # another version of JAX has another rule
+        yield
+        return
+
+    def corrected(operand: Any, indices: Any, updates: Any, numbers: Any) -> Any:
+        axes = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+        return check(operand, indices, updates, numbers._replace(inserted_window_dims=axes))
+
+    rules.scatter_oob = corrected
+    try:
+        yield
+    finally:
+        rules.scatter_oob = check
 
 
 def _list_non_finite(tree: PyTree) -> list[str]:

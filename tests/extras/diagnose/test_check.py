@@ -1,6 +1,7 @@
 """A run with `check=True`: what fails is named with its layer, its line and its examples."""
 
 import re
+import sys
 
 import flax.linen as nn
 import jax
@@ -186,6 +187,13 @@ def test_an_explicit_transfer_of_a_hook_is_no_error_and_the_losses_are_those_of_
         make_runner(tmp_path / str(check), FunctionalModel(lambda: jnp.ones(8), fine), [hook], check=check).train()
         losses.append(hook.loss)
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+def test_the_rules_of_jax_are_its_own_after_a_checked_step(tmp_path):
+    rules = vars(sys.modules[checkify.checkify.__module__])
+    before = {name: rule for name, rule in rules.items() if callable(rule)}
+    make_runner(tmp_path, LinenModel(nn.Dense(4), loss=cross_entropy, inputs="x"), train_cfg=dict(max_iters=1)).train()
+    assert {name: rule for name, rule in rules.items() if callable(rule)} == before
 
 
 def test_a_tracer_that_is_left_behind_is_an_error(tmp_path):
