@@ -6,7 +6,6 @@ fetches all pending arrays in one transfer.
 
 import bisect
 import collections
-import copy
 import logging
 import operator
 import types
@@ -297,7 +296,8 @@ class MessageHub:
 
         Snapshots share the hub's histories, so you should flush them in the order of creation.
         """
-        snapshot = copy.copy(self)
+        snapshot = object.__new__(type(self))  # `copy.copy` takes several times as long
+        vars(snapshot).update(vars(self))
         snapshot.before_read = None
         snapshot._runtime_info = dict(self._runtime_info)
         # the loop goes on without a lock
@@ -391,8 +391,7 @@ class MessageHub:
         is_by_example = self._is_by_example.get(part.key.removeprefix("train/"))
         if part.weights is None or is_by_example is None:
             return None
-        weights: list[float] = part.weights
-        return weights if is_by_example else [float(weight > 0) for weight in weights]
+        return part.weights if is_by_example else [float(weight > 0) for weight in part.weights]
 
     def _split_by_epoch(self, iterations: list[int]) -> list[tuple[int | None, slice]]:
         """Return the start of each epoch and the positions of its values."""

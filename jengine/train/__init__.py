@@ -28,15 +28,11 @@ if TYPE_CHECKING:
     from jengine.train.average import AVERAGES as AVERAGES
     from jengine.train.average import Average as Average
     from jengine.train.average import AverageState as AverageState
-    from jengine.train.kinds import ExponentialMovingAverage as ExponentialMovingAverage
-    from jengine.train.kinds import MomentumAnnealingEMA as MomentumAnnealingEMA
-    from jengine.train.kinds import StochasticWeightAverage as StochasticWeightAverage
+    from jengine.train.average import ExponentialMovingAverage as ExponentialMovingAverage
 
 provides = {  # imported on use, as what extras provide
     "AVERAGES": {
-        "ExponentialMovingAverage": "jengine.train.kinds",
-        "MomentumAnnealingEMA": "jengine.train.kinds",
-        "StochasticWeightAverage": "jengine.train.kinds",
+        "ExponentialMovingAverage": "jengine.train.average",
     },
     "names": {
         "Average": "jengine.train.average",

@@ -4,8 +4,11 @@ provides = {
     "AVERAGES": {
         "CosineEMA": "jengine.extras.optimizers.averages",
         "ExpMomentumEMA": "jengine.extras.optimizers.averages",
+        "MomentumAnnealingEMA": "jengine.extras.optimizers.averages",
+        "StochasticWeightAverage": "jengine.extras.optimizers.averages",
     },
     "HOOKS": {
+        "EarlyStoppingHook": "jengine.extras.optimizers.early_stopping",
         "LookaheadHook": "jengine.extras.optimizers.evaluated_params",
         "ScheduleFreeHook": "jengine.extras.optimizers.evaluated_params",
     },
@@ -33,6 +36,9 @@ provides = {
         "TorchMuon": "jengine.extras.optimizers.orthogonal_momentum",
         "muon": "jengine.extras.optimizers.orthogonal_momentum",
     },
+    "OPTIM_WRAPPERS": {
+        "AmpOptimWrapper": "jengine.extras.optimizers.amp",
+    },
     "PARAM_SCHEDULERS": {
         "CosineRestartLR": "jengine.extras.optimizers.schedules",
         "CosineRestartMomentum": "jengine.extras.optimizers.schedules",
@@ -46,6 +52,16 @@ provides = {
         "ReduceOnPlateauLR": "jengine.extras.optimizers.plateau",
         "ReduceOnPlateauMomentum": "jengine.extras.optimizers.plateau",
         "ReduceOnPlateauParamScheduler": "jengine.extras.optimizers.plateau",
+    },
+    "jengine.hooks": {
+        "EarlyStoppingHook": "jengine.extras.optimizers.early_stopping",
+    },
+    "jengine.optim": {
+        "AmpOptimWrapper": "jengine.extras.optimizers.amp",
+    },
+    "jengine.train": {
+        "MomentumAnnealingEMA": "jengine.extras.optimizers.averages",
+        "StochasticWeightAverage": "jengine.extras.optimizers.averages",
     },
     "names": {
         "EvaluatedParamsHook": "jengine.extras.optimizers.evaluated_params",
