@@ -312,10 +312,11 @@ class HistoryBuffer:
             )
         self.keep(window_size)
         values, counts, weights = self._columns(min(window_size, len(self)))
+        if counts is None and weights is None and all(map(math.isfinite, values)):
+            # exact, whatever the order
+            return Totals(math.fsum(values), len(values), max(values), min(values))
         totals = Totals()
         totals.add(values, counts, weights)
-        if self._weights is None:
-            totals.sum = math.fsum(filter(math.isfinite, values))  # exact, whatever the order
         return totals
 
     def _columns(

@@ -98,14 +98,17 @@ class PendingScalars:
         columns = [Part(key, *column) for key, column in self.columns.items() if column[0]]
         parts = self._parts + columns
         self.__init__()  # type: ignore[misc]
-        rows = [(f"train/{name}", x) for row in records for name, x in row[1].items()]
-        rows += [("the weight in means", row[7]) for row in records if row[7] is not None]
-        rows += [(part.key, x) for part in parts for x in part.values]
-        arrays = {id(x): x for _, x in rows if type(x) is not float}
+        values = [x for row in records for x in row[1].values()]
+        values += [row[7] for row in records if row[7] is not None]
+        values += [x for part in parts for x in part.values]
+        arrays = {id(x): x for x in values if type(x) is not float}
         try:
             host = dict(zip(arrays, fetch_arrays([*arrays.values()]), strict=True))
         except Exception as error:
-            if deleted := {key for key, x in rows if isinstance(x, jax.Array) and x.is_deleted()}:
+            pairs = [(f"train/{name}", x) for row in records for name, x in row[1].items()]
+            pairs += [(part.key, x) for part in parts for x in part.values]
+            deleted = {key for key, x in pairs if isinstance(x, jax.Array) and x.is_deleted()}
+            if deleted:
                 error.add_note(
                     f"{sorted(deleted)} were logged from donated arrays: log outputs of the step "
                     "instead"
@@ -137,12 +140,12 @@ def _split_records(
         yield Part(f"train/{name}", [row[0] for row in rows], [row[4][name] for row in rows])
     for name in dict.fromkeys(name for row in records for name in row[1]):
         key = f"train/{name}"
-        rows = [row for row in records if name in row[1]]
-        rows = [row for row in rows if name not in row[3] or row[3][name][row[2]]]
+        rows = [r for r in records if name in r[1] and (name not in r[3] or r[3][name][r[2]])]
         part = Part(key, [row[0] for row in rows], [to_number(key, r[1][name], r[2]) for r in rows])
         if any(row[7] is not None for row in rows):
             part.weights = [1.0 if r[7] is None else to_number(key, r[7], r[2]) for r in rows]
-        yield part
+        if rows:
+            yield part
     if records:
         yield Part("train/data_time", steps, [row[5] for row in records])
         yield Part("train/time", steps, [row[6] for row in records])

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.train.losses import total_loss as total_loss
-from jengine.train.own_step import LossGradients as LossGradients
-from jengine.train.own_step import UpdateContext as UpdateContext
 from jengine.train.phases import PhaseSettings as PhaseSettings
 from jengine.train.recompilation import RecompilationError as RecompilationError
 from jengine.train.recompilation import RecompilationGuard as RecompilationGuard

@@ -60,6 +60,8 @@ provides = {
         "AmpOptimWrapper": "jengine.extras.optimizers.amp",
     },
     "jengine.train": {
+        "LossGradients": "jengine.extras.optimizers.own_step",
+        "UpdateContext": "jengine.extras.optimizers.own_step",
         "MomentumAnnealingEMA": "jengine.extras.optimizers.averages",
         "StochasticWeightAverage": "jengine.extras.optimizers.averages",
     },
@@ -67,6 +69,7 @@ provides = {
         "EvaluatedParamsHook": "jengine.extras.optimizers.evaluated_params",
     },
     "optimizer_parts": {
+        "build_own_step": "jengine.extras.optimizers.own_step",
         "build_base": "jengine.extras.optimizers.parametrizations",
         "parse_base": "jengine.extras.optimizers.parametrizations",
         "keep_slow_params": "jengine.extras.optimizers.evaluated_params",
