@@ -208,8 +208,7 @@ def _check_loader(name: str, cfg: Any) -> None:
 def _read_evaluations(
     mode: str, dataloader: object, cfg: LoopSection, evaluator: object
 ) -> dict[str, Any]:
-    """Return the sections for validation or test by evaluation name, with built evaluators.
-    """
+    """Return the sections for validation or test by evaluation name, with built evaluators."""
     loaders = split_dataloaders(f"{mode}_dataloader", dataloader)
     for name, loader in loaders.items():
         _check_loader(loader_path(mode, name), loader)

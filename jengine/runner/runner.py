@@ -303,7 +303,12 @@ class Runner:
             raise RuntimeError(
                 "there is nothing to train: set train_dataloader, train_cfg and optim_wrapper"
             )
-        lifecycle.check_consistent(self)
+        if not lifecycle.is_consistent(self):
+            raise RuntimeError(
+                f"training cannot continue: it stopped with an error at iteration {self.iter}, and "
+                "counters, state and hooks disagree; start from a checkpoint: Runner(..., "
+                "resume=True)"
+            )
         self.run.stopwatch.start("setup")
         with lifecycle.opened(self, trains=True):
             self.prepare_training()
