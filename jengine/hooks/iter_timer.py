@@ -49,7 +49,7 @@ class IterTimerHook(Hook):
         self._last_time = 0.0
         self._data_time = 0.0
         self._eval_total = 0.0
-        self._next_step: float = 1  # completed iterations at the next exchange
+        self._due: Any = 1  # completed iterations at the next exchange
         self._last_step = 0  # those at the last one
         self._last_seconds = 0.0
         self._last_record = 0.0
@@ -59,7 +59,7 @@ class IterTimerHook(Hook):
         """Start to watch with the next iteration."""
         runner.run.limiter.blocks = self._block
         self._last_step = runner.iter
-        self._next_step = runner.iter + 1
+        self._wait_until(runner.iter + 1)
         self._last_seconds = self._last_record = runner.train_loop.seconds
         for watch in self._watches:
             watch.start(runner)
@@ -84,7 +84,8 @@ class IterTimerHook(Hook):
         """Exchange the times of the processes if it is due."""
         loop = runner.train_loop
         completed = loop.iter + 1
-        if completed < self._next_step or loop.steps_left:
+        if completed < self._due or loop.steps_left:
+            self._wait_until(max(self._due, completed + loop.steps_left))  # the end of a chunk
             return
         done = completed - self._last_step
         requests = tuple(watch.request(runner) for watch in self._watches)
@@ -99,10 +100,15 @@ class IterTimerHook(Hook):
         self._last_seconds = loop.seconds
         # Growing by two at most: the first iterations compile, and a loop may become slower
         due = math.ceil(PERIOD * done / max(gathered[0][0], 1e-9))
-        self._next_step = completed + max(1, min(due, 2 * done))
+        self._wait_until(completed + max(1, min(due, 2 * done)))
         for i, watch in enumerate(self._watches):
             latest = watch.act(runner, completed, [each[i] for _, each in gathered])
-            self._next_step = min(self._next_step, latest)
+            self._wait_until(min(self._due, latest))
+
+    def _wait_until(self, completed: float) -> None:
+        self._due = completed
+        if not self._block:  # else each step, which keeps chunks at one
+            self.every = int(completed)  # its first multiple is that iteration
 
     def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         self._last_time = self._clock()

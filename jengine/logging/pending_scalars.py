@@ -4,8 +4,7 @@ device.
 
 import bisect
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -151,20 +150,13 @@ def _split_records(
         yield Part("train/time", steps, [row[6] for row in records])
 
 
-def fetch_arrays(arrays: list[Any]) -> Iterable[np.ndarray]:
+def fetch_arrays(arrays: list[Any]) -> list[np.ndarray]:
     """Return the arrays on the host: with one `jax.device_get`, or one by one without a copy if
-    they are on the CPU.
+    JAX computes on the CPU.
     """
     # device_get makes Python calls for each array, which cost more than the copy of a scalar
-    if all(not isinstance(x, jax.Array) or _is_on_cpu(x.sharding) for x in arrays[:1]):
+    if jax.default_backend() == "cpu":
         # The newest first: the thread waits for that one, and the others are ready then
-        return reversed([*map(np.asarray, reversed(arrays))])
+        return [np.asarray(x) for x in reversed(arrays)][::-1]
     fetched: list[np.ndarray] = jax.device_get(arrays)
     return fetched
-
-
-# one sharding for all metrics of a run, and its set of devices is built at each call
-@functools.lru_cache(maxsize=16)
-def _is_on_cpu(sharding: jax.sharding.Sharding) -> bool:
-    device: jax.Device = next(iter(sharding.device_set))
-    return device.platform == "cpu"

@@ -379,7 +379,7 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
         ({"keep_period": 5}, ValueError, "keep_period needs a positive max_keep_ckpts"),
         ({"save_best": "acc", "keep_best": -1}, ValueError, "keep_best` must be an integer of at least 1, got -1"),
         ({"keep_best": 2}, ValueError, "keep_best needs save_best"),
-        ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}', got 'epoch'"),
+        ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}'"),
         ({"filename_tmpl": "a/{}"}, ValueError, "file name"),
         ({"filename_tmpl": "é" * 90 + "{}"}, ValueError, "of at most 180 bytes"),
         ({"filename_tmpl": "{}.incoming"}, ValueError, "the endings .incoming and .outgoing"),
