@@ -288,7 +288,9 @@ class MessageHub:
         """
         if self.before_read is not None:
             self.before_read()
-        self._move_to_histories(self._pending)
+        pending = self._pending
+        self._pending = PendingScalars()
+        self._move_to_histories(pending)
 
     def snapshot(self) -> "MessageHub":
         """Return a hub with the pending scalars up to the current iteration and a copy of the
@@ -358,7 +360,7 @@ class MessageHub:
             )
 
     def _move_to_histories(self, pending: PendingScalars) -> None:
-        parts, has_fetched = pending.take()
+        parts, has_fetched = pending.fetch()
         self._counts["fetches"] += has_fetched
         for part in parts:
             key = part.key

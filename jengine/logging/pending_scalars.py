@@ -85,18 +85,17 @@ class PendingScalars:
                 del steps[end:], values[end:]
         return later
 
-    def take(self) -> tuple[list[Part], bool]:
-        """Remove all scalars and return them on the host, and whether that took a transfer.
+    def fetch(self) -> tuple[list[Part], bool]:
+        """Return all scalars on the host, and whether that took a transfer.
 
         All device arrays come at once, when they are computed.
 
         Raises:
-          RuntimeError: the device failed, or an array was donated. The scalars are dropped.
+          RuntimeError: the device failed, or an array was donated.
         """
         records = self.records
         columns = [Part(key, *column) for key, column in self.columns.items() if column[0]]
         parts = self._parts + columns
-        self.__init__()  # type: ignore[misc]
         values = [x for row in records for x in row[1].values()]
         values += [row[7] for row in records if row[7] is not None]
         values += [x for part in parts for x in part.values]
