@@ -356,12 +356,12 @@ class CheckpointHook(Hook):
         self, runner: RunnerProtocol, numbers: list[int]
     ) -> tuple[list[int], list[str]]:
         """Return the numbers to keep, and the names of the other regular checkpoints."""
-        kept = list(self._explain_regular(numbers))
+        kept = list(self._keep_regular(numbers))
         if self.preservation_policy is not None:
             kept = self._policies.select_kept(numbers, runner.processes)
         return kept, [self._name(number) for number in numbers if number not in kept]
 
-    def _explain_regular(self, numbers: list[int]) -> dict[int, str]:
+    def _keep_regular(self, numbers: list[int]) -> dict[int, str]:
         """Return the reason for keeping each regular checkpoint by number, without surplus ones."""
         if self.preservation_policy is not None:
             return dict.fromkeys(numbers, f"kept by {type(self.preservation_policy).__name__}")
@@ -553,7 +553,7 @@ class CheckpointHook(Hook):
         reasons = {} if self._last is None else {self._last: "where training ended"}
         reasons |= {self._name(number): "later parameters are not finite" for number in self._kept}
         reasons |= {
-            self._name(number): why for number, why in self._explain_regular(self._kept).items()
+            self._name(number): why for number, why in self._keep_regular(self._kept).items()
         }
         for key, best in self._best.items():
             for rank, entry in enumerate(best):
