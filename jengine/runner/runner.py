@@ -225,7 +225,7 @@ class Runner:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
         # What was asked for: a mistake is refused before anything is built
-        self._sections = config_checks.check_sections(arguments)
+        self._sections = config_checks.read_sections(arguments)
         # Who the run is, and where it starts
         processes = get_processes()
         identity = agree_on_identity(
@@ -281,7 +281,7 @@ class Runner:
           ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional
             package.
         """
-        plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
+        plain, dropped = config_checks.read_top_level(resolve(cfg), cls.__init__)
         with explained(cfg=plain):
             runner = cls(
                 **{name: value for name, value in plain.items() if name != "vars"}, cfg=plain
@@ -303,7 +303,12 @@ class Runner:
             raise RuntimeError(
                 "there is nothing to train: set train_dataloader, train_cfg and optim_wrapper"
             )
-        lifecycle.check_consistent(self)
+        if not lifecycle.is_consistent(self):
+            raise RuntimeError(
+                f"training cannot continue: it stopped with an error at iteration {self.iter}, and "
+                "counters, state and hooks disagree; start from a checkpoint: Runner(..., "
+                "resume=True)"
+            )
         self.run.stopwatch.start("setup")
         with lifecycle.opened(self, trains=True):
             self.prepare_training()
