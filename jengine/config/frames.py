@@ -15,6 +15,8 @@ _ENGINE = (
     "jax",
     "jaxlib",
     "flax",
+    "equinox",
+    "haiku",
     "optax",
     "orbax",
     "chex",

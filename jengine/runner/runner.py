@@ -221,6 +221,7 @@ class Runner:
         cfg: Any = None,
         log_level: int | str = "INFO",
         check: bool = False,
+        inspect: Sequence[str] | None = None,
     ) -> None:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
@@ -245,15 +246,17 @@ class Runner:
         # What computes
         use_compilation_cache()  # before the first compilation
         strategy = components.build_strategy(parallel)
-        self._checks = load_provided("step_checks", "StepChecks")(strategy) if check else None
+        self.checks = load_provided("step_checks", "StepChecks")(strategy) if check else None
         self.model = build_model(model, precision)
         self.hyperparams = Hyperparams()
         # Who acts
         visualizer = components.build_visualizer(visualizer, identity.log_dir)
         self.hook_list = HookList()
-        if self._checks is not None:
-            self.hook_list.wrap_stage = self._checks.wrap_stage
+        if self.checks is not None:
+            self.hook_list.wrap_stage = self.checks.wrap_stage
         self.register_hooks(default_hooks, custom_hooks)
+        if inspect is not None:
+            self.register_hook(dict(type="InspectHook", paths=inspect))
         config_checks.check_hooks(self.hooks, [], self._sections)
         # What all parts share
         self.run: Run = components.build_run(
@@ -333,8 +336,8 @@ class Runner:
             self.train_loop = self._progress = components.build_train_loop(
                 self, self._sections["train_cfg"], self.train_dataloader
             )
-            if self._checks is not None:
-                self._checks.prepare_loop(self.train_loop)
+            if self.checks is not None:
+                self.checks.prepare_loop(self.train_loop)
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
             table, schedulers = components.build_schedulers(
@@ -426,7 +429,7 @@ class Runner:
             micro_batches=loop.micro_batches,
             hyperparams=self.hyperparams,
             refuse_changes=self.run.resume_is_exact,
-            checks=self._checks,
+            checks=self.checks,
         )
         programs.hashes.update(self.run.saved_hashes)
         return programs

@@ -79,6 +79,7 @@ provides = {
         "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",
         "ProgressWatch": "jengine.extras.diagnose.progress_watch",
+        "RepeatedCompiles": "jengine.extras.diagnose.repeated_compiles",
     },
     "names": {
         "Findings": "jengine.extras.diagnose.replay",
