@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import functools
 import importlib.util
+import math
 import pathlib
 import sys
 import threading
@@ -22,6 +23,7 @@ from jax.experimental import checkify
 from jengine.cli.commands import build_runner
 from jengine.cli.train import train
 from jengine.config import paths
+from jengine.config.errors import ConfigError
 from jengine.data.batch_check import Batch
 from jengine.extras.diagnose.failing_examples import describe_examples, fetch, find_examples
 from jengine.extras.diagnose.first_failure import (
@@ -71,9 +73,19 @@ class StepChecks:
 
     Args:
       strategy: places the arrays and compiles the steps.
+
+    Raises:
+      ConfigError: replicas of several devices.
     """
 
     def __init__(self, strategy: Any) -> None:
+        sizes = strategy.mesh_shape
+        if strategy.axis_name is not None and math.prod(sizes.values()) > strategy.replicas:
+            raise ConfigError(
+                "`check` must be used with replicas of one device or with `Pjit`, got "
+                f"{type(strategy).__name__} with the mesh {dict(sizes)}: JAX cannot check what "
+                "is mapped over one axis and partitioned over another"
+            )
         self._is_single = not strategy.mesh_shape and jax.process_count() == 1
 
     def prepare_loop(self, loop: Any) -> None:

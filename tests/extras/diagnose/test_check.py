@@ -227,7 +227,6 @@ MESHES = {
     "Pjit": dict(type="Pjit", devices=2),
     "fsdp": dict(type="Pjit", mesh=dict(fsdp=4), fsdp_min_size=1),
     "DataParallel": dict(type="DataParallel", devices=2),
-    "DataParallel over fsdp": dict(type="DataParallel", devices=4, mesh=dict(data=2, fsdp=2), fsdp_min_size=1),
 }
 
 
@@ -237,6 +236,12 @@ def test_a_step_over_several_devices_is_checked(tmp_path, parallel):
     message, notes = fail(make_runner(tmp_path, model, parallel=MESHES[parallel]))
     assert re.match("NaN from `log` in the step of iteration 1, for example 5 of the batch, in the layer block, at .*in __call__", message)
     assert f"in ArrayDataset of train_dataloader: example 5 is sample {BAD}" in notes
+
+
+def test_replicas_of_several_devices_are_refused(tmp_path):
+    parallel = dict(type="DataParallel", devices=4, mesh=dict(data=2, fsdp=2))
+    with pytest.raises(ConfigError, match="`check` must be used with replicas of one device or with `Pjit`, got DataParallel with the mesh"):
+        make_runner(tmp_path, LinenModel(LinenNet(), cross_entropy, inputs="x"), parallel=parallel)
 
 
 EVALUATION = dict(

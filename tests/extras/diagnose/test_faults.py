@@ -3,17 +3,20 @@
 import dataclasses
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
 from jengine.cli import main
 from jengine.extras.diagnose import progress_watch
 from tests.extras.diagnose.faults import DEBUG, FAULTS, MODELS, Fault, write_config
+from tests.parallel.test_processes import PATIENCE, address, environment
 
 # those that compile each operation take a minute: `make processes` has them
 LONG = ("--check", "--debug")
 IN_PROCESS = [
-    pytest.param(name, marks=[pytest.mark.many_processes] if any(word in fault.command for word in LONG) else [])
+    pytest.param(name, marks=[pytest.mark.many_processes] if fault.processes or any(word in fault.command for word in LONG) else [])
     for name, fault in FAULTS.items()
     if fault.says
 ]
@@ -27,9 +30,27 @@ def run(fault, tmp_path, monkeypatch, capsys):
     if fault.earlier:
         (tmp_path / "sound.py").write_text(write_config(dataclasses.replace(fault, changes=())))
         assert main(fault.earlier.split()) == 0
+    if fault.processes:
+        return run_processes(fault)
     main(fault.command.split())
     said = capsys.readouterr()
     return said.out + said.err
+
+
+def run_processes(fault):
+    env = {**environment(1), "JENGINE_FAILURE_TIMEOUT": "5"}
+    command = [sys.executable, "-m", "jengine", *fault.command.split()]
+    if fault.processes > 1:
+        command += ["--coordinator", address(), "--num-processes", str(fault.processes)]
+    processes = []
+    for index in range(fault.processes):
+        own = ["--process-id", str(index)] if fault.processes > 1 else []
+        processes.append(subprocess.Popen([*command, *own], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    try:
+        return "".join(process.communicate(timeout=PATIENCE)[0] for process in processes)
+    finally:
+        for process in processes:
+            process.kill()
 
 
 @pytest.mark.parametrize("name", IN_PROCESS)
