@@ -72,3 +72,11 @@ def test_a_sound_model_has_no_silent_faults(tmp_path, monkeypatch, capsys, model
 def test_the_page_about_faults_has_a_row_for_each_that_is_named():
     page = (pathlib.Path(__file__).parents[3] / "docs" / "faults.md").read_text()
     assert [name for name, fault in FAULTS.items() if fault.says and f"| {name} |" not in page] == []
+
+
+@pytest.mark.many_processes
+def test_two_processes_check_their_step_together_and_name_the_sample(tmp_path, monkeypatch, capsys):
+    one = FAULTS["an example with an infinite value"]
+    said = run(dataclasses.replace(one, processes=2), tmp_path, monkeypatch, capsys)
+    assert said.count("in the step of iteration 1, for example 10 of the batch, in the layer stem, at ") >= 2
+    assert "in Stripes of train_dataloader: example 10 is sample 21" in said
