@@ -120,9 +120,11 @@ class Runner:
       experiment_name, cfg: name in the logs; and the config for the work dir and checkpoints, by
         default one of these.
       log_level: lowest level in the terminal and the log file, as in `logging`.
-      check: whether each training step checks all that it computes, and the hooks of an iteration
+      check: whether each step checks all that it computes, and the hooks of an iteration
         may not wait for the device; slow, and one step at a time. See `StepChecks` of the extra
         `diagnose`.
+      inspect: paths of values inside the step, whose statistics are recorded; `InspectHook` has
+        more settings.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step

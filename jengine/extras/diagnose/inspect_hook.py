@@ -71,7 +71,9 @@ class InspectHook(Hook):
 
     def __post_init__(self) -> None:
         if isinstance(self.paths, str) or not self.paths:
-            raise ConfigError(f"`paths` must be a list of patterns, got {self.paths!r}")
+            raise ConfigError(
+                f"`inspect`, or `paths` of InspectHook, must be a list of patterns, got {self.paths!r}"
+            )
         self._programs: dict[bool, tuple[Callable[..., Any], dict[str, Origin]]] = {}
 
     def next_step(self, runner: RunnerProtocol, step: int) -> float:
