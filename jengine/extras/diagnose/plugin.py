@@ -5,7 +5,7 @@ provides = {
         "CheckInvalidLossHook": "jengine.extras.diagnose.invalid_loss",
         "ClassNumCheckHook": "jengine.extras.diagnose.class_count",
         "EmptyCacheHook": "jengine.extras.diagnose.memory",
-        "HistogramHook": "jengine.extras.diagnose.histogram",
+        "HistogramHook": "jengine.extras.diagnose.inspect_hook",
         "InspectHook": "jengine.extras.diagnose.inspect_hook",
         "MemoryProfilerHook": "jengine.extras.diagnose.memory",
         "NumClassCheckHook": "jengine.extras.diagnose.class_count",

@@ -34,6 +34,7 @@ _LOOK = 1.0  # at the request, and at the progress
 _ANSWER = 5.0  # for the other processes to send their stacks
 _MAX_SENT = 100_000  # characters of the stacks of another process
 _MAX_ARRAYS = 8  # of a batch
+_MAX_COLLECTIVES = 8
 _MAX_OTHERS = 8  # processes
 _BOARD = "jengine/watch/"  # start of the keys in the coordination service
 
@@ -183,8 +184,10 @@ class _Thread(threading.Thread):
             tokens: list[Any] = list(run.limiter.tokens)  # whose type lacks `is_ready`
             count = sum(not token.is_ready() for token in tokens)
             last = runner.programs.last
-            if count and last is not None:
-                lines.append(f"the device has not finished {count} calls of {last[0]}")
+            if last is not None and (count or run.stopwatch.current == "step"):
+                calls = f"has not finished {count} calls of" if count else "computes"
+                collectives = _describe_collectives(last[1], last[2])
+                lines.append(f"the device {calls} {last[0]}{collectives}")
         if arrays := _describe_batch(getattr(loop, "batch", None)):
             lines.append(f"the batch has {arrays}")
         if self._board is not None:
@@ -259,6 +262,20 @@ class _Board:
 def answer_name(name: str) -> str:
     """Return the name of the file with the stacks, in the work dir."""
     return f"stacks_{name}.txt"
+
+
+def _describe_collectives(program: Any, shapes: Any) -> str:
+    """Return the collectives of a program, in which processes and devices wait for one another."""
+    from jengine.extras.diagnose.expensive import list_collectives
+
+    if shapes is None or jax.device_count() == 1:
+        return ""
+    name = f"jit_{program.trace(*shapes).fun_name}"  # JAX has kept the trace
+    modules = [m for x in jax.devices()[0].client.live_executables() for m in x.hlo_modules()]
+    found = [each for m in modules if m.name == name for each in list_collectives(m.to_string())]
+    found = list(dict.fromkeys(found))
+    more = f" and {len(found) - _MAX_COLLECTIVES} more" if len(found) > _MAX_COLLECTIVES else ""
+    return f", with {', '.join(found[:_MAX_COLLECTIVES])}{more}" if found else ""
 
 
 def _describe_batch(batch: Any) -> str:
