@@ -171,8 +171,8 @@ class Fault:
       changes: old and new text, one pair after the other.
       says: the words in the output that name the fault, as regular expressions; none if nothing does.
       command: the arguments of `jengine`.
-      where: what the words name: layer, example, line, process, or what is not in the code: an entry
-        of the batch, or a setting.
+      where: what the words name: layer, example, line, process, an attribute, or what is not
+        in the code: an entry of the batch, or a setting.
       processes: how many train together, each started by itself; 0 for this one.
       earlier: the arguments of a command that runs before, with `sound.py`, the config without the fault.
     """
@@ -229,7 +229,7 @@ FAULTS = {
     "a tracer that is left in a list": Fault("transformer", (LOSS, "    KEPT.append(chosen)\n" + LOSS), command=CHECK, says=(r"`KEPT` of .*config\.py keeps a value of the trace, float32\[8,1\], made at .*in entropy: chosen = jnp\.take_along_axis",)),
     "a mean over the axis of examples": Fault("cnn", ("x = x.mean((1, 2))", "x = x.mean((0, 1))"), says=(r"the outputs have 2 in the place of 8 examples: look for a mean",), where="entry"),
     "a mean over examples instead of tokens": Fault("transformer", ("x = x.mean(1)", "x = x.mean(0)"), command=DEBUG, says=(r"The prediction for an example changes by .* if others in its batch change: look for a mean.* before those of head\.",), where="layer"),
-    "an attribute that changes after it was traced": Fault("cnn", ("def entropy(outputs, batch):", "class Scaled:\n    scale = 1.0\n\n    def __call__(self, outputs, batch):\n        return self.scale * entropy(outputs, batch)\n\n\nSCALED = Scaled()\n\n\ndef entropy(outputs, batch):", OWN_LOSS, "loss=SCALED", SEEN, "        SCALED.scale *= 0.5"), says=(r"`Scaled\.scale` must not change during training",)),
+    "an attribute that changes after it was traced": Fault("cnn", ("def entropy(outputs, batch):", "class Scaled:\n    scale = 1.0\n\n    def __call__(self, outputs, batch):\n        return self.scale * entropy(outputs, batch)\n\n\nSCALED = Scaled()\n\n\ndef entropy(outputs, batch):", OWN_LOSS, "loss=SCALED", SEEN, "        SCALED.scale *= 0.5"), says=(r"`Scaled\.scale` must not change during training",), where="attribute"),
     "a mask whose axes are exchanged": Fault("transformer", ("mask[:, None, :]", "mask[None, :, :]"), command=DEBUG, says=(r"The prediction for an example changes by .* look for a mean, norm, softmax, mask or .* after the outputs of layers_0\.attention\.Dense_0, before those of layers_0\.attention\.Dense_1\.",), where="layer"),
     "dropout that drops nothing": Fault("cnn", ("deterministic=not train", "deterministic=True"), command=DEBUG, says=(r"Dropout_0 drops nothing in training",), where="layer"),
     "an output with another name": Fault("cnn", ('return nn.Dense(4, name="head")(x)', 'return {"logit": nn.Dense(4, name="head")(x)}', "log_softmax(outputs)", 'log_softmax(outputs["logits"])', 'dict(type="Accuracy"), ', ""), says=(r"in entropy\n +chosen = .*outputs\[\"logits\"\]", r"KeyError: 'logits'", r"outputs \(logit f32\[8,4\]\)")),

@@ -247,7 +247,7 @@ def test_replicas_of_several_devices_are_refused(tmp_path):
 EVALUATION = dict(
     val_dataloader=dict(batch_size=16, dataset=dict(type=make_data)),
     val_cfg=dict(),
-    val_evaluator=dict(type="MeanLoss"),
+    val_evaluator=dict(type="MeanLoss", loss=cross_entropy),
 )
 
 

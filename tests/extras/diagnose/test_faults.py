@@ -69,9 +69,16 @@ def test_a_sound_model_has_no_silent_faults(tmp_path, monkeypatch, capsys, model
     assert "The learning rate is 0" not in said
 
 
-def test_the_page_about_faults_has_a_row_for_each_that_is_named():
+COMMANDS = {"train config.py": "plain", "train config.py --check": "`--check`", "train config.py --debug": "`--debug`", "data config.py": "`jengine data CONFIG`"}
+
+
+def test_the_page_about_faults_is_the_table_of_those_that_are_planted():
     page = (pathlib.Path(__file__).parents[3] / "docs" / "faults.md").read_text()
-    assert [name for name, fault in FAULTS.items() if fault.says and f"| {name} |" not in page] == []
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| (?!fault|-)", line)]
+    listed = {name: (model, command.partition(",")[0], where) for name, model, command, where, *_ in rows}
+    assert listed == {name: (fault.model, COMMANDS[fault.command], fault.where) for name, fault in FAULTS.items()}
+    in_code = [fault for fault in FAULTS.values() if set(fault.where.split(", ")) & {"layer", "example", "line"}]
+    assert len(in_code) >= 36
 
 
 @pytest.mark.many_processes

@@ -59,7 +59,7 @@ def test_the_command_in_the_error_finds_the_operation(tmp_path, monkeypatch, cap
     out = capsys.readouterr().out
     assert out.startswith("the step of iteration 3:\n  loss: nan\n")
     assert "not finite, in the order of the computation:\n  loss: 1 element\n" in out
-    assert "encountered in log" in out
+    assert "first operation:\n  NaN from `log`, at " in out
     assert 'jnp.log(params["w"])' in out
 
 
