@@ -205,7 +205,7 @@ class CheckedProgram:
         Raises:
           CheckError: a check failed. LeakedTracerError: a tracer is left behind.
         """
-        with named_nnx_layers(), _corrected_scatter():
+        with named_nnx_layers(), _corrected_rules():
             if self._is_first:
                 with checked_leaks():
                     jax.eval_shape(self._program, *args)
@@ -277,26 +277,41 @@ def _describe_step(state: TrainState, *_: Any) -> str:
 
 
 @contextlib.contextmanager
-def _corrected_scatter() -> Iterator[None]:
-    """Within the body, let JAX check scatters with batch dimensions, where its own rule fails.
+def _corrected_rules() -> Iterator[None]:
+    """Within the body, let JAX check scatters with batch dimensions, and mapped programs within a
+    mesh, where its own rules fail.
 
-    The gradient of `take_along_axis` has one, and with it many a cross entropy.
+    The gradient of `take_along_axis` has such a scatter, and with it many a cross entropy.
     """
     rules: Any = sys.modules.get(checkify.checkify.__module__)
     check = getattr(rules, "scatter_oob", None)
-    if check is None:  # another version of JAX has another rule
+    checks = getattr(rules, "error_checks", {})
+    mapped = next((each for each in checks if each.name == "shard_map"), None)
+    if check is None or mapped is None:  # another version of JAX has other rules
         yield
         return
+    check_mapped = checks[mapped]
 
     def corrected(operand: Any, indices: Any, updates: Any, numbers: Any) -> Any:
         axes = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
         return check(operand, indices, updates, numbers._replace(inserted_window_dims=axes))
 
+    def corrected_mapped(*args: Any, **params: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            error, outputs = check_mapped(*args, **params)
+        # that of the first device with one: what follows takes the error of one program
+        if failed := list(error._pred.values()):
+            first = jnp.argmax(jnp.stack(failed).any(0))
+            error = jax.tree.map(lambda x: x[first], error)
+        return error, outputs
+
     rules.scatter_oob = corrected
+    checks[mapped] = corrected_mapped
     try:
         yield
     finally:
         rules.scatter_oob = check
+        checks[mapped] = check_mapped
 
 
 def _list_non_finite(tree: PyTree) -> list[str]:
