@@ -24,6 +24,7 @@ from jengine.cli.commands import build_runner
 from jengine.cli.train import train
 from jengine.config import paths
 from jengine.config.errors import ConfigError
+from jengine.config.frames import own_frames
 from jengine.data.batch_check import Batch
 from jengine.extras.diagnose.failing_examples import describe_examples, fetch, find_examples
 from jengine.extras.diagnose.first_failure import (
@@ -363,7 +364,13 @@ def train_check(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     modules beside the config.
     """
     with _checked_annotations(pathlib.Path(args.config.partition(".py:")[0]).parent):
-        return train(build_runner(args, overrides, resume=args.resume, check=True), args.argv)
+        try:
+            return train(build_runner(args, overrides, resume=args.resume, check=True), args.argv)
+        except Exception as error:
+            # its message names the function, whose frames jaxtyping has removed
+            if type(error).__module__ == "jaxtyping" and not own_frames(error):
+                raise error.with_traceback(None) from None
+            raise
 
 
 def _checked_annotations(directory: pathlib.Path) -> contextlib.AbstractContextManager[Any]:

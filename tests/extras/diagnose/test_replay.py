@@ -132,3 +132,65 @@ def test_the_command_with_checks_lets_jaxtyping_check_the_modules_beside_the_con
     (tmp_path / "bad.py").write_text("def get_config():\n    return dict(model=1)\n")
     assert main(["train", "bad.py", "--check"]) == 2
     assert "hook bad net beartype.beartype\n" in capsys.readouterr().out
+
+
+CHECKER = """
+import functools, inspect
+
+def beartype(function):
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            check(name, value)
+        result = function(*args, **kwargs)
+        check("return", result)
+        return result
+
+    def check(name, value):
+        expected = function.__annotations__.get(name)
+        if hasattr(expected, "dim_str") and not isinstance(value, expected):
+            raise TypeError(name)
+
+    return call
+"""
+ANNOTATED = """
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch features"]) -> Float[Array, "batch 5"]:
+        return nn.Dense(4)(x)
+"""
+ON_NET = """
+import numpy as np
+from annotated import Net
+from jengine.data import ArrayDataset
+
+def get_config():
+    return dict(
+        model=dict(type="LinenModel", module=dict(type=Net), inputs="x", loss=dict(type="CrossEntropy", label="y")),
+        train_dataloader=dict(batch_size=4, dataset=dict(type=ArrayDataset, arrays=dict(x=np.ones((8, 3), np.float32), y=np.zeros(8, int)))),
+        train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+    )
+"""
+
+
+@pytest.mark.foreign
+def test_a_shape_that_jaxtyping_refuses_is_named_with_its_function(tmp_path, monkeypatch, capsys):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "beartype.py").write_text(CHECKER)
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "annotated.py").write_text(ANNOTATED)
+    (tmp_path / "on_net.py").write_text(ON_NET)
+    assert main(["train", "on_net.py", "--check"]) == 1
+    error = capsys.readouterr().err
+    assert "TypeCheckError: Type-check error whilst checking the return value of annotated.Net.__call__" in error
+    assert "Actual value: f32[4,4](jax)" in error
+    assert "linen.py" not in error
