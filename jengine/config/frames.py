@@ -24,6 +24,9 @@ _ENGINE = (
     "etils",
     "numpy",
     "ml_collections",
+    "jaxtyping",
+    "beartype",
+    "typeguard",
 )
 _DIRECTORIES = [pathlib.Path(__file__).parent.parent, pathlib.Path(sysconfig.get_path("stdlib"))]
 _INSTALLED = ("site-packages", "dist-packages")
