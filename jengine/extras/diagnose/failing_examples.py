@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -102,21 +102,37 @@ def describe_samples(
         return None
     epoch, position = divmod(index or 0, loader.length)
     given = jax.tree.leaves(process_local_batch(select_arrays(batch), batch))
-    with contextlib.closing(loader.copy_at_epoch(epoch)) as again:
-        again.set_epoch(epoch, position)
-        for drawn in itertools.islice(again, None if index is None else 1):
-            leaves = jax.tree.leaves(select_arrays(drawn))
-            if len(leaves) == len(given) and all(map(_are_alike, leaves, given)):
-                break
-            position += 1
-        else:
-            return None
+    for drawn in draw_again(loader, index or 0, None if index is None else 1):
+        leaves = jax.tree.leaves(drawn)
+        if len(leaves) == len(given) and all(map(_are_alike, leaves, given)):
+            break
+        position += 1
+    else:
+        return None
     indices = loader.sample_indices(epoch, position)
     start = _first_row(batch)
     known = [i for i in examples if 0 <= i - start < len(indices)]
     listed = ", ".join(f"example {i} is sample {indices[i - start]}" for i in known)
     number = f", batch {position}" if index is None else ""
     return f"in {type(loader.dataset).__name__} of {path}{number}: {listed}" if listed else None
+
+
+def draw_again(loader: Any, index: int, count: int | None = 1) -> Iterator[Batch]:
+    """Yield `count` batches, from the batch `index` of a run on, as arrays; None for all."""
+    epoch, start = divmod(index, loader.length or 1)
+    with contextlib.closing(loader.copy_at_epoch(epoch)) as again:
+        again.set_epoch(epoch, start)
+        yield from map(select_arrays, itertools.islice(again, count))
+
+
+def list_some(items: Sequence[Any], most: int = 5) -> str:
+    """Return the first items as text, and how many more there are.
+
+    >>> list_some([3, 4, 5], most=2)
+    '3, 4 and 1 more'
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return f"{', '.join(map(str, items[:most]))}{more}"
 
 
 def fetch(tree: Any) -> Any:

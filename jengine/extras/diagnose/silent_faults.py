@@ -14,6 +14,7 @@ from flax import linen as nn
 from jengine.config import paths
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
+from jengine.extras.diagnose.failing_examples import list_some
 from jengine.extras.diagnose.inspection import (
     compile_inspection,
     put_batch,
@@ -27,7 +28,6 @@ from jengine.train.phases import batches_per_iteration
 PyTree = Any
 _LARGE = 1e4  # rms of activations, over the largest input
 _UNSCALED = 32.0  # a larger mean of pixels comes from no normalization
-_MAX_PATHS = 5
 _PREDICTION = "prediction"
 
 logger = logging.getLogger("jengine")
@@ -80,8 +80,8 @@ class SilentFaults:
         lines = []
         if states:
             lines.append(
-                f"The steps have not changed {_list(states)}: does the network get `train=True`, "
-                "or a BatchNorm `use_running_average=not train`?"
+                f"The steps have not changed {list_some(states)}: does the network get "
+                "`train=True`, or a BatchNorm `use_running_average=not train`?"
             )
         params = [path for path in same if path.startswith("params.")]
         if params and len(params) == sum(path.startswith("params.") for path in self._before):
@@ -181,7 +181,7 @@ class SilentFaults:
         if not idle:
             return []
         return [
-            f"{_list([*idle])} drops nothing in training: does the network get "
+            f"{list_some([*idle])} drops nothing in training: does the network get "
             "`train=True`, or the layer `deterministic=False`?"
         ]
 
@@ -219,7 +219,8 @@ def describe_layers(
     lines = []
     if dead:
         lines.append(
-            f"All outputs of {_list(dead)} are zero: the units are dead, or the inputs are zero."
+            f"All outputs of {list_some(dead)} are zero: the units are dead, or the inputs are "
+            "zero."
         )
     if large:
         path, rms = large[0]
@@ -232,8 +233,3 @@ def describe_layers(
 
 def _top(path: str) -> str:
     return path.partition(".")[0]
-
-
-def _list(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_PATHS} more" if len(names) > _MAX_PATHS else ""
-    return f"{', '.join(names[:_MAX_PATHS])}{more}"

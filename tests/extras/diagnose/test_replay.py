@@ -182,6 +182,7 @@ def get_config():
 
 @pytest.mark.foreign
 def test_a_shape_that_jaxtyping_refuses_is_named_with_its_function(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("jaxtyping")
     packages = tmp_path / "packages"
     packages.mkdir()
     (packages / "beartype.py").write_text(CHECKER)
