@@ -1,4 +1,5 @@
 import re
+import sys
 import textwrap
 
 import pytest
@@ -118,15 +119,24 @@ def test_the_command_with_checks_ends_at_the_first_step_that_fails(tmp_path, mon
     assert "in Ones of train_dataloader: example 1 is sample 5" in error
 
 
-def test_the_command_with_checks_lets_jaxtyping_check_the_modules_beside_the_config(tmp_path, monkeypatch, capsys):
-    packages = tmp_path / "packages"
-    packages.mkdir()
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """A directory for stand-ins of packages, which are forgotten afterwards."""
+    directory = tmp_path / "packages"
+    directory.mkdir()
+    monkeypatch.syspath_prepend(directory)
+    yield directory
+    for name in [path.stem for path in directory.glob("*.py")]:
+        sys.modules.pop(name, None)
+
+
+def test_the_command_with_checks_lets_jaxtyping_check_the_modules_beside_the_config(tmp_path, monkeypatch, capsys, packages):
+    monkeypatch.delitem(sys.modules, "jaxtyping", raising=False)
     (packages / "beartype.py").write_text("")
     (packages / "jaxtyping.py").write_text(
         "import contextlib\ndef install_import_hook(modules, checker):\n"
         "    print('hook', *modules, checker)\n    return contextlib.nullcontext()\n"
     )
-    monkeypatch.syspath_prepend(packages)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("")
     (tmp_path / "bad.py").write_text("def get_config():\n    return dict(model=1)\n")
@@ -181,12 +191,9 @@ def get_config():
 
 
 @pytest.mark.foreign
-def test_a_shape_that_jaxtyping_refuses_is_named_with_its_function(tmp_path, monkeypatch, capsys):
+def test_a_shape_that_jaxtyping_refuses_is_named_with_its_function(tmp_path, monkeypatch, capsys, packages):
     pytest.importorskip("jaxtyping")
-    packages = tmp_path / "packages"
-    packages.mkdir()
     (packages / "beartype.py").write_text(CHECKER)
-    monkeypatch.syspath_prepend(packages)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "annotated.py").write_text(ANNOTATED)
     (tmp_path / "on_net.py").write_text(ON_NET)
