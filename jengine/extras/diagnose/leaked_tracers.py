@@ -66,13 +66,13 @@ def _find_holder(value: Any, depth: int = _DEPTH) -> str:
 
 def _name_cell(cell: Any) -> str:
     """Return the name of a variable that functions of the user share."""
-    for closure in gc.get_referrers(cell):
-        functions = gc.get_referrers(closure) if isinstance(closure, tuple) else ()
-        for function in functions:
-            if isinstance(function, types.FunctionType) and function.__closure__ is closure:
+    closures = [each for each in gc.get_referrers(cell) if isinstance(each, tuple)]
+    for closure in closures:
+        for function in gc.get_referrers(closure):
+            if isinstance(function, types.FunctionType) and closure is function.__closure__:
                 code = function.__code__
                 if not is_library(code.co_filename):
-                    name = code.co_freevars[closure.index(cell)]
+                    name = code.co_freevars[list(closure).index(cell)]
                     return f"`{name}` of {function.__qualname__} in {code.co_filename}"
     return ""
 

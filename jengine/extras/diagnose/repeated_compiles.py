@@ -52,7 +52,7 @@ class RepeatedCompiles:
             jax.monitoring.unregister_event_duration_listener(self._note)
             self._runner = None
 
-    def _note(self, event: str, seconds: float, fun_name: str = "", **_: object) -> None:
+    def _note(self, event: str, duration_secs: float, **details: Any) -> None:
         # what a trace compiles comes with the program that is traced
         if event != _EVENT or _trace_state() != self._outside:
             return
@@ -62,6 +62,7 @@ class RepeatedCompiles:
             return
         frame, line = call
         file = frame.f_code.co_filename
+        fun_name = details.get("fun_name", "")
         iterations = self._seen[fun_name, file, line]
         if self._runner.iter in iterations or len(iterations) >= _ITERATIONS:
             return

@@ -153,7 +153,9 @@ class SilentFaults:
         idle: dict[str, None] = {}
 
         def note(module: Any, path: str, inputs: Any, output: Any) -> Any:
-            is_dropout = "drop" in type(module).__name__.lower() and getattr(module, "rate", 0)
+            is_dropout = "drop" in type(module).__name__.lower() and bool(
+                getattr(module, "rate", 0)
+            )
             if is_dropout and any(output is x for x in inputs):
                 idle[path] = None
             return output

@@ -150,7 +150,7 @@ def describe_bad_values(batch: PyTree) -> str | None:
             bad = np.flatnonzero(~np.isfinite(x).all(axis=tuple(range(1, x.ndim))))
             return (
                 f"the entry {path!r} of the batch has values that are not finite, in example "
-                f"{list_some(bad)}: look at the data"
+                f"{list_some(bad.tolist())}: look at the data"
             )
     return None
 
