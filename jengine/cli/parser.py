@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jengine.config.errors import closest
+from jengine.config.errors import closest, did_you_mean
 from jengine.config.plugins import find_missing, provided
 
 _EPILOG = """Set any value of the config with --config.PATH=VALUE:
@@ -24,6 +24,8 @@ class _Parser(argparse.ArgumentParser):
         if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             hint = find_missing(match[1]) or closest(match[1], re.findall(r"[\w-]+", match[2]))
             message = message.partition(" (choose from")[0] + hint
+        if match := re.match(r"unknown argument (--[\w-]+)", message):
+            message += did_you_mean(match[1], self._option_string_actions)
         super().error(message)
 
 
@@ -89,7 +91,7 @@ class Commands:
         parser: argparse.ArgumentParser = self._groups[group].add_parser(
             word, parents=parents, help=text
         )
-        parser.set_defaults(run=run, runs_code=runs_code)
+        parser.set_defaults(run=run, runs_code=runs_code, parser=parser)
         self._parsers[name] = parser
         return parser
 

@@ -163,7 +163,10 @@ class EvalLoop:
                 name=f"the step of the {self.phase}",
                 on_recompile=None if runner.train_loop is None else runner.train_loop.on_recompile,
             )
-            self._programs[key] = EvalProgram(traced, runner.strategy.compile_eval_step(traced))
+            compiled = runner.strategy.compile_eval_step(traced)
+            if runner.checks is not None:
+                compiled = runner.checks.check_evaluation(compiled, self.phase, rules is None, fp16)
+            self._programs[key] = EvalProgram(traced, compiled)
         return self._programs[key]
 
     def check(
