@@ -19,6 +19,7 @@ from jengine.extras.report.inventory import (
     list_checkpoint_entries,
     remove_checkpoints,
 )
+from jengine.logging.console import write_line
 from jengine.logging.tables import format_table
 
 _NO_METRICS = ("step", "iter", "epoch", "mode", "time", "data_time")  # in a line of the log
@@ -45,7 +46,7 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
             _make_row(entry, training, logged if entry.meta.get("iter") == last.get("iter") else {})
             for entry in entries
         ]
-        print(
+        write_line(
             format_table(
                 columns,
                 rows,
@@ -129,7 +130,7 @@ def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     rows = [
         [name, describe(leaf), format_bytes(sizes[name], digits=1)] for name, leaf in stored.items()
     ]
-    print(format_table(["array", "type", "size"], rows, align=["left", "left", "right"]))
+    write_line(format_table(["array", "type", "size"], rows, align=["left", "left", "right"]))
     items: collections.Counter[str] = collections.Counter()
     for name, size in sizes.items():
         items[name.partition(".")[0]] += size

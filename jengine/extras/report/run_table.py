@@ -18,7 +18,7 @@ from jengine.extras.report.remote import origin
 from jengine.extras.report.run_files import ReportedRun, read_runs
 from jengine.extras.report.run_metrics import find_best, flatten_config, list_saved_metrics
 from jengine.extras.report.table_format import Cell, Spread, format_cells, sort_cells, spread
-from jengine.logging.console import escape_control
+from jengine.logging.console import escape_control, write_line
 
 # Differences that are no hyperparameters unless a sweep sets them: names, places, and what is drawn
 # and logged
@@ -446,6 +446,6 @@ def print_table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         sort_cells(headings, rows, args.sort, args.reverse)
     elif args.reverse:
         rows.reverse()
-    print(format_cells(headings, rows, args.style))
+    write_line(format_cells(headings, rows, args.style))
     for note in found.notes:
         print(escape_control(note), file=sys.stderr)
