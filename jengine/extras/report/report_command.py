@@ -20,7 +20,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     page = report(*args.work_dirs, images=args.images)
     if not args.serve:
         page.save(args.out)
-        print(escape_control(f"{args.out} shows {len(page.runs)} runs: {', '.join(page.runs)}"))
+        runs = "1 run" if len(page.runs) == 1 else f"{len(page.runs)} runs"
+        print(escape_control(f"{args.out} shows {runs}: {', '.join(page.runs)}"))
         for name, note in page.notes():
             print(escape_control(f"  {name}: {note}"))
         return
