@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Sequence
 
 from jengine.config.errors import ConfigError
+from jengine.extras.report.figures import draw_page
 from jengine.extras.report.page import collect_data
 from jengine.extras.report.page import report as report
 from jengine.extras.report.server import make_server
@@ -17,6 +18,12 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Write the page, or serve it until an interrupt."""
     if args.images is not None and args.images < 1:
         raise ConfigError(f"`--images` must be at least 1, got {args.images}")
+    if args.png:
+        data = collect_data(args.work_dirs, args.images)
+        draw_page(args.png, data)
+        runs = "1 run" if len(data["runs"]) == 1 else f"{len(data['runs'])} runs"
+        print(escape_control(f"{args.png} shows the curves of {runs}"))
+        return
     page = report(*args.work_dirs, images=args.images)
     if not args.serve:
         page.save(args.out)
