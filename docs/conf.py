@@ -24,6 +24,7 @@ html_theme_options = {
     "home_page_in_toc": True,
     "use_download_button": False,
     "navbar_persistent": [],  # the sidebar has the search
+    "footer_content_items": ["extra-footer"],
     "extra_footer": f"jengine {version}, a training engine for JAX",
 }
 # Every page links to the repository once pyproject.toml has its address: `urls = {Repository = "https://..."}`.
