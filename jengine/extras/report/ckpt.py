@@ -19,6 +19,7 @@ from jengine.extras.report.inventory import (
     list_checkpoint_entries,
     remove_checkpoints,
 )
+from jengine.extras.report.table_format import count
 from jengine.logging.console import write_line
 from jengine.logging.tables import format_table
 
@@ -54,7 +55,7 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
             )
         )
         print(
-            f"{len(entries)} checkpoints, "
+            f"{count(len(entries), 'checkpoint')}, "
             f"{format_bytes(sum(entry.size for entry in entries), digits=1)}",
             end="",
         )
@@ -135,7 +136,7 @@ def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     for name, size in sizes.items():
         items[name.partition(".")[0]] += size
     totals = ", ".join(f"{item} {format_bytes(size, digits=1)}" for item, size in items.items())
-    print(f"{len(stored)} arrays: {totals}")
+    print(f"{count(len(stored), 'array')}: {totals}")
 
 
 def _list_contents(metadata: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from jengine.config.storage import is_url, storage_path, write_bytes
 from jengine.extras.report.run_files import ReportedRun
 from jengine.extras.report.run_metrics import Points
 from jengine.extras.report.run_table import RunTable, shorten_paths
+from jengine.extras.report.table_format import count
 
 _SUFFIXES = (".pdf", ".svg", ".png")
 _FEW = 10  # lines: as many as the colors of a palette, and as a legend within the axes has room for
@@ -91,8 +92,7 @@ def plot_metric(
         axes.legend(**outside)
     seeds = max(len(group.runs) for group in groups)
     spread = ", mean ± deviation over seeds" if seeds > 1 else ""
-    settings = "1 setting" if len(groups) == 1 else f"{len(groups)} settings"
-    return f"{path} shows {name} of {settings}{spread}"
+    return f"{path} shows {name} of {count(len(groups), 'setting')}{spread}"
 
 
 def draw_page(path: str, data: Mapping[str, Any]) -> None:
@@ -162,12 +162,12 @@ def _figure(path: str, argument: str, size: tuple[float, float]) -> Iterator[Any
     write_bytes(file, out.getvalue())
 
 
-def _colors(count: int) -> list[Any]:
+def _colors(number: int) -> list[Any]:
     from matplotlib import colormaps
 
-    if count <= _FEW:
-        return [colormaps["tab10"](i) for i in range(count)]
-    return [colormaps["viridis"](i / (count - 1)) for i in range(count)]
+    if number <= _FEW:
+        return [colormaps["tab10"](i) for i in range(number)]
+    return [colormaps["viridis"](i / (number - 1)) for i in range(number)]
 
 
 def _draw(axes: Any, curves: Sequence[Points], label: str, color: Any, style: str = "-") -> None:

@@ -9,6 +9,7 @@ from jengine.extras.report.figures import draw_page
 from jengine.extras.report.page import collect_data
 from jengine.extras.report.page import report as report
 from jengine.extras.report.server import make_server
+from jengine.extras.report.table_format import count
 from jengine.logging.console import escape_control
 
 _REFRESH = 5.0  # seconds
@@ -21,14 +22,13 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     if args.png:
         data = collect_data(args.work_dirs, args.images)
         draw_page(args.png, data)
-        runs = "1 run" if len(data["runs"]) == 1 else f"{len(data['runs'])} runs"
-        print(escape_control(f"{args.png} shows the curves of {runs}"))
+        print(escape_control(f"{args.png} shows the curves of {count(len(data['runs']), 'run')}"))
         return
     page = report(*args.work_dirs, images=args.images)
     if not args.serve:
         page.save(args.out)
-        runs = "1 run" if len(page.runs) == 1 else f"{len(page.runs)} runs"
-        print(escape_control(f"{args.out} shows {runs}: {', '.join(page.runs)}"))
+        shown = count(len(page.runs), "run")
+        print(escape_control(f"{args.out} shows {shown}: {', '.join(page.runs)}"))
         for name, note in page.notes():
             print(escape_control(f"  {name}: {note}"))
         return
