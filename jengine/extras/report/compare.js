@@ -160,7 +160,7 @@ function renderTable() {
     const press = el("button", { type: "button", class: "toggle", "--color": color(row.runs[0]), title: "Hide or show", "aria-label": `show ${name}`, "aria-pressed": String(isShown), "data-focus": `show ${name}`, onclick: () => toggle(row.runs) });
     return el("th", { class: "run-cell", scope: "row" }, press, several ? onlyButton(row.runs, name, "row") : null, row.name);
   };
-  keepFocus($("table"), [el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, isGrouped() ? "" : "run"), ...list.map(heading))),
+  keepFocus($("table"), [el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, isGrouped() ? "setting" : "run"), ...list.map(heading))),
     el("tbody", {}, ...rows.map(row => el("tr", { class: row.runs.every(run => hidden.has(run.name)) ? "hidden-run" : null }, first(row), ...list.map(column => cell(row, column))))))]);
   $("table").hidden = !rows.length;
   const shown = visibleRuns().length;
@@ -220,7 +220,7 @@ function renderParallel() {
   });
   // On a phone the axes keep their distance, and the plot scrolls.
   $("parallel-plot").style.minWidth = `${axes.length * AXIS_WIDTH}px`;
-  $("parallel-plot").setAttribute("aria-label", `Parallel coordinates of ${shown.length} runs: ${axes.map(axis => axis.name).join(", ")}. The table has the values.`);
+  const described = `Parallel coordinates of ${shown.length} runs: ${axes.map(axis => axis.name).join(", ")}. The table has the values.`;
   const label = (x, y, text, more) => ({ x, y, text: escapeHtml(text), showarrow: false, font: { size: 11 }, ...more });
   Plotly.react($("parallel-plot"), series, {
     margin: { l: 60, r: 60, t: 34, b: 14 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest", hoverdistance: 12,
@@ -231,6 +231,7 @@ function renderParallel() {
       ...axis.ticks.map(([y, text]) => label(i, y, text.length > 14 ? `${text.slice(0, 13)}…` : text, { xanchor: i === axes.length - 1 ? "left" : "right", xshift: i === axes.length - 1 ? 6 : -6, bgcolor: translucent(css("--card"), 0.8) }))]),
     hoverlabel: hoverLabel(),
   }, { responsive: true, displayModeBar: false });
+  describeSvg($("parallel-plot"), described);
   followPointer($("parallel-plot"));
 }
 

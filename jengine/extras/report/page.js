@@ -127,12 +127,20 @@ function draw(panel) {
   };
   const curves = traces(panel);
   Plotly.react(panel.plot, curves, layout(panel), settings);
-  panel.plot.setAttribute("aria-label", describeCurves(panel, curves));
+  describeSvg(panel.plot, describeCurves(panel, curves));
   if (!panel.listening) {
     panel.listening = true;
     panel.plot.on("plotly_relayout", event => follow(panel, event));
     followPointer(panel.plot);
   }
+}
+
+function describeSvg(plot, text) {
+  // Plotly lays several drawings over each other, which are one picture.
+  const [first, ...others] = plot.querySelectorAll(".main-svg");
+  first.setAttribute("role", "img");
+  first.setAttribute("aria-label", text);
+  others.forEach(svg => svg.setAttribute("aria-hidden", "true"));
 }
 
 function describeCurves(panel, curves) {
@@ -186,9 +194,9 @@ function icon() {
 
 function makePanel(name, group) {
   const panel = { name, group, log: state.log, dirty: true, visible: false, listening: false };
-  panel.logButton = el("button", { type: "button", title: "Logarithmic scale", "aria-label": `logarithmic scale of ${name}`, onclick: () => { panel.log = !panel.log; mark(); draw(panel); } }, "log");
+  panel.logButton = el("button", { type: "button", title: "Logarithmic scale", "aria-label": `log scale of ${name}`, onclick: () => { panel.log = !panel.log; mark(); draw(panel); } }, "log");
   panel.expand = el("button", { type: "button", title: "Enlarge", "aria-label": `enlarge ${name}`, "aria-pressed": "false", onclick: () => enlarge(panel) }, icon());
-  panel.plot = el("div", { class: "plot", role: "img" });
+  panel.plot = el("div", { class: "plot" });
   panel.warn = el("div", { class: "warn" });
   panel.key = el("small", { class: "key" });
   panel.node = el("div", { class: "panel", "data-name": name }, el("h3", {}, el("span", { title: name }, name), panel.key, panel.logButton, panel.expand), panel.warn, panel.plot);
@@ -284,7 +292,7 @@ function renderTime() {
   if (!runs.length) return section("time", "Time");
   const phases = [...new Set(runs.flatMap(run => Object.keys(run.seconds)))];
   const total = run => Object.values(run.seconds).reduce((sum, value) => sum + value, 0);
-  const bars = el("div", { class: "bars", role: "img", "aria-label": "Time of each run by phase; the table below has the numbers", "--height": `${70 + (runs.length > MANY ? 18 : 34) * runs.length}px` });
+  const bars = el("div", { class: "bars", "--height": `${70 + (runs.length > MANY ? 18 : 34) * runs.length}px` });
   const share = (run, phase) => 100 * (run.seconds[phase] || 0) / total(run);
   const rows = runs.map(run => [runName(run), duration(total(run)), ...phases.map(phase =>
     el("td", { class: "number" }, phase in run.seconds ? duration(run.seconds[phase]) : "", " ", el("small", {}, phase in run.seconds ? `${share(run, phase).toFixed(1)} %` : ""))),
@@ -305,6 +313,7 @@ function renderTime() {
     yaxis: { automargin: true, autorange: "reversed", fixedrange: true, type: "category" },
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text") } },
   }, { responsive: true, displayModeBar: false });
+  describeSvg(bars, "Time of each run by phase; the table below has the numbers");
 }
 
 function renderConfig() {
@@ -315,7 +324,7 @@ function renderConfig() {
   function fill() {
     const rows = all.checked ? data.config : differing;
     body.replaceChildren(rows.length
-      ? table(["", ...data.runs.map(runName)], rows.map(row => [row.path, ...row.values.map(value => el("td", { class: row.differs && all.checked && several ? "value best" : "value" }, value))]))
+      ? table(["key", ...data.runs.map(runName)], rows.map(row => [row.path, ...row.values.map(value => el("td", { class: row.differs && all.checked && several ? "value best" : "value" }, value))]))
       : el("p", { class: "empty" }, "The configs are equal."));
   }
   fill();

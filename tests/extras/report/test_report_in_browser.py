@@ -39,7 +39,7 @@ TWO_RUNS = """
   found.pictures = [...$("pictures").querySelectorAll("img")].map(image => image.naturalWidth);
   found.buttons = [...new Set([...document.querySelectorAll(".modebar-btn")].map(button => button.dataset.title))].sort();
   found.wider = document.documentElement.scrollWidth - innerWidth;
-  const pictured = [...document.querySelectorAll(".js-plotly-plot")].map(plot => plot.closest("[role=img]")?.getAttribute("aria-label"));
+  const pictured = [...document.querySelectorAll(".js-plotly-plot")].map(plot => plot.querySelector("svg[role=img]")?.getAttribute("aria-label"));
   found.pictured = [pictured.filter(Boolean).length === pictured.length, pictured.find(text => text?.startsWith("loss"))];
   change("smooth", 0.9, "input");
   found.smoothed = lines("loss").length;
