@@ -21,7 +21,7 @@ _FEW = 10  # lines: as many as the colors of a palette, and as a legend within t
 _FEW_POINTS = 30  # of a curve, which are marked
 _COLUMNS = 3
 _PANEL = (4.2, 2.8)  # inches
-_STYLE = {
+_STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
