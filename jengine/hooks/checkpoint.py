@@ -348,8 +348,10 @@ class CheckpointHook(Hook):
         self._interrupted = []
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=evict)
         # Now that it has begun: after a loss that is not finite nothing is saved.
+        unit = "epoch" if self.by_epoch else "iteration"
         runner.logger.info(
-            f"Saving checkpoint at {number} {'epochs' if self.by_epoch else 'iterations'}"
+            f"Saving checkpoint at {number} {unit}s",  # MMEngine's words, for the log file
+            extra={"on_terminal": f"Saving checkpoint at {unit} {number}"},
         )
 
     def _split_surplus(
@@ -425,7 +427,11 @@ class CheckpointHook(Hook):
         unit = "epoch" if by_epoch else "iter"
         place = ranking.index(new) + 1
         rank = "The best checkpoint" if place == 1 else f"Checkpoint number {place} of the best"
-        runner.logger.info(f"{rank} with {score:0.4f} {key} at {number} {unit} is saved to {name}.")
+        reached = f"{rank} with {score:0.4f} {key} at"
+        runner.logger.info(
+            f"{reached} {number} {unit} is saved to {name}.",
+            extra={"on_terminal": f"{reached} {unit} {number} is saved to {name}."},
+        )
 
     def _read_rules(self, keys: tuple[str, ...], rules: tuple[str, ...]) -> dict[str, str]:
         """Return the rules by metric that are known before the first validation."""

@@ -423,6 +423,13 @@ def test_each_save_is_logged(train, caplog):
         f"Checkpoints will be saved to {exp}.",
         "Saving checkpoint at 1 iterations",
     ]
+    shown = [record.__dict__.get("on_terminal", "") for record in caplog.records]  # MMEngine's words are for the log file
+    assert [text for text in shown if text.startswith(("Saving", "The best"))] == [
+        "The best checkpoint with 0.1000 acc at epoch 1 is saved to best_acc_epoch_1.",
+        "Saving checkpoint at epoch 2",
+        "The best checkpoint with 0.2000 acc at epoch 2 is saved to best_acc_epoch_2.",
+        "Saving checkpoint at iteration 1",
+    ]
 
 
 def test_an_epoch_interval_in_an_iteration_loop_logs_a_warning(make, caplog):
