@@ -240,7 +240,8 @@ class ParamScheduler:
             raise UnknownNameError(
                 f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
                 f"without{closest(name, groups[0])}; write optax.adamw(1e-2) as "
-                "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2)"
+                "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2), and "
+                "leave out `param_scheduler` beside optax.adamw(schedule)"
             )
         for group in known:
             if not is_host_number(group.get(name, 0.0)):
