@@ -373,6 +373,9 @@ def make_config(module: TransformerLM) -> dict[str, Any]:
     config: dict[str, Any] = {
         "vocab_size": module.vocab_size,
         "tie_word_embeddings": module.tied,
+        # The defaults are tokens of other vocabularies
+        "bos_token_id": None,
+        "eos_token_id": None,
     }
     if module.positions == "learned":
         config |= {
@@ -400,8 +403,13 @@ def make_config(module: TransformerLM) -> dict[str, Any]:
             "rms_norm_eps": settings.norm_epsilon,
             "hidden_act": activation,
             "rope_theta": settings.rotary_base,
-            "rope_scaling": _write_scaling(module.rotary_scaling),
         }
+        if (scaling := module.rotary_scaling) is not None:
+            names = {"kind": "rope_type", "original_length": _ORIGINAL}
+            config["rope_scaling"] = {names.get(name, name): scaling[name] for name in scaling}
+            if "original_length" in scaling:
+                longest = int(scaling["original_length"] * scaling["factor"])
+                config["max_position_embeddings"] = longest
         config |= (
             {"attention_bias": settings.attention_bias, "mlp_bias": settings.mlp_bias}
             if is_llama
@@ -415,13 +423,6 @@ def make_config(module: TransformerLM) -> dict[str, Any]:
             )
         )
     return config
-
-
-def _write_scaling(scaling: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    if scaling is None:
-        return None
-    names = {"kind": "rope_type", "original_length": _ORIGINAL}
-    return {names.get(name, name): value for name, value in scaling.items()}
 
 
 def find_differences(config: Config, model: object) -> list[str]:
