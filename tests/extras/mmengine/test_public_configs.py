@@ -350,3 +350,12 @@ def test_an_autoencoder_keeps_its_hooks_seed_and_start(autoencoder):
         "train_dataloader.collate_fn", "log_processor.custom_cfg[0]",
     }  # fmt: skip
     assert scalars[-1]["step"] == 2
+
+
+def test_commands_that_build_no_runner_take_the_config_too(tmp_path, capsys):
+    path = tmp_path / "mae.py"
+    path.write_text(SELFSUP.format(config=str(CONFIGS / "selfsup" / "mae.py"), loss=None))
+    assert main(["data", str(path), "--config.train_dataloader.num_workers=0"]) == 0
+    assert re.search(r"batch size +512\n", capsys.readouterr().out)
+    assert main(["schedule", str(path), "--config.train_dataloader.num_workers=0"]) == 0
+    assert "lr: 2.4e-07 to 4.569e-08, between 4.569e-08 and 0.0024" in capsys.readouterr().out
