@@ -46,6 +46,15 @@ LoopSection = Config | TrainLoopProtocol | EvalLoopProtocol  # `train_cfg`, `val
 EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 
 
+def adapt_config(cfg: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return a resolved config as the `config_checks` of the extras leave it, and what they say."""
+    changes = ""
+    for check in load_each("config_checks"):
+        cfg, lines = check(cfg)
+        changes += lines
+    return cfg, changes
+
+
 def read_top_level(
     cfg: dict[str, Any], constructor: Callable[..., Any]
 ) -> tuple[dict[str, Any], str]:
@@ -53,13 +62,9 @@ def read_top_level(
     `constructor`, and `vars`.
 
     Returns:
-      The config as the `config_checks` of the extras leave it, and lines that say what they have
-      changed, or "".
+      See `adapt_config`.
     """
-    changes = ""
-    for check in load_each("config_checks"):
-        cfg, lines = check(cfg)
-        changes += lines
+    cfg, changes = adapt_config(cfg)
     known = [
         name for name in inspect.signature(constructor).parameters if name not in ("self", "cfg")
     ]

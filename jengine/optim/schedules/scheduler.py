@@ -95,7 +95,8 @@ class ParamScheduler:
             raise UnknownNameError(
                 f"{type(self).__name__} must have an optimizer with a known `{param_name}`, got "
                 f"one without{closest(param_name, groups[0])}; write optax.adamw(1e-2) as "
-                "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2)"
+                "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2), and "
+                "leave out `param_scheduler` beside optax.adamw(schedule)"
             )
         for group in known:
             if not is_host_number(value := group.get(param_name, 0.0)):
