@@ -14,6 +14,7 @@ from jengine.config.registry import HOOKS
 from jengine.config.storage import apply_backend_args, storage_path
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
+from jengine.hooks.run_record import record_test
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.console import set_file_handler
 
@@ -165,8 +166,10 @@ class LoggerHook(Hook):
             runner, last, "test", with_non_scalar=True
         )
         if runner.is_main_process:
+            entries = _to_json_entries(tag)
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
-                file.write(encode(_to_json_entries(tag), for_logs=True))
+                file.write(encode(entries, for_logs=True))
+            record_test(runner, entries)
 
     def after_run(self, runner: RunnerProtocol) -> None:
         """Close the backends and copy the log files to `out_dir`."""

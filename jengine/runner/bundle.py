@@ -299,6 +299,8 @@ def load_weights(runner: RunnerProtocol, source: LoadFrom) -> None:
     is_evaluated = runner.train_loop is None
     weights = source.open(runner.state.params, evaluated=is_evaluated)
     rest = dict(weights.meta)
+    if is_evaluated:
+        runner.run.evaluated.update(rest.get("meta", {}), path=weights.label)
     variables = {"params": runner.state.params, "model_state": runner.state.model_state}
     replicas = runner.strategy.replicas
     names = [path.removeprefix("params.") for path in weights.names]
