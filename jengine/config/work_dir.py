@@ -2,5 +2,3 @@
 
 # In the log directory: parameter groups, times, versions and progress.
 RECORD = "run.json"
-# In the log directory of a training: the tests of its weights, also those by other processes.
-TESTS = "tests.json"

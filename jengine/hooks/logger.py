@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from jengine.config.annotations import Count
 from jengine.config.json_codec import encode, to_plain
+from jengine.config.plugins import load_each
 from jengine.config.registry import HOOKS
 from jengine.config.storage import apply_backend_args, storage_path
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
-from jengine.hooks.run_record import record_test
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.console import set_file_handler
 
@@ -169,7 +169,8 @@ class LoggerHook(Hook):
             entries = _to_json_entries(tag)
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
                 file.write(encode(entries, for_logs=True))
-            record_test(runner, entries)
+            for record in load_each("test_records"):
+                record(runner, entries)
 
     def after_run(self, runner: RunnerProtocol) -> None:
         """Close the backends and copy the log files to `out_dir`."""

@@ -7,21 +7,13 @@ import pathlib
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import PurePath
 from typing import Any
 
 import jax
 
-from jengine.checkpoint.identity import TIMESTAMP
 from jengine.config.json_codec import decode_object, encode
-from jengine.config.storage import (
-    StorageError,
-    list_directory,
-    read_bytes,
-    storage_path,
-    write_bytes,
-)
-from jengine.config.work_dir import RECORD, TESTS
+from jengine.config.storage import read_bytes, write_bytes
+from jengine.config.work_dir import RECORD
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.train.state import count_parameters
 from jengine.versions import __version__, describe_device, environment_versions
@@ -82,44 +74,6 @@ def update_record(
         runner.log_writer.submit(_update, runner, progress)
     else:
         _update(runner, progress)
-
-
-def record_test(runner: RunnerProtocol, metrics: dict[str, Any]) -> None:
-    """Add the metrics of a test to the log directory of the training that made its weights.
-
-    A later test of the same checkpoint replaces an earlier one; the newest is the last. Nothing is
-    written for weights without a training, and for one whose log directory is not there.
-    """
-    weights = runner.run.evaluated if runner.train_loop is None else {}
-    checkpoint = ""
-    log_dirs: Sequence[PurePath] = [pathlib.Path(runner.log_dir)]
-    if weights:
-        # it names a directory, and a checkpoint is data
-        if not TIMESTAMP.fullmatch(name := str(weights.get("timestamp", ""))):
-            return
-        path = storage_path("load_from", weights["path"])
-        checkpoint = path.name
-        # with a `CheckpointHook.out_dir` the logs are in the work dir, and checkpoints that were
-        # moved for a later run are one level below
-        roots = [path.parent, path.parent.parent, storage_path("work_dir", runner.work_dir)]
-        log_dirs = [root / name for root in roots]
-    found = [log_dir for log_dir in log_dirs if RECORD in list_directory(log_dir)]
-    if not found:
-        return
-    entry = {
-        "checkpoint": checkpoint,
-        "iter": weights.get("iter", runner.iter),
-        "tested": _now(),
-        "metrics": metrics,
-    }
-    file = found[0] / TESTS
-    try:
-        exists = TESTS in list_directory(found[0])
-        tests = decode_object(read_bytes(file))["tests"] if exists else []
-        tests = [test for test in tests if test["checkpoint"] != checkpoint] + [entry]
-        write_bytes(file, encode({"tests": tests}, for_logs=True, indent=1).encode())
-    except (OSError, ValueError, TypeError, KeyError, StorageError) as error:
-        runner.logger.warning(f"the test is not added to {file}: {error}")
 
 
 def read_sessions(runner: RunnerProtocol) -> list[dict[str, Any]]:

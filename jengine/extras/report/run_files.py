@@ -12,10 +12,11 @@ from typing import Any
 from jengine.checkpoint.lock import is_locked
 from jengine.config.dump import parse_config
 from jengine.config.errors import ConfigError, did_you_mean
-from jengine.config.work_dir import RECORD, TESTS
+from jengine.config.work_dir import RECORD
 from jengine.extras.report.foreign_files import ForeignFiles, conform, get_dict, is_number
 from jengine.extras.report.remote import SCALARS, TIMESTAMP, fetch_runs, is_training, origin
-from jengine.extras.report.run_metrics import TIMES, Points, read_curves
+from jengine.extras.report.run_metrics import Points, read_curves
+from jengine.extras.report.tests import read_tests
 
 # In the work dir of a sweep's run: `overrides`, and `error` or `pruned`.
 TRIAL = "trial.json"
@@ -33,9 +34,6 @@ _RECORD_FORM: dict[str, Any] = {
             "seconds": {str: float},
         }
     ],
-}
-_TESTS_FORM: dict[str, Any] = {
-    "tests": [{"checkpoint": str, "iter": float, "tested": str, "metrics": {str: float}}]
 }
 STALLS = "stalls.json"
 _STALLS_FORM: dict[str, Any] = {
@@ -203,7 +201,7 @@ def read_run(log_dir: pathlib.Path) -> ReportedRun:
         trial=trial,
         stalls=conform(files.read_json(files.root / STALLS), _STALLS_FORM, STALLS, []) or {},
         images=_list_images(files, config),
-        tests=_read_tests(files),
+        tests=read_tests(files),
     )
 
 
@@ -258,19 +256,6 @@ def _read_record(files: ForeignFiles) -> dict[str, Any]:
     )
     groups = {} if is_complete else {"model": None, "groups": None}
     return {"sessions": [], **record, **groups}
-
-
-def _read_tests(files: ForeignFiles) -> list[dict[str, Any]]:
-    """Return the tests of a training; earlier versions wrote only that of the run itself."""
-    earlier = {"metrics": files.read_json(files.root / f"{files.root.name}.json")}
-    stored = conform(files.read_json(files.root / TESTS), _TESTS_FORM, TESTS, [])
-    tests = stored.get("tests") or [conform(earlier, _TESTS_FORM["tests"][0], TESTS, [])]
-    found = []
-    for test in tests:
-        metrics = {name: x for name, x in test.get("metrics", {}).items() if name not in TIMES}
-        if metrics:
-            found.append({"checkpoint": "", **test, "metrics": metrics})
-    return found
 
 
 def _read_config(files: ForeignFiles) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The command `jengine predict`."""
 
-from jengine.cli.parser import CHECKPOINT, Commands
+from jengine.cli.parser import Commands, add_checkpoint
 
 
 def add_commands(commands: Commands) -> None:
@@ -11,7 +11,7 @@ def add_commands(commands: Commands) -> None:
         "write predictions of a checkpoint to a file",
         commands.run,
     )
-    predict.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    add_checkpoint(predict)
     predict.add_argument(
         "--out",
         required=True,

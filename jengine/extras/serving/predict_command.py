@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from jengine.cli.commands import build_runner
+from jengine.cli.commands import build_runner, choose_checkpoint
 from jengine.config.errors import ConfigError
 from jengine.config.json_codec import encode
 from jengine.config.plugins import load_provided
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
             "`--out` must be a .jsonl file for a .jsonl or .txt file of prompts in `--data`, and "
             f"else an .npz file, got {args.out!r} for {args.data or 'the data of the config'}"
         )
-    runner = build_runner(args, overrides, load_from=args.checkpoint, resume=False)
+    runner = build_runner(args, overrides, load_from=choose_checkpoint(args), resume=False)
     if args.out.endswith(".jsonl"):
         _write_texts(args, runner)
         return
