@@ -92,7 +92,7 @@ class Commands:
         parser: argparse.ArgumentParser = self._groups[group].add_parser(
             word, parents=parents, help=text
         )
-        parser.set_defaults(run=run, runs_code=runs_code)
+        parser.set_defaults(run=run, runs_code=runs_code, parser=parser)
         self._parsers[name] = parser
         return parser
 
