@@ -11,9 +11,9 @@ from jengine.config.annotations import Count
 from jengine.config.containers import is_level, resolve
 from jengine.config.errors import ArgumentError, closest
 from jengine.config.load import load_config
+from jengine.config.plugins import load_each
 from jengine.data.collate import default_collate
 from jengine.data.pipeline import Pipeline
-from jengine.extras.serving.inputs import as_record
 from jengine.extras.serving.loaded_model import LoadedModel, load_model
 
 PyTree = Any
@@ -113,10 +113,11 @@ class BaseInferencer:
         self, inputs: Sequence[Any], batch_size: int = 1, **kwargs: Any
     ) -> Iterator[PyTree]:
         """Yield batches of transformed inputs."""
-        records = [as_record(self.pipeline, each) for each in inputs]
+        for as_record in load_each("path_records"):
+            inputs = [as_record(self.pipeline, each) for each in inputs]
         for start in range(0, len(inputs), batch_size):
             yield default_collate(
-                [self.pipeline(each) for each in records[start : start + batch_size]]
+                [self.pipeline(each) for each in inputs[start : start + batch_size]]
             )
 
     def forward(self, batch: PyTree, **kwargs: Any) -> list[Any]:

@@ -18,9 +18,6 @@ provides = {
         "find_known_class": "jengine.extras.serving.trust",
         "find_known_function": "jengine.extras.serving.trust",
     },
-    "requires": {
-        "augment": "jengine.extras.augment",
-    },
     "predict": {
         "make_module": "jengine.extras.serving.module",
         "predict": "jengine.extras.serving.predictor",

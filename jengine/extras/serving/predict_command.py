@@ -1,6 +1,7 @@
 """`jengine predict`: predictions from a checkpoint, or generated text, as a table and a file."""
 
 import argparse
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -14,7 +15,6 @@ from jengine.config.plugins import load_provided
 from jengine.config.storage import file_name, is_url, local_copy, storage_path, write_bytes
 from jengine.evaluation.sections import list_dataloaders, loader_path
 from jengine.extras.serving.dump import write_arrays
-from jengine.extras.serving.inputs import find_metainfo, is_inputs, open_inputs, read_rows
 from jengine.extras.serving.shown import add_classes, format_predictions, write_rows
 from jengine.model.model import ModelWrapper
 from jengine.runner.runner import Runner
@@ -22,6 +22,7 @@ from jengine.runner.runner import Runner
 _MODES = ("test", "val", "train")
 _PROMPTS = (".jsonl", ".txt")
 _ENDINGS = (".csv", ".jsonl", ".npz")
+_own_data = functools.partial(load_provided, "own_data")  # functions of an extra
 
 
 @runtime_checkable
@@ -44,7 +45,11 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         storage_path("--out", args.out)
     name = "" if args.data is None else file_name(args.data)
     is_known = args.data is None or args.data.partition(".")[0] in _MODES
-    if not is_known and not name.endswith((".npz", *_PROMPTS)) and not is_inputs(args.data):
+    if (
+        not is_known
+        and not name.endswith((".npz", *_PROMPTS))
+        and not _own_data("is_inputs")(args.data)
+    ):
         hint = "" if os.path.exists(args.data) else ", which does not exist"
         raise ConfigError(
             f"`--data` must be one of {', '.join(_MODES)}, a directory of images, an image or a "
@@ -63,7 +68,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         )
     rows: Sequence[Mapping[str, Any]] | None = None
     if args.data is not None and not is_known and not name.endswith(".npz"):
-        inputs = open_inputs(args.data, runner.cfg)
+        inputs = _own_data("open_inputs")(args.data, runner.cfg)
         if inputs.note and runner.is_main_process:
             print(inputs.note)
         rows = inputs.rows
@@ -87,7 +92,7 @@ def _show(
     if not isinstance(predictions, list):  # as whole batches have it
         count = len(jax.tree.leaves(predictions)[0])
         rows = [{"example": i} for i in range(count)] if rows is None else rows
-        metainfo = find_metainfo(runner.cfg)
+        metainfo = _own_data("find_metainfo")(runner.cfg)
         found = add_classes(predictions, runner.cfg, metainfo.get("classes"))
         print(format_predictions(rows, found, predictions))
     if args.out is None:
@@ -122,7 +127,7 @@ def _write_texts(args: argparse.Namespace, runner: Runner, generator: _TextGener
     """Continue the prompts of a file, print them, and write a row for each."""
     if args.out is not None and args.out.endswith(".npz"):
         raise ConfigError(f"`--out` must be a .csv or .jsonl file for text, got {args.out!r}")
-    source = read_rows(args.data) if args.data.endswith(".csv") else args.data
+    source = _own_data("read_rows")(args.data) if args.data.endswith(".csv") else args.data
     try:
         prompts = generator.make_prompts(source)
     except (OSError, ValueError) as error:

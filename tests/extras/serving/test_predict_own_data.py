@@ -9,7 +9,7 @@ import pytest
 
 from jengine.cli import main
 from jengine.config import ConfigError
-from jengine.extras.serving.inputs import is_inputs, open_inputs, read_rows
+from jengine.extras.augment.inputs import is_inputs, open_inputs, read_rows
 from jengine.extras.serving.shown import add_classes
 
 # The logits are (0, 2) for a bright image and (2, 0) for a dark one.
