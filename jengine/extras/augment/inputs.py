@@ -158,7 +158,8 @@ class _Samples:
 
     def __getitem__(self, index: int) -> Sample:
         record = self._dataset.dataset[index]
-        given = f"got one of {self._data} with {', '.join(record)}"
+        names = ", ".join(name for name in record if name != "sample_idx")
+        given = f"got one of {self._data} with {names}"
         try:
             sample = self._dataset[index]
         except KeyError as error:

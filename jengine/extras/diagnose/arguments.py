@@ -78,6 +78,9 @@ def _explain(args: argparse.Namespace, given: str, value: str, following: Sequen
     """Return what to write instead of an unknown argument with a value; "" if nothing is known."""
     name = given.lstrip("-").lower().replace("_", "-")
     value = value or next((x for x in following if not x.startswith("-")), "")
+    options = re.findall(r"--[\w-]+", args.parser.format_usage())
+    if given.startswith("-") and f"--{name}" in options:  # `--batch_size`
+        return f"write --{name} {value}".rstrip()
     if "config" in args:
         if re.fullmatch(r"(--)?[a-z_]+(\[\d+\])?\..+", given) and value:  # a path without `config`
             return f"write {_quote(_OVERRIDE + given.lstrip('-'), value)}"
@@ -96,8 +99,6 @@ def _explain(args: argparse.Namespace, given: str, value: str, following: Sequen
             )
         if name in ("cpu", "device"):
             return "JAX_PLATFORMS=cpu in the environment chooses the CPU, cuda the GPUs"
-    usage = args.parser.format_usage()
-    options = re.findall(r"--[\w-]+", usage)
     if _OPTIONS.get(name) in options:
         return f"write {_OPTIONS[name]} {value or 'PATH'}"
     close = did_you_mean(given, options, cutoff=0.75) if given.startswith("-") else ""

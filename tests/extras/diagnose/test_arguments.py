@@ -36,6 +36,7 @@ def write(tmp_path):
         ("--seed 1", "unknown argument --seed; write --config.randomness.seed=1"),
         ("--weight-decay=0.1", "write --config.optim_wrapper.optimizer.weight_decay=0.1"),
         ("--max_iters 5", "write --config.train_cfg.max_iters=5"),
+        ("--batch_size 8", "unknown argument --batch_size; write --batch-size 8"),
         ("--amp", "write --config.precision=bfloat16"),
         ("--fp16", "write --config.precision=float16"),
         ("--workers 4", "write --config.train_dataloader.num_workers=4"),
