@@ -140,8 +140,9 @@ def as_record(pipeline: Pipeline, value: Any) -> Any:
     Any other value is returned unchanged.
     """
     first = next(iter(pipeline.transforms), None)
-    is_path = isinstance(value, str | os.PathLike) and isinstance(first, LoadImage)
-    return {first.path: os.fspath(value)} if is_path else value
+    if isinstance(value, str | os.PathLike) and isinstance(first, LoadImage):
+        return {first.path: os.fspath(value)}
+    return value
 
 
 class _Samples:

@@ -142,8 +142,8 @@ def expand_shortcuts(args: argparse.Namespace, overrides: Sequence[str]) -> list
 
 
 def _find_lr(cfg: Mapping[str, Any]) -> str:
-    wrapper = cfg.get("optim_wrapper")
-    optimizer = _get(wrapper, "optimizer")
+    wrapper: Any = cfg.get("optim_wrapper")
+    optimizer: Any = _get(wrapper, "optimizer")
     if hasattr(optimizer, "items"):
         names = ("lr", "learning_rate")
         return f"optim_wrapper.optimizer.{next((n for n in names if n in optimizer), 'lr')}"
@@ -170,7 +170,7 @@ def _find_epochs(cfg: Mapping[str, Any]) -> str:
 
 
 def _find_size(cfg: Mapping[str, Any]) -> str:
-    loader = cfg.get("train_dataloader")
+    loader: Any = cfg.get("train_dataloader")
     if not hasattr(loader, "items") or "dataset" not in loader:
         raise ConfigError(
             "`--batch-size` must be for a config with `train_dataloader.dataset`, got "

@@ -88,7 +88,7 @@ def _show(
     rows: Sequence[Mapping[str, Any]] | None,
 ) -> None:
     """Print a table of the predictions, and write the file if there is one."""
-    origin = f"predictions of {runner.load_from.path}"
+    origin = f"predictions of {_checkpoint(args, runner)}"
     if not isinstance(predictions, list):  # as whole batches have it
         count = len(jax.tree.leaves(predictions)[0])
         rows = [{"example": i} for i in range(count)] if rows is None else rows
@@ -106,6 +106,11 @@ def _show(
     else:
         _write(args.out, write_rows(rows, found, predictions, args.out.rpartition(".")[2]))
     print(f"{origin}, written to {args.out}")
+
+
+def _checkpoint(args: argparse.Namespace, runner: Runner) -> str:
+    """Return the path of the checkpoint, also for a work dir."""
+    return str(args.checkpoint if runner.load_from is None else runner.load_from.path)
 
 
 def _write(path: str, content: bytes) -> None:
@@ -143,7 +148,7 @@ def _write_texts(args: argparse.Namespace, runner: Runner, generator: _TextGener
     if args.out is not None:
         _write(args.out, write_rows(rows, found, {}, args.out.rpartition(".")[2]))
     end = "" if args.out is None else f", written to {args.out}"
-    print(f"{len(texts)} texts of {runner.load_from.path}{end}")
+    print(f"{len(texts)} texts of {_checkpoint(args, runner)}{end}")
 
 
 def _read_npz(path: str) -> dict[str, np.ndarray]:

@@ -43,8 +43,7 @@ def add_classes(
     types = set(
         _find_types([cfg.get(name) for name in ("model", "val_evaluator", "test_evaluator")])
     )
-    is_logits = scores is not None and scores.ndim == 2 and scores.shape[1] > 1
-    if not is_logits or types.isdisjoint(_ONE_CLASS):
+    if types.isdisjoint(_ONE_CLASS) or scores is None or scores.ndim != 2 or scores.shape[1] < 2:
         return [{}] * count
     scores = scores.astype(np.float64)
     is_distribution = (scores >= 0).all() and np.allclose(scores.sum(axis=1), 1, atol=1e-3)

@@ -1,11 +1,13 @@
 """The best checkpoints of a run, as the CheckpointHook has ranked them."""
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from jengine.checkpoint.layout import (
+    CorruptCheckpointError,
     find_checkpoint,
     find_manifests,
     read_current_run,
@@ -125,7 +127,8 @@ def check_load_best(hooks: Sequence[Hook], schedulers: object, sections: Mapping
 def _read_rankings(path: PurePath) -> dict[str, Any]:
     """Return the kept checkpoints by metric, the best first, as a checkpoint stores them."""
     rankings: dict[str, Any] = {}
-    for state in read_meta(path).get("hooks", {}).values():
-        if isinstance(state, Mapping) and "reasons" in state:  # of a CheckpointHook
-            rankings |= state["best"]
+    with contextlib.suppress(CorruptCheckpointError):  # the others have older ones
+        for state in read_meta(path).get("hooks", {}).values():
+            if isinstance(state, Mapping) and "reasons" in state:  # of a CheckpointHook
+                rankings |= state["best"]
     return rankings
