@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from jengine.config.annotations import Count
 from jengine.config.json_codec import encode, to_plain
+from jengine.config.plugins import load_each
 from jengine.config.registry import HOOKS
 from jengine.config.storage import apply_backend_args, storage_path
 from jengine.data.batch_check import Batch
@@ -165,8 +166,11 @@ class LoggerHook(Hook):
             runner, last, "test", with_non_scalar=True
         )
         if runner.is_main_process:
+            entries = _to_json_entries(tag)
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
-                file.write(encode(_to_json_entries(tag), for_logs=True))
+                file.write(encode(entries, for_logs=True))
+            for record in load_each("test_records"):
+                record(runner, entries)
 
     def after_run(self, runner: RunnerProtocol) -> None:
         """Close the backends and copy the log files to `out_dir`."""

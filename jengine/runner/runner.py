@@ -315,6 +315,7 @@ class Runner:
                 "resume=True)"
             )
         self.run.stopwatch.start("setup")
+        self.run.evaluated.clear()
         with lifecycle.opened(self, trains=True):
             self.prepare_training()
             self.call_hook("before_run")
@@ -331,6 +332,9 @@ class Runner:
             )
             with lifecycle.session(self, self._group_table), first:
                 self.train_loop.run()
+            settings = getattr(self.train_loop, "settings", None)  # a loop of the user has none
+            if settings is not None and settings.load_best_at_end:
+                bundle.load_best(self, settings.load_best_at_end)
             self.call_hook("after_run")
         return self.state
 
