@@ -1446,8 +1446,8 @@ def test_a_masked_autoencoder_with_response_normalization():
         decoder_norm.bias norm
         decoder_up.kernel hidden 0>1
         decoder_up.bias bias
-        grn_gamma norm
-        grn_beta norm
+        grn_gamma scale
+        grn_beta bias
         decoder_down.kernel hidden 0>1
         decoder_down.bias bias
         decoder_pred.kernel head 0>1

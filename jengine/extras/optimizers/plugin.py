@@ -49,6 +49,7 @@ provides = {
     },
     "names": {
         "EvaluatedParamsHook": "jengine.extras.optimizers.evaluated_params",
+        "compress_moments": "jengine.extras.optimizers.small_state",
     },
     "optimizer_parts": {
         "build_base": "jengine.extras.optimizers.parametrizations",
@@ -59,6 +60,7 @@ provides = {
         "restrict_to_trainable": "jengine.extras.optimizers.freeze",
         "select_state": "jengine.extras.optimizers.freeze",
         "skip_frozen": "jengine.extras.optimizers.freeze",
+        "store_small": "jengine.extras.optimizers.small_state",
         "warn_of_muon": "jengine.extras.optimizers.orthogonal_momentum",
     },
     "parameter_roles": {
