@@ -66,6 +66,38 @@ def keep_slow_params(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def train_fast(
+    tx: optax.GradientTransformationExtraArgs, example: OptState | None
+) -> optax.GradientTransformationExtraArgs:
+    """Return `keep_slow_params(tx)` if a transformation has `optax.lookahead`, and otherwise `tx`.
+
+    Args:
+      tx: the transformation.
+      example: a state for a pair of trees; None if `tx` requires other parameters, in which case
+        `init` raises ConfigError for a lookahead within.
+    """
+    if example is not None:
+        return keep_slow_params(tx) if _has_lookahead(example) else tx
+
+    def init(params: Params) -> OptState:
+        state = tx.init(params)
+        if _has_lookahead(state):
+            raise ConfigError(
+                "`optim_wrapper.optimizer` must have optax.lookahead around the transformations "
+                "that treat parameters differently, such as optax.lookahead(optax.masked(...), ...), "
+                "got one within these"
+            )
+        return state
+
+    return optax.GradientTransformationExtraArgs(init, tx.update)
+
+
+def _has_lookahead(state: OptState) -> bool:
+    kind = optax.LookaheadState
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return any(isinstance(node, kind) for node in nodes)
+
+
 class EvaluatedParamsHook(EMAHook):
     """Evaluation and checkpoints with the parameters that the state of the optimizer defines.
 
