@@ -1297,7 +1297,7 @@ class SharedExpert(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        b, t, d = x.shape
+        d = x.shape[-1]
         experts, width = 4, 6
         normal = nn.initializers.normal()
         scores = nn.sigmoid(x @ self.param('gate_weight', normal, (d, experts)))

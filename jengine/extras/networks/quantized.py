@@ -134,8 +134,8 @@ def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
                 result: jax.Array = super().conv_general_dilated(*args, **options)
             except ValueError as error:
                 raise ConfigError(
-                    f"`paths` must leave convolutions out, which have no tiles ({dtype} has tiles of "
-                    f"{size}), got {rule.module_path!r}"
+                    f"`paths` must leave convolutions out, which cannot have the tiles of {dtype} "
+                    f"with {size} elements, got {rule.module_path!r}"
                 ) from error
             return result
 

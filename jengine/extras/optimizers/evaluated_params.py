@@ -73,23 +73,35 @@ def train_fast(
 
     Args:
       tx: the transformation.
-      example: a state for a pair of trees; None if `tx` requires other parameters, in which case
-        `init` raises ConfigError for a lookahead within.
+      example: a state for a pair of trees; None if `tx` requires certain parameters, with which
+        `init` finds out.
+
+    Raises:
+      ConfigError: from `init`, a lookahead for a part of the parameters.
     """
+    slow = keep_slow_params(tx)
     if example is not None:
-        return keep_slow_params(tx) if _has_lookahead(example) else tx
+        return slow if _has_lookahead(example) else tx
 
     def init(params: Params) -> OptState:
         state = tx.init(params)
-        if _has_lookahead(state):
+        if not _has_lookahead(state):
+            return state
+        try:
+            return slow.init(params)
+        except (TypeError, ValueError) as error:
             raise ConfigError(
-                "`optim_wrapper.optimizer` must have optax.lookahead around the transformations "
-                "that treat parameters differently, such as optax.lookahead(optax.masked(...), ...), "
-                "got one within these"
-            )
-        return state
+                "`optim_wrapper.optimizer` must have optax.lookahead around what treats parameters "
+                "differently, such as optax.lookahead(optax.masked(...), ...), got one within it"
+            ) from error
 
-    return optax.GradientTransformationExtraArgs(init, tx.update)
+    def update(
+        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
+        chain = slow if isinstance(state, SlowParamsState) else tx
+        return chain.update(grads, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _has_lookahead(state: OptState) -> bool:

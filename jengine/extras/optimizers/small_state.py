@@ -1,12 +1,10 @@
 """Moments of optimizers in 16 or 8 bits, with stochastic rounding."""
 
 import dataclasses
-import functools
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.tree_util import GetAttrKey, KeyPath
 from optax import OptState, Params, Updates
@@ -22,6 +20,7 @@ _MEANS = ("mu", "trace", "momentum", "delta")
 _SQUARES = ("nu", "nu_max")
 _LEAST_SIZE = 4096  # of a parameter whose moments are rounded, as in the paper
 _BLOCK = 256  # elements along the last axis with one scale
+_DECADES = 7
 
 
 def store_small(optimizer: Optimizer, dtype: StateDtype) -> Optimizer:
@@ -52,9 +51,9 @@ class SmallState(NamedTuple):
     """State of `compress_moments`."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    # that of the optimizer, with moments in bfloat16, or uint8 codes
+    # that of the optimizer, with moments in bfloat16, or codes in int8 and uint8
     inner_state: OptState
-    # float32 for 256 codes along the last axis, like the moments; None where there are no codes
+    # float32 for 256 codes along the last axis, like the moments; None where there is no moment
     scales: OptState
 
 
@@ -71,11 +70,11 @@ def compress_moments(
     >>> params = {"w": jnp.ones((64, 256))}
     >>> state = compress_moments(optax.scale_by_adam(), "int8").init(params)
     >>> state.inner_state.mu["w"].dtype, state.scales.mu["w"].shape
-    (dtype('uint8'), (64, 1))
+    (dtype('int8'), (64, 1))
 
     Args:
       inner: a transformation with fields `mu`, `nu`, `trace` or `momentum` in its state.
-      dtype: 'bfloat16', or 'int8' for one of 255 values between -1 and 1, or 256 from 0 to 1 for
+      dtype: 'bfloat16', or 'int8' for one of 255 values between -1 and 1, or from 0 to 1 for
         squares, times the largest one among 256 elements. Parameters with less than 4096 elements
         keep float32.
 
@@ -144,8 +143,8 @@ def _expand(state: SmallState) -> OptState:
     for kind, x in _list_moments(state.inner_state):
         if kind is not None and x.dtype.itemsize < 8:
             scale = next(scales, None)
-            if x.dtype == jnp.uint8:
-                x = decode(x, scale, is_square=kind in _SQUARES)
+            if x.dtype in (jnp.int8, jnp.uint8):
+                x = decode(x, scale)
             x = x.astype(jnp.float32)
         leaves.append(x)
     return jax.tree.structure(state.inner_state).unflatten(leaves)
@@ -159,52 +158,60 @@ def round_to_bfloat16(x: jax.Array, key: jax.Array) -> jax.Array:
     return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
 
 
-@functools.cache
-def code_values(is_square: bool) -> np.ndarray:
-    """Return the values of the codes, float32[256] or [255], which rise.
-
-    They are the paper's dynamic trees: in each of seven decades below 1 twice as many equal steps
-    as in the next smaller one.
-    """
-    steps = [2 ** (6 - decade + is_square) for decade in range(7)]
-    magnitudes = [
-        10.0**-decade * (0.1 + 0.9 * np.arange(1, count + 1) / count)
-        for decade, count in enumerate(steps)
-    ]
-    positive = np.sort(np.concatenate(magnitudes))
-    parts = [[0.0], positive] if is_square else [-positive[::-1], [0.0], positive]
-    return np.concatenate(parts).astype(np.float32)
-
-
 def encode(x: jax.Array, key: jax.Array, is_square: bool) -> tuple[jax.Array, jax.Array]:
-    """Return codes, uint8 like `x`, and scales, float32[..., blocks along the last axis].
+    """Return codes like `x`, int8 or uint8 for squares, and scales, float32[..., blocks along the
+    last axis].
+
+    Codes are the paper's dynamic trees: each of seven decades below the largest element has twice
+    as many equal steps as the next smaller one, of which the last reaches to 0.
 
     Args:
       x: float32[..., n].
       key: random key for the rounding.
       is_square: whether the values are at least 0 and divide something.
     """
-    size = x.shape[-1]
     blocks = _split(x)
     scales = jnp.max(jnp.abs(blocks), axis=-1)
     # without a division by 0, and NaN stays NaN
-    y = blocks / jnp.where(scales == 0, 1, scales)[..., None]
-    y = y.reshape(*x.shape[:-1], -1)[..., :size]
-    values = jnp.asarray(code_values(is_square))
-    low = jnp.searchsorted(values, y, side="right", method="scan_unrolled") - 1
-    low = jnp.clip(low, 0, len(values) - 2)
-    below = values[low]
-    is_up = y - below > jax.random.uniform(key, x.shape) * (values[low + 1] - below)
-    code = low + is_up
+    y = jnp.abs(blocks / jnp.where(scales == 0, 1, scales)[..., None])
+    y = y.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+    # a sum of comparisons and not a logarithm, which is not exact at the ends of the decades
+    decade = sum((y <= 10.0**-i).astype(jnp.int32) for i in range(1, _DECADES))
+    steps = _count_steps(decade, is_square)
+    low, high = _limits(decade)
+    place = (y - low) / (high - low) * steps
+    code = jnp.floor(place + jax.random.uniform(key, x.shape)) + steps - 1 - is_square
     if is_square:  # what was above 0 must not divide as 0
-        code = jnp.where(y > 0, jnp.maximum(code, 1), code)
-    return code.astype(jnp.uint8), scales
+        return jnp.where(y > 0, jnp.maximum(code, 1), 0).astype(jnp.uint8), scales
+    return (jnp.sign(x) * code).astype(jnp.int8), scales
 
 
-def decode(codes: jax.Array, scales: jax.Array, is_square: bool) -> jax.Array:
+def decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
     """Return the float32 values of codes; see `encode`."""
-    blocks = _split(jnp.asarray(code_values(is_square))[codes]) * scales[..., None]
+    is_square = codes.dtype == jnp.uint8
+    code = codes.astype(jnp.int32)
+    number = jnp.abs(code) + is_square  # in a decade from the count of its steps on
+    decade = jax.lax.clz(number) - (25 - is_square)
+    decade = jnp.minimum(decade, _DECADES - 1)
+    steps = _count_steps(decade, is_square)
+    low, high = _limits(decade)
+    y = low + (high - low) * ((number + 1) / steps - 1)
+    y = jnp.sign(code) * y
+    blocks = _split(y) * scales[..., None]
     return blocks.reshape(*codes.shape[:-1], -1)[..., : codes.shape[-1]]
+
+
+def _count_steps(decade: jax.Array, is_square: bool) -> jax.Array:
+    return 2 ** (_DECADES - 1 - decade + is_square)
+
+
+def _limits(decade: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the ends of a decade; the last one begins at 0."""
+    low, high = (jnp.zeros(decade.shape, jnp.float32) for _ in range(2))
+    for i in range(_DECADES):
+        high = jnp.where(decade == i, 10.0**-i, high)
+        low = jnp.where(decade == i, 10.0 ** -(i + 1) if i < _DECADES - 1 else 0.0, low)
+    return low, high
 
 
 def _split(x: jax.Array) -> jax.Array:

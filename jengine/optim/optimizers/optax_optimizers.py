@@ -92,9 +92,7 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
     tx = _drop_unknown_arguments(optax.with_extra_args_support(transformation))
     injected = _find_injected_hyperparams(tx)
     names = {"lr": "learning_rate"} if "learning_rate" in injected else {}
-    defaults = {
-        "lr" if name in names.values() else name: value for name, value in injected.items()
-    }
+    defaults = {"lr" if name in names.values() else name: value for name, value in injected.items()}
 
     def parts(**settings: Any) -> Parts:
         hyperparams = {names.get(name, name): value for name, value in settings.items()}

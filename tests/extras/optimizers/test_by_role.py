@@ -360,7 +360,10 @@ def test_stacked_matrices_are_trained_by_soap_like_single_ones(shape):
     optimizer = dict(type="SOAP", lr=0.001, precondition_frequency=3)
     each = dict(role="hidden", fan_in=(0,), fan_out=(1,))
     expected = train(build(single, optimizer, dict(a=each, b=each)), single, grads)
-    stack = lambda tree: {"c": np.stack([tree["a"], tree["b"]])}
+
+    def stack(tree):
+        return {"c": np.stack([tree["a"], tree["b"]])}
+
     stacked = dict(c=dict(role="hidden", fan_in=(1,), fan_out=(2,), stacked=(0,)))
     actual = train(build(stack(single), optimizer, stacked), stack(single), [stack(g) for g in grads])
     assert_close(actual, stack(expected), atol=1e-6)

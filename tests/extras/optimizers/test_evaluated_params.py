@@ -156,7 +156,7 @@ def test_lookahead_refuses_a_pair_of_parameters_with_the_way_to_go():
 )
 def test_lookahead_for_a_part_of_the_parameters_is_refused_with_the_way_to_go(make):
     params = init_params()
-    with pytest.raises(ConfigError, match="optax.lookahead around the transformations"):
+    with pytest.raises(ConfigError, match="optax.lookahead around what treats parameters differently"):
         build_optim_wrapper(params, make(lookahead(chain=False))).init(params)
     around = optax.lookahead(make(optax.sgd(0.05)), 3, 0.5)
     wrapper = build_optim_wrapper(params, around)
