@@ -67,17 +67,19 @@ provides = {
     },
     "names": {
         "EvaluatedParamsHook": "jengine.extras.optimizers.evaluated_params",
+        "compress_moments": "jengine.extras.optimizers.small_state",
     },
     "optimizer_parts": {
         "build_own_step": "jengine.extras.optimizers.own_step",
         "build_base": "jengine.extras.optimizers.parametrizations",
         "parse_base": "jengine.extras.optimizers.parametrizations",
-        "keep_slow_params": "jengine.extras.optimizers.evaluated_params",
         "parametrize": "jengine.extras.optimizers.parametrizations",
         "reset_optimizer": "jengine.extras.optimizers.reset",
         "restrict_to_trainable": "jengine.extras.optimizers.freeze",
         "select_state": "jengine.extras.optimizers.freeze",
         "skip_frozen": "jengine.extras.optimizers.freeze",
+        "store_small": "jengine.extras.optimizers.small_state",
+        "train_fast": "jengine.extras.optimizers.evaluated_params",
         "warn_of_muon": "jengine.extras.optimizers.orthogonal_momentum",
     },
     "parameter_roles": {
