@@ -34,7 +34,7 @@ def test_a_running_training_profiles_what_the_command_requests(
     make_runner, capsys, steps_per_call, trace, lines
 ):
     runner = make_runner(
-        train_cfg=dict(by_epoch=False, max_iters=16, steps_per_call=steps_per_call, val_interval=99)
+        train_cfg=dict(by_epoch=False, max_iters=16, steps_per_call=steps_per_call)
     )
     os.makedirs(runner.work_dir)
     assert main(["profile", runner.work_dir, "--steps", "2"]) == 0
