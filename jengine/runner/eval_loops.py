@@ -218,7 +218,8 @@ class EvalLoop:
                 evaluation.program = None
 
     def _run_one(self, evaluation: "Evaluation") -> dict[str, float]:
-        self._current, metrics = evaluation, dict[str, float]()
+        self._current = evaluation
+        metrics = dict[str, float]()
         prefix = f"{evaluation.name}/" if evaluation.name else ""
         self._announce(evaluation.name)
         # an `EMAHook` may add a second pass
@@ -263,7 +264,8 @@ class Evaluation:
         evaluator: Evaluator,
         settings: EvalSettings,
     ) -> None:
-        self.name, self.path = name, loader_path(loop.mode, name)
+        self.name = name
+        self.path = loader_path(loop.mode, name)
         self.dataloader = dataloader
         self.evaluator = evaluator
         self.settings = settings

@@ -228,7 +228,7 @@ class Runner:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
         # What was asked for: a mistake is refused before anything is built
-        self._sections = config_checks.check_sections(arguments)
+        self._sections = config_checks.read_sections(arguments)
         # Who the run is, and where it starts
         processes = get_processes()
         identity = agree_on_identity(
@@ -286,7 +286,7 @@ class Runner:
           ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional
             package.
         """
-        plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
+        plain, dropped = config_checks.read_top_level(resolve(cfg), cls.__init__)
         with explained(cfg=plain):
             runner = cls(
                 **{name: value for name, value in plain.items() if name != "vars"}, cfg=plain
@@ -308,8 +308,14 @@ class Runner:
             raise RuntimeError(
                 "there is nothing to train: set train_dataloader, train_cfg and optim_wrapper"
             )
-        lifecycle.check_consistent(self)
+        if not lifecycle.is_consistent(self):
+            raise RuntimeError(
+                f"training cannot continue: it stopped with an error at iteration {self.iter}, and "
+                "counters, state and hooks disagree; start from a checkpoint: Runner(..., "
+                "resume=True)"
+            )
         self.run.stopwatch.start("setup")
+        self.run.evaluated.clear()
         with lifecycle.opened(self, trains=True):
             self.prepare_training()
             self.call_hook("before_run")
@@ -326,6 +332,9 @@ class Runner:
             )
             with lifecycle.session(self, self._group_table), first:
                 self.train_loop.run()
+            settings = getattr(self.train_loop, "settings", None)  # a loop of the user has none
+            if settings is not None and settings.load_best_at_end:
+                bundle.load_best(self, settings.load_best_at_end)
             self.call_hook("after_run")
         return self.state
 

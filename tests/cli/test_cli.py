@@ -230,7 +230,7 @@ def test_an_error_in_a_hook_ends_with_its_stage_and_iteration_and_the_log_file_h
     assert "ZeroDivisionError: in the hook" in log
 
 
-@pytest.mark.parametrize("argument", ["train_cfg.max_epochs=2", "--optim_wrapper.optimizer.lr=0.1", "--cfg-options", "--resumee=x"])
+@pytest.mark.parametrize("argument", ["word", "--cfg-options", "--foo=x"])
 def test_an_unknown_argument_is_refused_with_the_form_of_overrides(config, capsys, argument):
     with pytest.raises(SystemExit) as exit_:
         main(["train", config, argument, "seed=3"])

@@ -37,7 +37,9 @@ def bin_elements(array: jax.Array, bins: int, axis_name: str | None = None) -> B
     low = lanes(jnp.where(finite, x, jnp.inf).min(initial=jnp.inf), jax.lax.pmin)
     high = lanes(jnp.where(finite, x, -jnp.inf).max(initial=-jnp.inf), jax.lax.pmax)
     # no finite element
-    low, high = jnp.where(low > high, 0.0, low), jnp.where(low > high, 0.0, high)
+    is_empty = low > high
+    low = jnp.where(is_empty, 0.0, low)
+    high = jnp.where(is_empty, 0.0, high)
     # numpy.histogram widens an empty range by one half to both sides
     start = jnp.where(low == high, low - 0.5, low)
     width = jnp.where(low == high, 1.0, high - low)

@@ -16,7 +16,6 @@ from jengine.hooks import Hook
 from jengine.model import LinenModel, NnxModel
 from jengine.model.losses import CrossEntropy
 
-NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 STATISTICS = ("mean", "rms", "max", "zeros", "nonfinite")
 
 
@@ -86,7 +85,6 @@ def settings(tmp_path, model, hook=None, **changes):
             optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
             custom_hooks=[] if hook is None else [dict(type="InspectHook", **hook)],
             visualizer=dict(vis_backends=[dict(type="LocalVisBackend", save_dir=str(tmp_path / "vis"))]),
-            **NO_VAL,
         ),
         **changes,
     }

@@ -51,7 +51,6 @@ def arguments(*hooks, noise=0.0, **changes):
         train_cfg=dict(max_epochs=1),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.1)),
         custom_hooks=[*hooks],
-        val_dataloader=None, val_cfg=None, val_evaluator=None,
     )  # fmt: skip
     return {**base, **changes}
 
