@@ -594,7 +594,8 @@ class CheckpointHook(Hook):
         """Return the reason for keeping each checkpoint, by name."""
         # Later entries replace earlier ones: the best checkpoint is called that even if it is also
         # the last.
-        reasons = {} if self._last is None else {self._last: "where training ended"}
+        reasons = dict.fromkeys(self._waiting, "waits for its evaluation")
+        reasons |= {} if self._last is None else {self._last: "where training ended"}
         reasons |= {self._name(number): "later parameters are not finite" for number in self._kept}
         reasons |= {
             self._name(number): why for number, why in self._keep_regular(self._kept).items()

@@ -28,6 +28,7 @@ from jengine.config.storage import StorageError, read_bytes, storage_path
 from jengine.config.work_dir import EVALUATIONS
 from jengine.extras.followers.followed_loop import is_followed, read_follow
 from jengine.extras.followers.scores import Score, read_scores, write_score, write_verdict
+from jengine.hooks.checkpoint import CheckpointHook
 
 
 class _Checkpoint(NamedTuple):
@@ -77,7 +78,8 @@ class _Follower:
         self._runner = runner
         self._root = root
         self._mode = mode
-        others = (path for hook in runner.hooks for path in hook.list_directories(str(root)))
+        hooks = (hook for hook in runner.hooks if isinstance(hook, CheckpointHook))
+        others = (path for hook in hooks for path in hook.list_directories(str(root)))
         self._others = [storage_path("CheckpointHook.out_dir", path) for path in others]
         self._log_dirs: dict[str, PurePath] = {}  # by identifier of a run
 
@@ -95,7 +97,7 @@ class _Follower:
                 time.sleep(seconds)
                 continue
             log_dir = self._find_log_dir(run_id, checkpoints[-1])
-            seals = {score.seal for score in read_scores(log_dir) if score.mode == self._mode}
+            seals = self._read_seals(log_dir, checkpoints)
             pending = [checkpoint for checkpoint in checkpoints if checkpoint.seal not in seals]
             # one at a time, so that the verdict is known before the next
             is_busy = any(self._evaluate(log_dir, checkpoint) for checkpoint in pending)
@@ -109,6 +111,11 @@ class _Follower:
                 return
             if not is_busy:
                 time.sleep(seconds)
+
+    def _read_seals(self, log_dir: PurePath, checkpoints: Sequence[_Checkpoint]) -> set[str]:
+        """Return the seals of those checkpoints that were evaluated."""
+        scores = read_scores(log_dir, [checkpoint.path.name for checkpoint in checkpoints])
+        return {score.seal for score in scores if score.mode == self._mode}
 
     def _find_log_dir(self, run_id: str | None, checkpoint: _Checkpoint) -> PurePath:
         key = str(run_id)
@@ -134,7 +141,7 @@ class _Follower:
         except WorkDirLockedError:
             return False
         try:
-            if seal in {score.seal for score in read_scores(log_dir)}:
+            if seal in self._read_seals(log_dir, [checkpoint]):
                 return True  # evaluated since the search
             try:
                 epoch = read_meta(path)["meta"]["epoch"]

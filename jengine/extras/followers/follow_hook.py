@@ -42,7 +42,8 @@ class FollowHook(Hook):
 
     Before each save it reads the verdict: the best checkpoints, which the `CheckpointHook` then
     keeps as it keeps those that are not evaluated, and whether training ends. New scores go into
-    the log and its backends, with the iteration of their checkpoint.
+    the log and its backends, with the iteration of their checkpoint, and to hooks with a method
+    `take_score(runner, iteration, metrics)`.
 
     `FollowedValLoop` adds this hook.
 
@@ -163,6 +164,8 @@ def _find_log_dir(runner: RunnerProtocol) -> Any:
 def _check_others(runner: RunnerProtocol) -> None:
     for hook in runner.hooks:
         if isinstance(hook, CheckpointHook) or hasattr(hook, "find_end"):
+            continue  # the verdict is about these
+        if hasattr(hook, "take_score"):
             continue
         for argument, metric, _ in hook.monitored_metrics():
             raise ConfigError(
@@ -184,6 +187,9 @@ def _log_score(runner: RunnerProtocol, score: Score) -> None:
         return
     texts = ", ".join(f"{name}: {value:.4f}" for name, value in score.metrics.items())
     runner.logger.info(f"Validation of {place}: {texts}")
+    for hook in runner.hooks:
+        if hasattr(hook, "take_score"):
+            hook.take_score(runner, score.iter, score.metrics)
     runner.run.validations.append((score.epoch, score.iter, score.metrics))
     update_record(runner)
     if runner.is_main_process:

@@ -66,10 +66,11 @@ class Verdict(NamedTuple):
     done: list[str]
 
 
-def read_scores(log_dir: PurePath) -> list[Score]:
-    """Return the scores of a run, by iteration."""
+def read_scores(log_dir: PurePath, names: Iterable[str] | None = None) -> list[Score]:
+    """Return the scores of a run by iteration, of all checkpoints or of those with these names."""
     folder = log_dir / EVALUATIONS
-    found = read_many(folder / name / SCORES for name in list_directory(folder))
+    names = list_directory(folder) if names is None else names
+    found = read_many(folder / name / SCORES for name in names)
     scores = []
     for content in found.values():
         with contextlib.suppress(ValueError, TypeError):  # lost by a power failure: none
