@@ -5,6 +5,7 @@ import re
 
 import jax.numpy as jnp
 import numpy as np
+import PIL.Image
 import pytest
 import site_pages
 
@@ -85,6 +86,11 @@ def _linear(params, batch):
     return batch["x"] @ params["w"]
 
 
+def save_picture(path, image):
+    path.parent.mkdir()
+    PIL.Image.fromarray((image[..., 0] * 255).round().astype(np.uint8)).save(path)
+
+
 def test_code_of_the_predict_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = resolve(load_config(DOCS.parent / "configs" / "digits_cnn.py"))
@@ -104,6 +110,11 @@ def test_code_of_the_predict_page_runs(tmp_path, monkeypatch):
     exec(compile(sampling, "predict.md", "exec"), names)
     exec(compile(loaded, "predict.md", "exec"), names)
     np.testing.assert_allclose(names["logits"], expected, rtol=1e-4, atol=1e-5)
+    save_picture(tmp_path / "pictures/0.png", images[0])
+    (inferencer,) = re.findall(r"```py\n(.*?)```", (DOCS / "predict.md").read_text(), flags=re.DOTALL)
+    *definitions, call = inferencer.strip().splitlines()
+    exec(compile("\n".join(definitions), "predict.md", "exec"), names)
+    assert eval(call, names) == {"predictions": [str(expected[0].argmax())], "visualization": None}
     pytest.importorskip("flatbuffers")
     assert (
         main(["ckpt", "export", "work_dirs/digits_cnn", "--jax-export", "digits.jaxexport", "--platforms", "cpu"]) == 0

@@ -26,6 +26,7 @@ from jengine.extras.diagnose.drawn_batches import (
 from jengine.logging.console import write_line
 from jengine.logging.convert import import_pillow
 from jengine.logging.tables import format_table
+from jengine.runner.config_checks import adapt_config
 
 _MAX_IMAGES = 64
 _POSITION = {
@@ -38,7 +39,7 @@ _POSITION = {
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Draw batches and print the report. Neither the model nor an array on a device is created."""
-    cfg = load(args, overrides)
+    cfg, _ = adapt_config(load(args, overrides))
     mode, _, name = args.loader.partition(".")
     section = loader_path(mode, name)
     loaders = list_dataloaders(cfg)

@@ -70,7 +70,7 @@ function renderRuns() {
     const facts = [
       run.max_iters ? `${run.iter.toLocaleString("en")} of ${run.max_iters.toLocaleString("en")} iterations${epoch}` : `${run.iter.toLocaleString("en")} iterations`,
       total ? duration(total) : null, run.started ? `started ${run.started}` : null, run.sessions > 1 ? `${run.sessions} sessions` : null,
-      ...Object.entries(run.test).map(([name, value]) => `test ${name} ${format(value)}`),
+      ...run.tests.flatMap(test => Object.entries(test.metrics).map(([name, value]) => `test ${name} ${format(value)}${test.checkpoint ? ` (${test.checkpoint})` : ""}`)),
     ].filter(Boolean).join(" · ");
     const value = run.values.best[main] ?? run.values.final[main];
     const metric = value === undefined ? null : el("span", { class: "metric" }, el("span", { class: "unseen" }, `${main in run.values.best ? "best" : "last"} ${main} `), format(value));

@@ -11,6 +11,7 @@ from typing import Any
 
 from jengine.config.errors import ConfigError, closest
 from jengine.config.merge import remove_delete_keys
+from jengine.config.plugins import load_provided
 from jengine.config.scores import sort_key, split_words
 from jengine.extras.report.remote import origin
 from jengine.extras.report.run_files import ReportedRun, read_runs
@@ -78,18 +79,10 @@ class RunRow:
         """Return the best checkpoint in the work dir, of a metric if `save_best` has several.
 
         Raises:
-          FileNotFoundError: there is none, or more than one.
+          FileNotFoundError, ConfigError: see `jengine.checkpoint.find_best_checkpoint`.
         """
-        name = "*" if metric is None else f"{metric.replace('/', '_')}_*"
-        found = sorted(map(str, pathlib.Path(self.work_dir).glob(f"best_{name}")))
-        # Several metrics may have a best checkpoint each: choosing one in silence could be the
-        # wrong one.
-        if len(found) != 1:
-            raise FileNotFoundError(
-                f"{self.work_dir} must have one checkpoint best_{name}, as `save_best` of the "
-                f"CheckpointHook makes it, got {', '.join(map(os.path.basename, found)) or 'none'}"
-            )
-        return found[0]
+        find_best = load_provided("jengine.checkpoint", "find_best_checkpoint")
+        return str(find_best(self.work_dir, metric or True))
 
 
 @dataclasses.dataclass(frozen=True)
