@@ -237,11 +237,14 @@ class ParamScheduler:
         groups = self.chain.groups
         known = [g for g in groups if name in g or (self.mirrors_betas and "betas" in g)]
         if not known:
+            advice = (
+                "; write optax.adamw(1e-2) as optax.inject_hyperparams(optax.adamw)(1e-2) or "
+                "dict(type='AdamW', lr=1e-2), and leave out `param_scheduler` beside "
+                "optax.adamw(schedule)"
+            )
             raise UnknownNameError(
                 f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
-                f"without{closest(name, groups[0])}; write optax.adamw(1e-2) as "
-                "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2), and "
-                "leave out `param_scheduler` beside optax.adamw(schedule)"
+                f"without{closest(name, groups[0])}{advice if name == 'lr' else ''}"
             )
         for group in known:
             if not is_host_number(group.get(name, 0.0)):
