@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.checkpoint.layout import find_checkpoint, read_meta
-from jengine.cli.commands import format_bytes
+from jengine.cli.commands import choose_checkpoint, format_bytes
 from jengine.config.annotations import is_mapping
 from jengine.config.containers import iter_nodes
 from jengine.config.dump import parse_config
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Export parameters."""
     if args.file is None:
         raise ConfigError("`jengine ckpt export` must have a FILE to write")
-    path = find_checkpoint(args.checkpoint)
+    path = find_checkpoint(choose_checkpoint(args))
     # items with averages -> paths of the trained values
     exchanged = read_meta(path).get("exchanged", {})
     if args.ema and "params" not in exchanged:
