@@ -107,10 +107,10 @@ def test_predictions_of_the_arrays_of_a_file(trained, tmp_path, place):
         (["--data", "test"], "the config must have test_dataloader, got data for: val, train; choose with --data"),
         (
             ["--data", "other"],
-            "`--data` must be one of test, val, train, an .npz file, or a .jsonl or .txt file of prompts",
+            "`--data` must be one of test, val, train, a directory of images, an image or a pattern such as 'new/*.png'",
         ),
-        (["--out", "out.txt"], "`--out` must be an .npz file, or .jsonl for generated text, got 'out.txt'"),
-        (["--out", "out.jsonl"], "`--out` must be a .jsonl file for a .jsonl or .txt file of prompts in `--data`"),
+        (["--data", "other"], "got 'other', which does not exist"),
+        (["--out", "out.txt"], "`--out` must be a .csv, .jsonl or .npz file, got 'out.txt'"),
         (["--out", "out.jsonl", "--data", "prompts.txt"], "`model` must be a TextGenerator"),
     ],
 )
