@@ -1,4 +1,4 @@
-"""`jengine table`: runs with the hyperparameters that differ, their metrics, and a plot of one."""
+"""The command `jengine table`."""
 
 import argparse
 import sys
@@ -12,7 +12,7 @@ from jengine.extras.report.table_format import format_cells, sort_cells
 from jengine.logging.console import escape_control, write_line
 
 
-def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
+def print_table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Print runs with the hyperparameters that differ and their metrics, and draw one of these."""
     if args.metric and not args.plot:
         raise ConfigError("`--metric` must come with `--plot FILE`, got it alone")
