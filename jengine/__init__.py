@@ -5,13 +5,9 @@ their own, such as `load_model`.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jengine.versions import __version__ as __version__
-
-if TYPE_CHECKING:
-    from jengine.config import load_config as load_config
-    from jengine.runner import Runner as Runner
 
 _NAMES = {"Runner": "jengine.runner", "load_config": "jengine.config"}
 _ROOMS = (
@@ -26,6 +22,7 @@ _ROOMS = (
     "evaluation",
     "hooks",
     "runner",
+    "extras",
 )
 # The modules that register the core's entries, by registry: `config` itself knows no later room.
 REGISTERED_BY = {
@@ -52,7 +49,7 @@ REGISTERED_BY = {
 def __getattr__(name: str) -> Any:
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
-    if name in _ROOMS or name == "extras":
+    if name in _ROOMS:
         return importlib.import_module(f"jengine.{name}")
     if name == "__all__":  # not the rooms: `logging` would hide Python's
         return [public for public in __dir__() if public not in _ROOMS]

@@ -9,7 +9,7 @@ None in the other stages.
 
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 
@@ -34,7 +34,7 @@ from jengine.train.programs import TrainPrograms
 from jengine.train.scanned_step import ChunkMetrics
 from jengine.train.state import TrainState
 
-Loader = DataLoader | IterableLoader
+Loader: TypeAlias = DataLoader | IterableLoader
 
 
 class Progress(Protocol):

@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 
 from jengine.config.registry import Registry
 
-AVERAGES = Registry("average", "jengine.train", section="AVERAGES")
+AVERAGES: Registry = Registry("average", "jengine.train", section="AVERAGES")
 
 
 class AverageState(NamedTuple):

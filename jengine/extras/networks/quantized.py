@@ -48,3 +48,6 @@ def quantize(
     rule = qwix.QtRule(module_path=paths, weight_qtype=dtype, act_qtype=dtype, bwd_qtype=gradients)
     quantized: nn.Module = qwix.quantize_model(build_module(module), qwix.QtProvider([rule]))
     return quantized
+
+
+Quantized = quantize
