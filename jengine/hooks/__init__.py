@@ -11,6 +11,7 @@ from jengine.hooks.priority import get_priority as get_priority
 from jengine.logging.loss_watch import NonFiniteLossError as NonFiniteLossError
 
 provides = {  # imported on use, as what extras provide
+    "names": {"HookList": "jengine.hooks.hook_list"},
     "HOOKS": {
         "CheckpointHook": "jengine.hooks.checkpoint",
         "DistSamplerSeedHook": "jengine.hooks.epoch",

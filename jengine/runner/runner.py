@@ -1,10 +1,11 @@
 """Runner: trains, validates and tests a model from a config."""
 
+import contextlib
 import functools
 import logging
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -311,6 +312,19 @@ class Runner:
 
         RuntimeError if an earlier call stopped within an iteration.
         """
+        with self.training() as loop:
+            loop.run()
+        return self.state
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[TrainLoop]:
+        """Begin or resume training, for a loop of your own inside, and end it.
+
+        The loop calls the stages from `before_train` to `after_train`.
+
+        Yields:
+          The training loop of `train_cfg`, with the progress and parts such as `run_epoch`.
+        """
         if not self.is_training_configured:
             raise RuntimeError(
                 "there is nothing to train: set train_dataloader, train_cfg and optim_wrapper"
@@ -332,9 +346,8 @@ class Runner:
                 ends=lambda: self.iters_this_session > 0 or bool(self.programs.called()),
             )
             with lifecycle.session(self, self._group_table), first:
-                self.train_loop.run()
+                yield self.train_loop
             self.call_hook("after_run")
-        return self.state
 
     def prepare_training(self, abstract: bool = False) -> None:
         """Build everything that depends on the data: loops, optimizer, schedulers, and the state.
@@ -549,7 +562,7 @@ class Runner:
 
         Your own loop may define other stages.
         """
-        self.hook_list.call(self, stage, arguments)
+        self.hook_list.call(stage, self, **arguments)
 
     # --- Steps and checkpoints, called by loops and hooks ---
 

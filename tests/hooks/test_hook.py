@@ -91,7 +91,7 @@ def test_hooks_of_equal_priority_run_in_the_order_of_registration():
     hooks = HookList()
     for name, priority in (("normal", None), ("ln", "LOWEST"), ("vh", "VERY_HIGH"), ("45", 45), ("n2", "normal")):
         hooks.register(make(name), priority)
-    hooks.call(runner_at(), "before_train_iter", dict(batch_idx=0))
+    hooks.call("before_train_iter", runner_at(), batch_idx=0)
     assert calls == ["vh", "45", "normal", "n2", "ln"]
 
 
@@ -133,8 +133,8 @@ def test_a_stage_of_a_custom_loop_is_called_on_hooks_that_define_it():
     hooks = HookList()
     hooks.register(Hook())
     hooks.register(WarmUp())
-    hooks.call(runner_at(), "before_warmup_iter", dict(factor=0.5))
-    hooks.call(runner_at(), "no_such_stage", {})
+    hooks.call("before_warmup_iter", runner_at(), factor=0.5)
+    hooks.call("no_such_stage", runner_at())
     assert calls == [0.5]
 
 
@@ -146,7 +146,7 @@ def test_an_error_in_a_hook_keeps_its_type_and_gets_a_note():
     hooks = HookList()
     hooks.register(Broken())
     with pytest.raises(KeyError, match="missing") as error:
-        hooks.call(runner_at(iter=7, epoch=1), "after_train_iter", dict(batch_idx=3))
+        hooks.call("after_train_iter", runner_at(iter=7, epoch=1), batch_idx=3)
     assert error.value.__notes__ == ["in Broken.after_train_iter at iteration 7 (epoch 1)"]
     assert error.traceback[-1].name == "after_train_iter"
 
