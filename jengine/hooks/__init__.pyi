@@ -8,6 +8,7 @@ from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
 from jengine.hooks.ema import EMAHook as EMAHook
 from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook
 from jengine.hooks.hook import Hook as Hook
+from jengine.hooks.hook_list import HookList as HookList
 from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
 from jengine.hooks.logger import LoggerHook as LoggerHook
 from jengine.hooks.param_scheduler import ParamSchedulerHook as ParamSchedulerHook
