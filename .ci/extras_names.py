@@ -39,7 +39,7 @@ def make_files() -> dict[pathlib.Path, str]:
 
 
 def _make_stub(page: str, tree: ast.Module) -> str:
-    """Return the stub of a page: what it imports, what it imports on use, and its tables."""
+    """Return the stub of a page: what it imports, and what it imports on use."""
     module = importlib.import_module(page)
     provides = {"names": module._NAMES} if page == "jengine" else getattr(module, "provides", {})
     owners = {**provided(page), **find_modules(provides)}
@@ -49,11 +49,6 @@ def _make_stub(page: str, tree: ast.Module) -> str:
             for alias in node.names:
                 if alias.asname and (alias.asname[0] != "_" or alias.asname.startswith("__")):
                     lines[alias.asname] = _import(node.module, alias.name)
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            name = node.targets[0].id
-            if isinstance(getattr(module, name), dict) and not name.startswith("_"):
-                lines[name] = f"{name}: dict[str, Any]"
-                lines["Any"] = "from typing import Any"
     for name in sorted({*dir(module)} - {*lines}):
         value = getattr(module, name)
         if inspect.ismodule(value):
@@ -67,6 +62,8 @@ def _make_stub(page: str, tree: ast.Module) -> str:
             lines[name] = _describe(name, base, inspect.signature(value))
             lines.setdefault(base.__name__, f"from {base.__module__} import {base.__name__}")
             lines["Any"] = "from typing import Any"
+    if page == "jengine":
+        lines["_REGISTERED_BY"] = "_REGISTERED_BY: dict[str, str]"
     imports = sorted(line for line in lines.values() if line.startswith("from"))
     rest = [line for line in lines.values() if not line.startswith("from")]
     return "\n".join([HEADER, "", *imports, *([""] if rest else []), *rest, ""])

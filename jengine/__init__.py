@@ -4,8 +4,8 @@ Submodules are imported on first access, which keeps `import jengine` fast. Extr
 their own, such as `load_model`.
 """
 
-import importlib
-from typing import Any
+import importlib as _importlib
+from typing import Any as _Any
 
 from jengine.versions import __version__ as __version__
 
@@ -25,7 +25,7 @@ _ROOMS = (
     "extras",
 )
 # The modules that register the core's entries, by registry: `config` itself knows no later room.
-REGISTERED_BY = {
+_REGISTERED_BY = {
     "HOOKS": "jengine.hooks",
     "OPTIMIZERS": "jengine.optim",
     "OPTIM_WRAPPERS": "jengine.optim",
@@ -46,11 +46,11 @@ REGISTERED_BY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name in _NAMES:
-        return getattr(importlib.import_module(_NAMES[name]), name)
+        return getattr(_importlib.import_module(_NAMES[name]), name)
     if name in _ROOMS:
-        return importlib.import_module(f"jengine.{name}")
+        return _importlib.import_module(f"jengine.{name}")
     if name == "__all__":  # not the rooms: `logging` would hide Python's
         return [public for public in __dir__() if public not in _ROOMS]
     if not name.startswith("_"):

@@ -18,6 +18,5 @@ from jengine.extras.serving.loaded_model import load_model as load_model
 from jengine.extras.sweeps.run import sweep as sweep
 from jengine.runner import Runner as Runner
 from jengine.versions import __version__ as __version__
-from typing import Any
 
-REGISTERED_BY: dict[str, Any]
+_REGISTERED_BY: dict[str, str]

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-from jengine import REGISTERED_BY
+from jengine import _REGISTERED_BY
 from jengine.config.annotations import (
     alternatives,
     check_values,
@@ -89,7 +89,7 @@ class Registry:
         self.name = name
         self.scope = scope
         self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-        locations = locations or REGISTERED_BY.get(section, ())
+        locations = locations or _REGISTERED_BY.get(section, ())
         self._locations += [locations] if isinstance(locations, str) else locations
 
     @overload

@@ -21,6 +21,3 @@ from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.samplers import DefaultSampler as DefaultSampler
 from jengine.data.samplers import InfiniteSampler as InfiniteSampler
 from jengine.data.step_values import StepValues as StepValues
-from typing import Any
-
-provides: dict[str, Any]

@@ -8,6 +8,3 @@ from jengine.evaluation.mean_loss import MeanLoss as MeanLoss
 from jengine.evaluation.metric import BaseMetric as BaseMetric
 from jengine.evaluation.metric import HostMetric as HostMetric
 from jengine.evaluation.metric import example_mask as example_mask
-from typing import Any
-
-provides: dict[str, Any]

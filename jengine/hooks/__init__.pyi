@@ -16,6 +16,3 @@ from jengine.hooks.priority import Priority as Priority
 from jengine.hooks.priority import get_priority as get_priority
 from jengine.hooks.runtime_info import RuntimeInfoHook as RuntimeInfoHook
 from jengine.logging.loss_watch import NonFiniteLossError as NonFiniteLossError
-from typing import Any
-
-provides: dict[str, Any]

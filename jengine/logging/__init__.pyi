@@ -23,6 +23,3 @@ from jengine.logging.tables import format_table as format_table
 from jengine.logging.tables import shorten_rows as shorten_rows
 from jengine.logging.tensorboard import TensorboardVisBackend as TensorboardVisBackend
 from jengine.logging.visualizer import Visualizer as Visualizer
-from typing import Any
-
-provides: dict[str, Any]

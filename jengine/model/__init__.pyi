@@ -19,6 +19,3 @@ from jengine.model.precision import build_model as build_model
 from jengine.model.precision import get_precision as get_precision
 from jengine.model.roles import Role as Role
 from jengine.model.roles import parameter_roles as parameter_roles
-from typing import Any
-
-provides: dict[str, Any]

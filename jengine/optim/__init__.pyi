@@ -18,6 +18,3 @@ from jengine.optim.wrapper import OptimWrapper as OptimWrapper
 from jengine.optim.wrapper_builder import build_optim_wrapper as build_optim_wrapper
 from jengine.optim.wrapper_builder import check_optim_wrapper as check_optim_wrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict as OptimWrapperDict
-from typing import Any
-
-provides: dict[str, Any]

@@ -36,6 +36,3 @@ from jengine.parallel.strategy import DispatchLimiter as DispatchLimiter
 from jengine.parallel.strategy import SingleDevice as SingleDevice
 from jengine.parallel.strategy import Strategy as Strategy
 from jengine.parallel.strategy import default_strategy as default_strategy
-from typing import Any
-
-provides: dict[str, Any]

@@ -11,6 +11,3 @@ from jengine.runner.sections import EvaluationCfg as EvaluationCfg
 from jengine.runner.sections import LoaderCfg as LoaderCfg
 from jengine.runner.sections import OptimWrapperCfg as OptimWrapperCfg
 from jengine.runner.sections import TrainCfg as TrainCfg
-from typing import Any
-
-provides: dict[str, Any]

@@ -6,7 +6,7 @@ import logging
 import operator
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
@@ -285,7 +285,7 @@ class Runner:
 
     @classmethod
     @boundary
-    def from_cfg(cls, cfg: Any) -> "Runner":
+    def from_cfg(cls, cfg: Any) -> Self:
         """Return a Runner from a config whose keys are the constructor's arguments.
 
         The key `vars` is the user's.

@@ -22,6 +22,3 @@ from jengine.train.step import build_eval_step as build_eval_step
 from jengine.train.step import build_train_step as build_train_step
 from jengine.train.traced_hooks import StepContext as StepContext
 from jengine.train.traced_hooks import hook_names as hook_names
-from typing import Any
-
-provides: dict[str, Any]

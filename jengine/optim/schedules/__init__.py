@@ -4,7 +4,7 @@ A schedule is a `Formula`, a pure function of the step; `variants` creates the s
 from formulas.
 """
 
-import importlib
+import importlib as _importlib
 from typing import Any as _Any
 
 from jengine.config.plugins import provided as _provided
@@ -28,7 +28,7 @@ from jengine.optim.schedules.state import schedulers_state_dict as schedulers_st
 
 def __getattr__(name: str) -> _Any:
     # Imported on use: it makes a class of each family for each value.
-    variants = importlib.import_module("jengine.optim.schedules.variants")
+    variants = _importlib.import_module("jengine.optim.schedules.variants")
     return __dir__() if name == "__all__" else getattr(variants, name)
 
 
