@@ -7,8 +7,6 @@ import operator
 from collections.abc import Mapping, Sized
 from typing import Any, ClassVar, Literal
 
-import optax
-
 from jengine.config.annotations import checked
 from jengine.config.errors import ConfigError
 from jengine.data.batch_check import Batch
@@ -230,7 +228,7 @@ class Hook:
 
     # --- Traced points: pure, compiled into the training step. ---
 
-    def init_traced_state(self, params: optax.Params, model_state: Any) -> Any:
+    def init_traced_state(self, params: Any, model_state: Any) -> Any:
         """Return the hook's entry in `TrainState.hook_state`: a pytree of arrays, or None.
 
         Leaves must be separate arrays (copy a parameter): each step donates the state, and a buffer

@@ -6,11 +6,10 @@ Subclasses differ only in this weight. `init` and `update` are array operations,
 """
 
 import abc
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 
 from jengine.config.registry import Registry
@@ -22,7 +21,7 @@ class AverageState(NamedTuple):
     """What an average keeps between updates."""
 
     # averages, like the parameters; floating leaves narrower than 32 bits are float32
-    params: optax.Params
+    params: Any
     steps: jax.Array  # int32[], updates so far
 
 
@@ -52,7 +51,7 @@ class Average(abc.ABC):
         """
         return self
 
-    def init(self, params: optax.Params) -> AverageState:
+    def init(self, params: Any) -> AverageState:
         """Return the state before the first update, with copies: it may be donated together with
         `params`.
         """
@@ -63,7 +62,7 @@ class Average(abc.ABC):
             steps=jnp.zeros((), jnp.int32),
         )
 
-    def update(self, state: AverageState, params: optax.Params) -> AverageState:
+    def update(self, state: AverageState, params: Any) -> AverageState:
         """Return the state after one update with new `params`, a pytree with the same structure
         and shapes.
         """

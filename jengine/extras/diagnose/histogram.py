@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jengine.config import paths
 from jengine.config.annotations import Count
@@ -77,7 +76,7 @@ class HistogramHook(Hook):
 
     # --- In the step. ---
 
-    def init_traced_state(self, params: optax.Params, model_state: PyTree) -> dict[str, PyTree]:
+    def init_traced_state(self, params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
         """Return empty histograms of the selected parameters."""
         found = [path for path in paths.flatten(params) if self._is_selected(path)]
         if not found:
