@@ -161,7 +161,7 @@ class Hook:
             runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val"
         )
 
-    def after_val_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
         """Run after a validation, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="val")
 
@@ -193,7 +193,7 @@ class Hook:
             runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test"
         )
 
-    def after_test_epoch(self, runner: Any, metrics: dict[str, float] | None = None) -> None:
+    def after_test_epoch(self, runner: Any, metrics: Any = None) -> None:
         """Run after a test, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="test")
 

@@ -113,7 +113,11 @@ class RunnerProtocol(Progress, Protocol):
         donates its arrays.
     """
 
-    state: TrainState
+    @property
+    def state(self) -> TrainState: ...
+    @state.setter
+    def state(self, state: TrainState) -> None: ...
+
     programs: TrainPrograms  # None before training
     resume_command: Callable[..., str]  # see `default_resume_command`
 
