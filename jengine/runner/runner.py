@@ -317,7 +317,7 @@ class Runner:
         return self.state
 
     @contextlib.contextmanager
-    def training(self) -> Iterator[TrainLoop]:
+    def training(self) -> Iterator[Any]:
         """Begin or resume training, for a loop of your own inside, and end it.
 
         The loop calls the stages from `before_train` to `after_train`.
