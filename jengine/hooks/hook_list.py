@@ -178,7 +178,7 @@ class HookList:
         7 {'loss': 0.5}
 
         Args:
-          stage: the name of the method.
+          stage: the name of the method, also one of your own hooks that `Hook.stages` does not have.
           run: what the hooks get as `runner`: the Runner, or, in a loop of your own, a value with
             `iter`, `epoch` and what your hooks read.
           kinds: only the hooks with one of these for `acts_on`.
@@ -295,6 +295,8 @@ class HookList:
             if hook.acts_on in kinds
             and (stage in hook.get_triggered_stages() if is_known else hasattr(hook, stage))
         ]
+        if not (is_known or found) and (hint := did_you_mean(stage, Hook.stages, cutoff=_ALMOST)):
+            raise ConfigError(f"a stage must be one of `Hook.stages`, got {stage!r}{hint}")
         return found
 
     def _list_limiting(self, stage: str) -> Iterator[Hook]:

@@ -2,6 +2,7 @@ import types
 
 import pytest
 
+from jengine.config import ConfigError
 from jengine.hooks import Hook, Priority, get_priority
 from jengine.hooks.hook_list import HookList
 
@@ -136,6 +137,26 @@ def test_a_stage_of_a_custom_loop_is_called_on_hooks_that_define_it():
     hooks.call("before_warmup_iter", runner_at(), factor=0.5)
     hooks.call("no_such_stage", runner_at())
     assert calls == [0.5]
+
+
+def test_a_misspelled_stage_is_an_error_where_it_is_called():
+    with pytest.raises(ConfigError, match="must be one of `Hook.stages`, got 'before_trian'; did you mean 'before_train'"):
+        HookList([Hook()]).call("before_trian", runner_at())
+
+
+def test_hooks_get_any_value_with_progress_as_the_run():
+    seen = []
+
+    class Second(Hook):
+        every = 2
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            seen.append((runner.iter, outputs["loss"]))
+
+    hooks = HookList([Second()])
+    for i in range(4):
+        hooks.call("after_train_iter", types.SimpleNamespace(iter=i, epoch=0), batch_idx=i, outputs={"loss": -i})
+    assert seen == [(1, -1), (3, -3)]
 
 
 def test_an_error_in_a_hook_keeps_its_type_and_gets_a_note():
