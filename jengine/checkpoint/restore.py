@@ -132,8 +132,9 @@ def restore(
     """
     found = find_checkpoint(path, checksums=checksums)
     if "hook_state" in target:  # a whole state, with what the checkpoint has exchanged
-        exchanged = read_meta(found).get("exchanged", {})
-        match = match_hook_states(target["hook_state"], list_arrays(found), exchanged)
+        exchanged = read_meta(found).get("exchanged", {}).items()
+        swaps = {item: source for item, source in exchanged if item in target}
+        match = match_hook_states(target["hook_state"], list_arrays(found), swaps)
         rename = [*rename, *match.rename]
         ignore = [*ignore, *match.ignore]
     return restore_verified(found, target, rename, ignore, cast)
