@@ -63,15 +63,20 @@ def _list_public_names(module: types.ModuleType) -> Iterator[str]:
         if (
             value.__doc__
             and defined_in.startswith("jengine.")
-            # Once: on the page of the module that defines it, or of the package that exports it.
-            and (defined_in == module.__name__ or (is_package and defined_in not in PACKAGES))
-            and not _is_on_page_of_extra(name, defined_in, module)
+            # Once: on the page of the module that defines it, or of the package that exports it,
+            # which is not the room in which an extra offers it as well.
+            and (
+                defined_in == module.__name__
+                or (is_package and not _is_exported(name, defined_in, module.__name__))
+            )
         ):
             yield name
 
 
-def _is_on_page_of_extra(name: str, defined_in: str, module: types.ModuleType) -> bool:
-    """Return whether a name that an extra adds to the page of a room is on its own page too."""
-    extra = ".".join(defined_in.split(".")[:3])
-    is_of_extra = extra.startswith("jengine.extras.") and extra != module.__name__
-    return is_of_extra and name in dir(importlib.import_module(extra))
+def _is_exported(name: str, defined_in: str, elsewhere: str) -> bool:
+    """Return whether the page of the module that defines a name has it, and not the page
+    `elsewhere`.
+    """
+    found = [package for package in PACKAGES if f"{defined_in}.".startswith(f"{package}.")]
+    owner = max(found, key=len, default=elsewhere)
+    return owner != elsewhere and name in dir(importlib.import_module(owner))

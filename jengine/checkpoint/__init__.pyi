@@ -17,4 +17,6 @@ from jengine.checkpoint.restore import load as load
 from jengine.checkpoint.restore import load_params as load_params
 from jengine.checkpoint.restore import restore as restore
 from jengine.config.errors import CheckpointMismatchError as CheckpointMismatchError
+from jengine.extras.weights.best import find_best_checkpoint as find_best_checkpoint
+from jengine.extras.weights.best import list_best_checkpoints as list_best_checkpoints
 from jengine.extras.weights.published_copy import publish as publish

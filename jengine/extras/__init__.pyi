@@ -11,6 +11,7 @@ from jengine.extras import mmengine as mmengine
 from jengine.extras import networks as networks
 from jengine.extras import optimizers as optimizers
 from jengine.extras import plan as plan
+from jengine.extras import replicas as replicas
 from jengine.extras import report as report
 from jengine.extras import segmentation as segmentation
 from jengine.extras import selfsup as selfsup

@@ -15,13 +15,11 @@ provides = {  # imported on use, as what extras provide
     "HOOKS": {
         "CheckpointHook": "jengine.hooks.checkpoint",
         "DistSamplerSeedHook": "jengine.hooks.epoch",
-        "EarlyStoppingHook": "jengine.hooks.early_stopping",
         "EMAHook": "jengine.hooks.ema",
         "IterTimerHook": "jengine.hooks.iter_timer",
         "LoggerHook": "jengine.hooks.logger",
         "ParamSchedulerHook": "jengine.hooks.param_scheduler",
         "RuntimeInfoHook": "jengine.hooks.runtime_info",
-        "SyncBuffersHook": "jengine.hooks.batch_norm",
     },
 }
 __getattr__, __dir__ = _lazy_names(__name__, provides)

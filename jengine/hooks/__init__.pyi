@@ -1,10 +1,10 @@
 # Written by .ci/extras_names.py, for editors and type checkers.
 
 from jengine.extras.diagnose.invalid_loss import CheckInvalidLossHook as CheckInvalidLossHook
+from jengine.extras.optimizers.early_stopping import EarlyStoppingHook as EarlyStoppingHook
+from jengine.extras.replicas.sync_buffers import SyncBuffersHook as SyncBuffersHook
 from jengine.extras.report.progress import ProgressHook as ProgressHook
-from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook
 from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
-from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
 from jengine.hooks.ema import EMAHook as EMAHook
 from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook
 from jengine.hooks.hook import Hook as Hook

@@ -27,8 +27,5 @@ provides = {  # imported on use, as what extras provide
         "AdamW": "jengine.optim.optimizers.adam",
         "SGD": "jengine.optim.optimizers.sgd",
     },
-    "OPTIM_WRAPPERS": {
-        "AmpOptimWrapper": "jengine.optim.amp",
-    },
 }
 __getattr__, __dir__ = _lazy_names(__name__, provides)

@@ -1,10 +1,10 @@
 # Written by .ci/extras_names.py, for editors and type checkers.
 
+from jengine.extras.optimizers.amp import AmpOptimWrapper as AmpOptimWrapper
 from jengine.optim import optimizers as optimizers
 from jengine.optim import param_groups as param_groups
 from jengine.optim import schedules as schedules
 from jengine.optim import transforms as transforms
-from jengine.optim.amp import AmpOptimWrapper as AmpOptimWrapper
 from jengine.optim.optimizers.adam import Adam as Adam
 from jengine.optim.optimizers.adam import AdamW as AdamW
 from jengine.optim.optimizers.optax_optimizers import from_optax as from_optax

@@ -1,7 +1,7 @@
 """Devices and processes: where arrays are, how the step is compiled for them, who computes.
 
-`Pjit`, `DataParallel` and `SingleDevice` are the strategies; `get_processes` exchanges values
-between processes. Imports the rooms up to `optim`.
+`Pjit` and `SingleDevice` are the strategies, with `DataParallel` in the extra `replicas`;
+`get_processes` exchanges values between processes. Imports the rooms up to `optim`.
 """
 
 from jengine.config.plugins import lazy_names as _lazy_names
@@ -22,9 +22,7 @@ from jengine.parallel.strategy import default_strategy as default_strategy
 
 provides = {  # imported on use, as what extras provide
     "STRATEGIES": {
-        "DataParallel": "jengine.parallel.data_parallel",
         "Pjit": "jengine.parallel.pjit",
-        "Replica": "jengine.parallel.data_parallel",
     },
     "names": {
         "convert_replica_axis": "jengine.parallel.replica_axis",

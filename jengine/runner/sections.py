@@ -35,6 +35,7 @@ class TrainCfg(TypedDict, total=False):
     steps_per_call: Count
     on_nonfinite: Literal["stop", "warn", "ignore"]
     max_time: Duration | None
+    load_best_at_end: bool | str
     micro_batch: Count | None
 
 

@@ -6,8 +6,6 @@ that changes in it. Imports the rooms up to `checkpoint`.
 
 from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.train.losses import total_loss as total_loss
-from jengine.train.own_step import LossGradients as LossGradients
-from jengine.train.own_step import UpdateContext as UpdateContext
 from jengine.train.phases import PhaseSettings as PhaseSettings
 from jengine.train.recompilation import RecompilationError as RecompilationError
 from jengine.train.recompilation import RecompilationGuard as RecompilationGuard
@@ -24,9 +22,7 @@ from jengine.train.traced_hooks import hook_names as hook_names
 
 provides = {  # imported on use, as what extras provide
     "AVERAGES": {
-        "ExponentialMovingAverage": "jengine.train.kinds",
-        "MomentumAnnealingEMA": "jengine.train.kinds",
-        "StochasticWeightAverage": "jengine.train.kinds",
+        "ExponentialMovingAverage": "jengine.train.average",
     },
     "names": {
         "Average": "jengine.train.average",

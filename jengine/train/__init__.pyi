@@ -1,14 +1,14 @@
 # Written by .ci/extras_names.py, for editors and type checkers.
 
+from jengine.extras.optimizers.averages import MomentumAnnealingEMA as MomentumAnnealingEMA
+from jengine.extras.optimizers.averages import StochasticWeightAverage as StochasticWeightAverage
+from jengine.extras.optimizers.own_step import LossGradients as LossGradients
+from jengine.extras.optimizers.own_step import UpdateContext as UpdateContext
 from jengine.train.average import AVERAGES as AVERAGES
 from jengine.train.average import Average as Average
 from jengine.train.average import AverageState as AverageState
-from jengine.train.kinds import ExponentialMovingAverage as ExponentialMovingAverage
-from jengine.train.kinds import MomentumAnnealingEMA as MomentumAnnealingEMA
-from jengine.train.kinds import StochasticWeightAverage as StochasticWeightAverage
+from jengine.train.average import ExponentialMovingAverage as ExponentialMovingAverage
 from jengine.train.losses import total_loss as total_loss
-from jengine.train.own_step import LossGradients as LossGradients
-from jengine.train.own_step import UpdateContext as UpdateContext
 from jengine.train.phases import PhaseSettings as PhaseSettings
 from jengine.train.recompilation import RecompilationError as RecompilationError
 from jengine.train.recompilation import RecompilationGuard as RecompilationGuard

@@ -2,7 +2,7 @@
 
 from jengine.extras.diagnose.class_count import ClassNumCheckHook as ClassNumCheckHook
 from jengine.extras.diagnose.class_count import NumClassCheckHook as NumClassCheckHook
-from jengine.extras.diagnose.histogram import HistogramHook as HistogramHook
+from jengine.extras.diagnose.inspect_hook import HistogramHook as HistogramHook
 from jengine.extras.diagnose.inspect_hook import InspectHook as InspectHook
 from jengine.extras.diagnose.invalid_loss import CheckInvalidLossHook as CheckInvalidLossHook
 from jengine.extras.diagnose.memory import EmptyCacheHook as EmptyCacheHook

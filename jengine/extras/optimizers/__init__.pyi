@@ -9,9 +9,13 @@ from jengine.extras.optimizers.adam_variants import RAdam as RAdam
 from jengine.extras.optimizers.adan import ProximalAdan as ProximalAdan
 from jengine.extras.optimizers.aliases import Adafactor as Adafactor
 from jengine.extras.optimizers.aliases import Adan as Adan
+from jengine.extras.optimizers.amp import AmpOptimWrapper as AmpOptimWrapper
 from jengine.extras.optimizers.averaged_sgd import ASGD as ASGD
 from jengine.extras.optimizers.averages import CosineEMA as CosineEMA
 from jengine.extras.optimizers.averages import ExpMomentumEMA as ExpMomentumEMA
+from jengine.extras.optimizers.averages import MomentumAnnealingEMA as MomentumAnnealingEMA
+from jengine.extras.optimizers.averages import StochasticWeightAverage as StochasticWeightAverage
+from jengine.extras.optimizers.early_stopping import EarlyStoppingHook as EarlyStoppingHook
 from jengine.extras.optimizers.estimated_rate import DAdaptAdam as DAdaptAdam
 from jengine.extras.optimizers.estimated_rate import Prodigy as Prodigy
 from jengine.extras.optimizers.evaluated_params import EvaluatedParamsHook as EvaluatedParamsHook
@@ -34,6 +38,7 @@ from jengine.extras.optimizers.rmsprop import Rprop as Rprop
 from jengine.extras.optimizers.schedules import OneCycleLR as OneCycleLR
 from jengine.extras.optimizers.schedules import OneCycleParamScheduler as OneCycleParamScheduler
 from jengine.extras.optimizers.schedules import PolyLRRatio as PolyLRRatio
+from jengine.extras.optimizers.small_state import compress_moments as compress_moments
 from jengine.extras.optimizers.soap import SOAP as SOAP
 from jengine.optim.schedules.scheduler import ParamScheduler
 from typing import Any
