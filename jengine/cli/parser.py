@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jengine.config.errors import closest
+from jengine.config.errors import closest, did_you_mean
 from jengine.config.plugins import find_missing, provided
 
 _EPILOG = """Set any value of the config with --config.PATH=VALUE:
@@ -25,6 +25,8 @@ class _Parser(argparse.ArgumentParser):
         if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             hint = find_missing(match[1]) or closest(match[1], re.findall(r"[\w-]+", match[2]))
             message = message.partition(" (choose from")[0] + hint
+        if match := re.match(r"unknown argument (--[\w-]+)", message):
+            message += did_you_mean(match[1], self._option_string_actions)
         if message.endswith("required: CHECKPOINT"):
             message += " (before --best, which may have a METRIC)"
         super().error(message)

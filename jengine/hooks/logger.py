@@ -243,11 +243,12 @@ def _write_lines(
     """Write a line with the experiment name, if wanted, and one with the metrics of a batch index,
     unless it is None.
     """
-    view.message_hub.flush()
     if names_run:
         # A `ProgressHook` hides periodic lines from the terminal
         runner.logger.info(f"Exp name: {runner.experiment_name}", extra={"periodic": {}})
-    if batch_idx is not None:
+    if batch_idx is None:
+        view.message_hub.flush()  # which a line does
+    else:
         tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
         _log_line(runner.logger, text, tag)
         scalars = {**tag, "mode": "train"}

@@ -240,15 +240,6 @@ def _log_interruption(runner: RunnerProtocol, first: int) -> None:
 # --- Whether training can continue or be saved ---
 
 
-def check_consistent(runner: RunnerProtocol) -> None:
-    """Raise RuntimeError if an error in an earlier call of `train` left an inconsistent run."""
-    if not is_consistent(runner):
-        raise RuntimeError(
-            f"training cannot continue: it stopped with an error at iteration {runner.iter}, and "
-            "counters, state and hooks disagree; start from a checkpoint: Runner(..., resume=True)"
-        )
-
-
 def is_consistent(runner: RunnerProtocol) -> bool:
     """Return whether counters, state and hooks agree, so that training can continue or be saved."""
     loop = runner.train_loop

@@ -238,6 +238,19 @@ def test_an_unknown_argument_is_refused_with_the_form_of_overrides(config, capsy
     assert f"unknown argument {argument}; --config.PATH=VALUE sets" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "argument", "known"),
+    [("train", "--chek", "--check"), ("train", "--overfitt=3", "--overfit"), ("lr-find", "--stepz=3", "--steps"), ("train", "--xyz", None)],
+)
+def test_a_misspelled_option_is_named_with_the_closest_of_its_command(config, capsys, command, argument, known):
+    with pytest.raises(SystemExit):
+        main([command, config, argument])
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: jengine {command}")
+    assert f"unknown argument {argument.partition('=')[0]}" in said
+    assert (f"did you mean {known!r}?" in said) if known else ("did you mean" not in said)
+
+
 def test_help_imports_no_heavy_libraries():
     code = (
         "import sys, json; from jengine.cli import main\n"

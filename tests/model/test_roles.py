@@ -1157,3 +1157,351 @@ def test_the_small_image_classifiers():
     assert kinds[1] == {
         'conv0_0.kernel': 'input', 'conv0_1.kernel': 'convolution', 'conv1_0.kernel': 'convolution',
         'conv1_1.kernel': 'convolution', 'head.kernel': 'head'}
+
+
+# -------------------- state spaces, linear attention, experts, sound, masks, windows
+
+class SelectiveStateSpace(nn.Module):
+    """Fused projections of unequal sizes, a recurrence with a decay of its own for each state."""
+
+    @nn.compact
+    def __call__(self, h):
+        d, n, rank = 12, 4, 3
+        dense = functools.partial(nn.Dense, use_bias=False)
+        x, z = jnp.split(dense(2 * d, name='in_proj')(h), 2, -1)
+        x = nn.silu(nn.Conv(d, (4,), padding='CAUSAL', feature_group_count=d, name='conv')(x))
+        dt, b, c = jnp.split(dense(rank + 2 * n, name='x_proj')(x), [rank, rank + n], -1)
+        dt = nn.softplus(dense(d, name='dt_proj')(dt) + self.param('dt_bias', nn.initializers.zeros, (d,)))
+        a = -jnp.exp(self.param('A_log', nn.initializers.ones, (d, n)))
+
+        def step(state, inputs):
+            x, dt, b, c = inputs
+            state = state * jnp.exp(dt[..., None] * a) + (dt * x)[..., None] * b[:, None]
+            return state, jnp.einsum('bdn,bn->bd', state, c)
+
+        rows = jax.tree.map(lambda x: x.swapaxes(0, 1), (x, dt, b, c))
+        y = jax.lax.scan(step, jnp.zeros((x.shape[0], d, n)), rows)[1].swapaxes(0, 1)
+        y = y + self.param('D', nn.initializers.ones, (d,)) * x
+        return dense(8, name='out_proj')(y * nn.silu(z))
+
+
+class Mamba(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        h = nn.Embed(10, 8, name='embedding')(tokens)
+        for i in range(2):
+            h = h + SelectiveStateSpace(name=f'mixer{i}')(nn.RMSNorm(name=f'norm{i}')(h))
+        return nn.Dense(10, use_bias=False, name='lm_head')(nn.RMSNorm(name='norm_f')(h))
+
+
+def test_selective_state_spaces():
+    check(roles_of(Mamba(), TOKENS), '''
+        embedding.embedding embedding 0>1
+        norm*.scale norm
+        mixer*.in_proj.kernel hidden 0>1 parts=2
+        mixer*.conv.kernel depthwise 0,1>2
+        mixer*.conv.bias bias >0
+        mixer*.x_proj.kernel hidden 0>1
+        mixer*.dt_proj.kernel hidden 0>1
+        mixer*.dt_bias bias >0
+        mixer*.A_log scale
+        mixer*.D scale >0
+        mixer*.out_proj.kernel hidden 0>1
+        norm_f.scale norm
+        lm_head.kernel head 0>1
+    ''')
+
+
+class TimeMix(nn.Module):
+    """Linear attention with learned decays and bonuses for each head, as RWKV."""
+
+    @nn.compact
+    def __call__(self, x):
+        b, t, d = x.shape
+        heads, size = 2, d // 2
+        before = jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :-1]
+        mixed = {}
+        for name in 'rkvwg':
+            mu = self.param(f'time_maa_{name}', nn.initializers.ones, (1, 1, d))
+            mixed[name] = x + (before - x) * mu
+        dense = functools.partial(nn.Dense, d, use_bias=False)
+        r, k, v = (
+            dense(name=name)(mixed[name[0]]).reshape(b, t, heads, size) for name in ('receptance', 'key', 'value'))
+        gate = nn.silu(dense(name='gate')(mixed['g']))
+        first = self.param('time_decay_w1', nn.initializers.normal(), (d, 3))
+        second = self.param('time_decay_w2', nn.initializers.normal(), (3, d))
+        decay = self.param('time_decay', nn.initializers.zeros, (1, 1, d)) + jnp.tanh(mixed['w'] @ first) @ second
+        decay = jnp.exp(-jnp.exp(decay)).reshape(b, t, heads, size)
+        bonus = self.param('time_faaaa', nn.initializers.zeros, (heads, size))
+
+        def step(state, inputs):
+            r, k, v, w = inputs
+            kv = jnp.einsum('bhk,bhv->bhkv', k, v)
+            out = jnp.einsum('bhk,bhkv->bhv', r, state + bonus[..., None] * kv)
+            return state * w[..., None] + kv, out
+
+        rows = jax.tree.map(lambda x: x.swapaxes(0, 1), (r, k, v, decay))
+        y = jax.lax.scan(step, jnp.zeros((b, heads, size, size)), rows)[1].swapaxes(0, 1)
+        y = nn.GroupNorm(heads, name='ln_x')(y.reshape(b, t, d))
+        return dense(name='output')(y * gate)
+
+
+class Rwkv(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        h = nn.LayerNorm(name='ln0')(nn.Embed(10, 8, name='emb')(tokens))
+        for i in range(2):
+            h = h + TimeMix(name=f'att{i}')(nn.LayerNorm(name=f'ln_att{i}')(h))
+            x = nn.LayerNorm(name=f'ln_ffn{i}')(h)
+            k = jnp.square(nn.relu(nn.Dense(16, use_bias=False, name=f'ffn_key{i}')(x)))
+            gate = nn.sigmoid(nn.Dense(8, use_bias=False, name=f'ffn_receptance{i}')(x))
+            h = h + gate * nn.Dense(8, use_bias=False, name=f'ffn_value{i}')(k)
+        return nn.Dense(10, use_bias=False, name='head')(nn.LayerNorm(name='ln_out')(h))
+
+
+def test_linear_attention_with_learned_decays():
+    check(roles_of(Rwkv(), TOKENS), '''
+        emb.embedding embedding 0>1
+        ln*.scale norm
+        ln*.bias norm
+        ln_att*.scale norm
+        ln_att*.bias norm
+        ln_ffn*.scale norm
+        ln_ffn*.bias norm
+        ln_out.scale norm
+        ln_out.bias norm
+        att*.time_maa_r scale
+        att*.time_maa_k scale
+        att*.time_maa_v scale
+        att*.time_maa_w scale
+        att*.time_maa_g scale
+        att*.receptance.kernel hidden 0>1
+        att*.key.kernel hidden 0>1
+        att*.value.kernel hidden 0>1
+        att*.gate.kernel hidden 0>1
+        att*.time_decay_w* hidden 0>1
+        att*.time_decay bias
+        att*.time_faaaa scale
+        att*.ln_x.scale norm
+        att*.ln_x.bias norm
+        att*.output.kernel hidden 0>1
+        ffn_key*.kernel hidden 0>1
+        ffn_receptance*.kernel hidden 0>1
+        ffn_value*.kernel hidden 0>1
+        head.kernel head 0>1
+    ''')
+
+
+class SharedExpert(nn.Module):
+    """Sigmoid scores, a bias that only chooses, fused gate and up, an expert for all."""
+
+    @nn.compact
+    def __call__(self, x):
+        d = x.shape[-1]
+        experts, width = 4, 6
+        normal = nn.initializers.normal()
+        scores = nn.sigmoid(x @ self.param('gate_weight', normal, (d, experts)))
+        bias = self.param('e_score_correction_bias', nn.initializers.zeros, (experts,))
+        _, chosen = jax.lax.top_k(scores + bias, 2)
+        weights = jnp.take_along_axis(scores, chosen, -1)
+        weights = weights / weights.sum(-1, keepdims=True)
+        gates = (nn.one_hot(chosen, experts) * weights[..., None]).sum(-2)
+        gate_up = self.param('experts_gate_up_proj', normal, (experts, d, 2 * width))
+        down = self.param('experts_down_proj', normal, (experts, width, d))
+        gate, up = jnp.split(jnp.einsum('btd,edf->btef', x, gate_up), 2, -1)
+        y = jnp.einsum('btef,efd,bte->btd', nn.silu(gate) * up, down, gates)
+        gate, up = jnp.split(nn.Dense(2 * width, use_bias=False, name='shared_gate_up')(x), 2, -1)
+        return y + nn.Dense(d, use_bias=False, name='shared_down')(nn.silu(gate) * up)
+
+
+class SharedExpertLM(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        h = nn.Embed(10, 8, name='embed_tokens')(tokens)
+        for i in range(2):
+            h = h + SharedExpert(name=f'mlp{i}')(nn.RMSNorm(name=f'input_norm{i}')(h))
+        return nn.Dense(10, use_bias=False, name='lm_head')(nn.RMSNorm(name='norm')(h))
+
+
+def test_a_mixture_with_a_shared_expert():
+    check(roles_of(SharedExpertLM(), TOKENS), '''
+        embed_tokens.embedding embedding 0>1
+        input_norm*.scale norm
+        mlp*.gate_weight router 0>1
+        mlp*.e_score_correction_bias bias
+        mlp*.experts_gate_up_proj hidden 1>2 stacked=0 parts=2
+        mlp*.experts_down_proj hidden 1>2 stacked=0
+        mlp*.shared_gate_up.kernel hidden 0>1 parts=2
+        mlp*.shared_down.kernel hidden 0>1
+        norm.scale norm
+        lm_head.kernel head 0>1
+    ''')
+
+
+class Attention(nn.Module):
+    @nn.compact
+    def __call__(self, x, memory):
+        b, t, d = x.shape
+
+        def split(name, x, bias=True):
+            return nn.Dense(d, use_bias=bias, name=name)(x).reshape(b, -1, 2, d // 2)
+
+        q, k, v = split('q_proj', x), split('k_proj', memory, bias=False), split('v_proj', memory)
+        y = jnp.einsum('bhqk,bkhd->bqhd', nn.softmax(jnp.einsum('bqhd,bkhd->bhqk', q, k)), v)
+        return nn.Dense(d, name='out_proj')(y.reshape(b, t, d))
+
+
+class Whisper(nn.Module):
+    """Convolutions on spectra, sinusoids in the encoder, learned positions and a tied head in the decoder."""
+
+    @nn.compact
+    def __call__(self, mel, tokens):
+        x = nn.gelu(nn.Conv(8, (3,), name='conv1')(mel))
+        x = nn.gelu(nn.Conv(8, (3,), strides=(2,), name='conv2')(x))
+        x = x + jnp.sin(jnp.arange(x.shape[1])[:, None] / 10 ** jnp.linspace(0, 4, 8))
+        y = nn.LayerNorm(name='enc_norm1')(x)
+        x = x + Attention(name='enc_attn')(y, y)
+        x = nn.LayerNorm(name='enc_ln_post')(x + Mlp(8, name='enc_mlp')(nn.LayerNorm(name='enc_norm2')(x)))
+        embed = nn.Embed(10, 8, name='embed_tokens')
+        h = embed(tokens) + self.param('embed_positions', nn.initializers.normal(), (16, 8))[:tokens.shape[1]]
+        y = nn.LayerNorm(name='dec_norm1')(h)
+        h = h + Attention(name='dec_attn')(y, y)
+        h = h + Attention(name='cross_attn')(nn.LayerNorm(name='dec_norm2')(h), x)
+        h = h + Mlp(8, name='dec_mlp')(nn.LayerNorm(name='dec_norm3')(h))
+        return embed.attend(nn.LayerNorm(name='dec_ln')(h))
+
+
+def test_an_encoder_of_sound_and_a_decoder():
+    attention = '''
+        NAME_attn.q_proj.kernel hidden 0>1
+        NAME_attn.q_proj.bias bias
+        NAME_attn.k_proj.kernel hidden 0>1
+        NAME_attn.v_proj.kernel hidden 0>1
+        NAME_attn.v_proj.bias bias
+        NAME_attn.out_proj.kernel hidden 0>1
+        NAME_attn.out_proj.bias bias
+    '''
+    sides = ''.join(attention.replace('NAME', name) for name in ('enc', 'dec', 'cross'))
+    check(roles_of(Whisper(), jnp.zeros((2, 12, 5)), TOKENS), sides + '''
+        conv1.kernel input 0,1>2
+        conv1.bias bias
+        conv2.kernel convolution 0,1>2
+        conv2.bias bias
+        enc_norm*.scale norm
+        enc_norm*.bias norm
+        enc_ln_post.scale norm
+        enc_ln_post.bias norm
+        enc_mlp.fc*.kernel hidden 0>1
+        enc_mlp.fc*.bias bias
+        embed_tokens.embedding embedding
+        embed_positions position
+        dec_norm*.scale norm
+        dec_norm*.bias norm
+        dec_mlp.fc*.kernel hidden 0>1
+        dec_mlp.fc*.bias bias
+        dec_ln.scale norm
+        dec_ln.bias norm
+    ''')
+
+
+class MaskedAutoencoder(nn.Module):
+    """A random part of the patches is encoded, mask tokens stand for the others; GRN in the decoder."""
+
+    @nn.compact
+    def __call__(self, x, noise):
+        b, d = x.shape[0], 8
+        patches = x.reshape(b, 2, 4, 2, 4, 3).swapaxes(2, 3).reshape(b, 4, 48)
+        h = nn.Dense(d, name='patch_embed')(patches) + self.param('pos_embed', nn.initializers.normal(), (1, 4, d))
+        order = jnp.argsort(noise, axis=1)
+        kept = jnp.take_along_axis(h, order[:, :2, None], 1)
+        kept = nn.LayerNorm(name='norm')(kept + Mlp(d, name='block')(nn.LayerNorm(name='block_norm')(kept)))
+        h = nn.Dense(d, name='decoder_embed')(kept)
+        mask = jnp.broadcast_to(self.param('mask_token', nn.initializers.normal(), (1, 1, d)), (b, 2, d))
+        h = jnp.take_along_axis(jnp.concatenate([h, mask], 1), jnp.argsort(order, axis=1)[..., None], 1)
+        h = h + self.param('decoder_pos_embed', nn.initializers.normal(), (1, 4, d))
+        y = nn.gelu(nn.Dense(2 * d, name='decoder_up')(nn.LayerNorm(name='decoder_norm')(h)))
+        size = jnp.sqrt(jnp.sum(jnp.square(y), axis=1, keepdims=True) + 1e-6)
+        gamma = self.param('grn_gamma', nn.initializers.zeros, (1, 1, 2 * d))
+        beta = self.param('grn_beta', nn.initializers.zeros, (1, 1, 2 * d))
+        y = y + gamma * (y * (size / (size.mean(-1, keepdims=True) + 1e-6))) + beta
+        return nn.Dense(48, name='decoder_pred')(h + nn.Dense(d, name='decoder_down')(y))
+
+
+def test_a_masked_autoencoder_with_response_normalization():
+    check(roles_of(MaskedAutoencoder(), IMAGES, jnp.zeros((2, 4))), '''
+        patch_embed.kernel input 0>1
+        patch_embed.bias bias
+        pos_embed position
+        block_norm.scale norm
+        block_norm.bias norm
+        block.fc*.kernel hidden 0>1
+        block.fc*.bias bias
+        norm.scale norm
+        norm.bias norm
+        decoder_embed.kernel hidden 0>1
+        decoder_embed.bias bias
+        mask_token position
+        decoder_pos_embed position
+        decoder_norm.scale norm
+        decoder_norm.bias norm
+        decoder_up.kernel hidden 0>1
+        decoder_up.bias bias
+        grn_gamma scale
+        grn_beta bias
+        decoder_down.kernel hidden 0>1
+        decoder_down.bias bias
+        decoder_pred.kernel head 0>1
+        decoder_pred.bias bias
+    ''')
+
+
+class WindowAttention(nn.Module):
+    """Shifted windows with a table of relative positions, and merging of patches."""
+
+    @nn.compact
+    def __call__(self, x):
+        b, h, w, d = x.shape
+        windows = jnp.roll(x, (-1, -1), (1, 2)).reshape(b, h // 2, 2, w // 2, 2, d).swapaxes(2, 3).reshape(-1, 4, d)
+        qkv = nn.Dense(3 * d, name='qkv')(windows).reshape(-1, 4, 3, 2, d // 2).transpose(2, 0, 3, 1, 4)
+        q, k, v = qkv[0], qkv[1], qkv[2]
+        table = self.param('relative_position_bias_table', nn.initializers.normal(), (9, 2))
+        place = jnp.stack(jnp.meshgrid(jnp.arange(2), jnp.arange(2), indexing='ij')).reshape(2, -1)
+        offset = place[:, :, None] - place[:, None, :] + 1
+        bias = table[(3 * offset[0] + offset[1]).reshape(-1)].reshape(4, 4, 2).transpose(2, 0, 1)
+        scale = jnp.exp(self.param('logit_scale', nn.initializers.zeros, (2, 1, 1)))
+        y = nn.softmax(q @ k.swapaxes(-2, -1) * scale + bias) @ v
+        y = nn.Dense(d, name='proj')(y.transpose(0, 2, 1, 3).reshape(-1, 4, d))
+        return y.reshape(b, h // 2, w // 2, 2, 2, d).swapaxes(2, 3).reshape(b, h, w, d)
+
+
+class Swin(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.LayerNorm(name='patch_norm')(nn.Conv(8, (2, 2), (2, 2), name='patch_embed')(x))
+        for i in range(2):
+            x = x + WindowAttention(name=f'attn{i}')(nn.LayerNorm(name=f'norm{i}')(x))
+        x = jnp.concatenate([x[:, i::2, j::2] for j in (0, 1) for i in (0, 1)], -1)
+        x = nn.Dense(16, use_bias=False, name='reduction')(nn.LayerNorm(name='merge_norm')(x))
+        return nn.Dense(3, name='head')(x.mean((1, 2)))
+
+
+def test_shifted_windows_with_relative_positions():
+    check(roles_of(Swin(), IMAGES), '''
+        patch_embed.kernel input 0,1,2>3
+        patch_embed.bias bias
+        patch_norm.scale norm
+        patch_norm.bias norm
+        norm*.scale norm
+        norm*.bias norm
+        attn*.qkv.kernel hidden 0>1 parts=3
+        attn*.qkv.bias bias
+        attn*.relative_position_bias_table position
+        attn*.logit_scale scale
+        attn*.proj.kernel hidden 0>1
+        attn*.proj.bias bias
+        merge_norm.scale norm
+        merge_norm.bias norm
+        reduction.kernel hidden 0>1
+        head.kernel head 0>1
+        head.bias bias
+    ''')

@@ -184,6 +184,14 @@ def test_learning_rate_of_an_optax_optimizer_is_in_the_group():
     assert (OptimWrapper(optax.adamw(LR)).get_lr(), OptimWrapper(optax.adamw(LR)).get_momentum()) == ({}, {})
 
 
+def test_an_injected_hyperparameter_keeps_its_own_name():
+    wrapper = OptimWrapper(optax.inject_hyperparams(lambda lr, momentum: optax.sgd(lr, momentum))(lr=0.5, momentum=0.0))
+    params = {"w": jnp.ones(3)}
+    updates, _ = wrapper.update(params, wrapper.init(params), params)
+    np.testing.assert_allclose(updates["w"], -0.5)
+    assert wrapper.get_lr()["lr"] == pytest.approx([0.5])
+
+
 def test_injected_hyperparams_are_in_the_group():
     wrapper = OptimWrapper(optax.inject_hyperparams(optax.sgd)(learning_rate=LR))
     wrapper.param_groups[0]["lr"] = 0.5

@@ -96,7 +96,7 @@ class LoadImage:
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with the image."""
         if not isinstance(sample, Mapping) or self.path not in sample:
-            found = list(sample) if isinstance(sample, Mapping) else repr(sample)
+            found = sorted(sample) if isinstance(sample, Mapping) else f"the sample {sample!r:.80}"
             raise ConfigError(
                 f"`LoadImage.path` must be an entry of the samples, got {self.path!r} for {found}; "
                 f"a sample is a dict, such as {{{self.path!r}: 'new/a.png'}}"

@@ -5,7 +5,7 @@ provides = {
         "CheckInvalidLossHook": "jengine.extras.diagnose.invalid_loss",
         "ClassNumCheckHook": "jengine.extras.diagnose.class_count",
         "EmptyCacheHook": "jengine.extras.diagnose.memory",
-        "HistogramHook": "jengine.extras.diagnose.histogram",
+        "HistogramHook": "jengine.extras.diagnose.inspect_hook",
         "InspectHook": "jengine.extras.diagnose.inspect_hook",
         "MemoryProfilerHook": "jengine.extras.diagnose.memory",
         "NumClassCheckHook": "jengine.extras.diagnose.class_count",
@@ -86,6 +86,8 @@ provides = {
         "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",
         "ProgressWatch": "jengine.extras.diagnose.progress_watch",
+        "SlowestProcess": "jengine.extras.diagnose.slowest_process",
+        "RepeatedCompiles": "jengine.extras.diagnose.repeated_compiles",
     },
     "names": {
         "Findings": "jengine.extras.diagnose.replay",

@@ -66,6 +66,50 @@ def keep_slow_params(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+def train_fast(
+    tx: optax.GradientTransformationExtraArgs, example: OptState | None
+) -> optax.GradientTransformationExtraArgs:
+    """Return `keep_slow_params(tx)` if a transformation has `optax.lookahead`, and otherwise `tx`.
+
+    Args:
+      tx: the transformation.
+      example: a state for a pair of trees; None if `tx` requires certain parameters, with which
+        `init` finds out.
+
+    Raises:
+      ConfigError: from `init`, a lookahead for a part of the parameters.
+    """
+    slow = keep_slow_params(tx)
+    if example is not None:
+        return slow if _has_lookahead(example) else tx
+
+    def init(params: Params) -> OptState:
+        state = tx.init(params)
+        if not _has_lookahead(state):
+            return state
+        try:
+            return slow.init(params)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                "`optim_wrapper.optimizer` must have optax.lookahead around what treats parameters "
+                "differently, such as optax.lookahead(optax.masked(...), ...), got one within it"
+            ) from error
+
+    def update(
+        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+    ) -> tuple[Updates, OptState]:
+        chain = slow if isinstance(state, SlowParamsState) else tx
+        return chain.update(grads, state, params, **extra)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _has_lookahead(state: OptState) -> bool:
+    kind = optax.LookaheadState
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return any(isinstance(node, kind) for node in nodes)
+
+
 class EvaluatedParamsHook(EMAHook):
     """Evaluation and checkpoints with the parameters that the state of the optimizer defines.
 

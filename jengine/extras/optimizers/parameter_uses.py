@@ -16,7 +16,10 @@ from typing import Any
 import jax.extend
 import optax
 
+from jengine.extras.optimizers.own_step import UpdateContext
 from jengine.extras.optimizers.traced_arrays import (
+    COUNT,
+    EXPERTS,
     FIRST,
     HEADS,
     PART,
@@ -30,13 +33,13 @@ from jengine.extras.optimizers.traced_arrays import (
     map_axes,
     match_axes,
     no_labels,
+    owned_labels,
     regroup_axis,
     union,
 )
 from jengine.model.model import Model
 from jengine.model.roles import Role
 from jengine.optim.wrapper import OptimWrapper
-from jengine.train.own_step import UpdateContext
 from jengine.train.phases import Phase
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext
@@ -277,12 +280,16 @@ class _Tracer:
         for bit, axes in w.views:
             use = self.uses[bit]
             summed = frozenset().union(*(axes[i] for i in contracted[kernel]))
+            each = frozenset().union(*(axes[i] for i in batch[kernel]))
             if x.is_one_hot:
                 use.entries |= summed
                 use.kinds.add("lookup")
                 made |= 1 << bit
                 continue
-            each = frozenset().union(*(axes[i] for i in batch[kernel]))
+            for i, j in zip(contracted[other], contracted[kernel], strict=True):
+                if EXPERTS in labels_at(x.labels, i):  # the sum over experts, each a matrix
+                    summed -= axes[j]
+                    each |= axes[j]
             if not summed or len(summed | each) == len(use.shape):
                 use.fan_in |= summed
                 use.kinds.add("mul")
@@ -293,7 +300,7 @@ class _Tracer:
             use.stacked |= each
             for i, j in zip(batch[other], batch[kernel], strict=True):
                 if axes[j]:  # experts: their first matrices have outputs for each
-                    self._stack_labels(labels_at(x.labels, i))
+                    self._stack_labels(owned_labels(x.labels, i))
             for i, j in zip(contracted[other], contracted[kernel], strict=True):
                 if HEADS in labels_at(x.labels, i) and len(axes[j]) == 1:
                     use.heads |= axes[j]
@@ -397,11 +404,14 @@ class _Tracer:
         heads = []
         for i, j in zip(*batch, strict=True):
             labels = labels_at(values[0].labels, i) | labels_at(values[1].labels, j)
-            for label in labels - {HEADS}:
+            owned = owned_labels(values[0].labels, i) | owned_labels(values[1].labels, j)
+            if EXPERTS in labels:
+                self._stack_labels(owned)
+            for label in owned:
                 # an axis for heads, not one for heads and their sizes
                 if label[2] != PART and self._has_outputs(label[0], 2):
                     self.uses[label[0]].heads.add(label[1])
-            heads.append(labels | {HEADS} if labels else labels)
+            heads.append(labels | {HEADS} if owned else labels)
         rest = [labels_at(values[side].labels, i) for side in (0, 1) for i in free[side]]
         return fold(values[:2])._replace(
             labels=(*heads, *rest), views=(), product=0, is_one_hot=False, is_normal=False
@@ -414,8 +424,8 @@ class _Tracer:
         return plain[-1] if plain else None
 
     def _stack_labels(self, labels: Iterable[Any]) -> None:
-        for label in labels:
-            if label != HEADS and label[2] == WHOLE:
+        for label in labels:  # the router's outputs are numbers for experts, not matrices
+            if label[2] == WHOLE and not self.uses[label[0]].is_chosen:
                 self.uses[label[0]].stacked.add(label[1])
 
     def _labels_of(self, w: Value, i: int) -> frozenset[Any]:
@@ -480,7 +490,7 @@ class _Tracer:
         limits = eqn.params["limit_indices"]
         for i, (start, limit) in enumerate(zip(starts, limits, strict=True)):
             if (start, limit) != (0, shape[i]) and set(eqn.params["strides"] or ()) <= {1}:
-                self._note_cut(labels_at(values[0].labels, i), shape[i], start, limit)
+                self._note_cut(owned_labels(values[0].labels, i), shape[i], start, limit)
         return values[0]
 
     def _split(self, eqn: Any, values: list[Value]) -> list[Value]:
@@ -488,13 +498,13 @@ class _Tracer:
         start = 0
         for size in map(int, eqn.params["sizes"]):
             whole = eqn.invars[0].aval.shape[axis]
-            self._note_cut(labels_at(values[0].labels, axis), whole, start, start + size)
+            self._note_cut(owned_labels(values[0].labels, axis), whole, start, start + size)
             start += size
         return [values[0]] * len(eqn.outvars)
 
     def _note_cut(self, labels: Iterable[Any], size: int, start: int, limit: int) -> None:
         for label in labels:
-            if label != HEADS and label[2] != PART:
+            if label[2] != PART:
                 use = self.uses[label[0]]
                 if label[2] == FIRST or use.shape[label[1]] == size:
                     cuts = use.cuts.setdefault((label[1], size, label[2]), set())
@@ -550,7 +560,7 @@ class _Tracer:
         """Return whether merged axes are query heads in groups, whose axis was split."""
         if len(parts) < 2 or HEADS not in parts[0]:
             return False
-        owners = {label[:2] for label in parts[0] - {HEADS} if label[2] == FIRST}
+        owners = {label[:2] for label in owned_labels(parts, 0) if label[2] == FIRST}
         return any(
             self._has_outputs(bit, 2) and all((bit, axis, PART) in labels for labels in parts[1:])
             for bit, axis in owners
@@ -573,11 +583,17 @@ class _Tracer:
         return self._elementwise(eqn, values, "select")
 
     def _iota(self, eqn: Any, values: list[Value]) -> Value:
-        return Value(is_count=True)
+        labels = list(no_labels(eqn.outvars[0]))
+        labels[eqn.params["dimension"]] = frozenset([COUNT])
+        return Value(tuple(labels), is_count=True)
 
     def _eq(self, eqn: Any, values: list[Value]) -> Value:
         is_compared = any(v.is_count and not (v.is_activation or v.views) for v in values)
-        return self._elementwise(eqn, values)._replace(is_one_hot=is_compared, is_normal=False)
+        result = self._elementwise(eqn, values)
+        if is_compared and result.before:  # the index is one that a router has chosen
+            mark = {frozenset([COUNT]): frozenset([EXPERTS])}
+            result = map_axes(result, lambda axes: tuple(mark.get(axis, axis) for axis in axes))
+        return result._replace(is_one_hot=is_compared, is_normal=False)
 
     # -------------------- everything else
 
@@ -601,6 +617,10 @@ class _Tracer:
                 self._note(use, [value])
                 for bit, _ in value.views:
                     self.uses[bit].added_to |= result.product
+            if is_product and len(activations) > 1:
+                for i, axis in enumerate(result.labels):
+                    if EXPERTS in axis:
+                        self._stack_labels(owned_labels(result.labels, i))
             result = result._replace(views=self._modulated(eqn, values))
         elif views:
             largest = max(self._size(value) for value in views)
@@ -690,9 +710,8 @@ class _Tracer:
         return [mixed] * len(eqn.outvars)
 
     def _note_choice(self, value: Value, axis: int) -> None:
-        if value.labels:
-            for label in value.labels[axis] - {HEADS}:
-                self.uses[label[0]].is_chosen = True
+        for label in owned_labels(value.labels, axis):
+            self.uses[label[0]].is_chosen = True
 
     def _note(self, kind: str, values: Iterable[Value]) -> None:
         for value in values:

@@ -17,6 +17,10 @@ from jengine.optim.optimizers import common
 from jengine.optim.optimizers.common import Parts, Scalar
 from jengine.optim.optimizers.optimizer import define_optimizer
 
+# parts of the largest eigenvalue: what is added to all, and what is none
+_DAMPING = 1e-4
+_ROUNDING = 1e-5
+
 
 @define_optimizer("lr", "weight_decay", "betas", by_role=matrices.split_settings)
 def SOAP(
@@ -204,11 +208,23 @@ def _change_basis(
         return basis, same
 
     def iterate() -> tuple[jax.Array, jax.Array]:
+        product = gram @ basis
+        values = jnp.sum(basis * product, axis=0)
         # By falling eigenvalues: QR keeps the directions of the first columns best.
-        order = jnp.argsort(-jnp.diagonal(basis.T @ gram @ basis))
-        return jnp.linalg.qr(gram @ basis[:, order])[0], order
+        order = jnp.argsort(-values)
+        # With a damping, as elsewhere in Shampoo: where the product is rounding, the old direction
+        # stays.
+        damped = product + _DAMPING * jnp.max(values) * basis
+        return jnp.linalg.qr(damped[:, order])[0], order
 
     def decompose() -> tuple[jax.Array, jax.Array]:
-        return jnp.linalg.eigh(gram)[1][:, ::-1], same
+        values, vectors = jnp.linalg.eigh(gram)
+        is_null = values <= _ROUNDING * values[-1]
+        # Rounding would choose a basis of the null space. Project fixed vectors instead, so that
+        # equal gradients always train alike.
+        null = vectors * is_null
+        fixed = jax.random.normal(jax.random.key(0), gram.shape, gram.dtype)
+        columns = jnp.where(is_null, null @ (null.T @ fixed), vectors)
+        return jnp.linalg.qr(columns[:, ::-1])[0], same
 
     return jax.lax.switch(change, [lambda: (basis, same), iterate, decompose])

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 Axes = tuple[frozenset[Any], ...]  # for each axis of an array a set
 Shape = tuple[int, ...]
 HEADS = "heads"  # label of an axis along which attention is a batch of products
+COUNT = "count"  # label of an axis along which an array counts
+EXPERTS = "experts"  # label of an axis with the outputs of experts that a router has chosen
 WHOLE = "whole"  # an axis of an array is a parameter's axis,
 FIRST = "first"  # or the first part of it after a reshape,
 PART = "part"  # or another part
@@ -106,6 +108,11 @@ def labels_at(labels: Axes, i: int) -> frozenset[Any]:
     return labels[i] if labels else frozenset()
 
 
+def owned_labels(labels: Axes, i: int) -> frozenset[Any]:
+    """Return the axes of parameters from which an axis comes."""
+    return frozenset(label for label in labels_at(labels, i) if not isinstance(label, str))
+
+
 def no_labels(var: Any) -> Axes:
     """Return an empty set for each axis of a variable of a jaxpr."""
     return (frozenset(),) * var.aval.ndim
@@ -152,9 +159,9 @@ def regroup_axis(before: Sequence[frozenset[Any]], position: int, count: int) ->
         for label in axes:
             if isinstance(label, int):  # an axis of a parameter
                 found.add(label)
-            elif label != HEADS and label[2] != PART:
+            elif not isinstance(label, str) and label[2] != PART:
                 is_first = position == index == 0
                 found.add((*label[:2], FIRST if is_first else PART))
-            elif label != HEADS:
+            elif not isinstance(label, str):
                 found.add(label)
     return frozenset(found)

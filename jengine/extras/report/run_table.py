@@ -19,7 +19,7 @@ from jengine.extras.report.remote import origin
 from jengine.extras.report.run_files import ReportedRun, read_runs
 from jengine.extras.report.run_metrics import find_best, flatten_config, list_saved_metrics
 from jengine.extras.report.table_format import Cell, Spread, format_cells, sort_cells, spread
-from jengine.logging.console import escape_control
+from jengine.logging.console import escape_control, write_line
 
 # Differences that are no hyperparameters unless a sweep sets them: names, places, and what is drawn
 # and logged
@@ -160,7 +160,7 @@ class RunTable:
         Raises:
           ConfigError: no run has this metric, or its direction is unknown.
         """
-        name = self._check_metric(metric)
+        name = self.find_metric(metric)
         found = [row for row in self.rows if name in row.best]
         return min(found, key=lambda row: _rank(row.best[name], self.rules[name]))
 
@@ -172,7 +172,7 @@ class RunTable:
         Raises:
           ConfigError: no run has this metric, or its direction is unknown.
         """
-        name = self._check_metric(metric) if metric or self.rules else ""
+        name = self.find_metric(metric) if metric or self.rules else ""
         by_settings: dict[str, list[RunRow]] = {}
         # Best first, so that a group is represented by its best run.
         for row in sorted(
@@ -231,7 +231,12 @@ class RunTable:
         """
         return format_cells(*self.cells(group), style)
 
-    def _check_metric(self, metric: str | None) -> str:
+    def find_metric(self, metric: str | None) -> str:
+        """Return a metric, or the main one for None.
+
+        Raises:
+          ConfigError: no run has this metric, or its direction is unknown.
+        """
         known = [name for name in self.metrics if name in self.rules]
         if metric is None and known:
             return known[0]
@@ -431,14 +436,21 @@ def _describe(
 
 
 def print_table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Print runs with the hyperparameters that differ and their metrics."""
+    """Print runs with the hyperparameters that differ and their metrics, and draw one of these."""
+    if args.metric and not args.plot:
+        raise ConfigError("`--metric` must come with `--plot FILE`, got it alone")
+    runs = read_runs(args.work_dirs)
+    found = build_table(runs)
+    notes = [*found.notes]
+    if args.plot:
+        from jengine.extras.report.figures import plot_metric
 
-    found = read_table(args.work_dirs)
+        notes.append(plot_metric(args.plot, runs, found, args.metric))
     headings, rows = found.cells(args.group)
     if args.sort:
         sort_cells(headings, rows, args.sort, args.reverse)
     elif args.reverse:
         rows.reverse()
-    print(format_cells(headings, rows, args.style))
-    for note in found.notes:
+    write_line(format_cells(headings, rows, args.style))
+    for note in notes:
         print(escape_control(note), file=sys.stderr)

@@ -33,7 +33,7 @@ def add_commands(commands: Commands) -> None:
     export.add_argument("--to", choices=["safetensors"], help=text)
     text = (
         "with --to: the directory with the config.json (default: the one that the run's load_from "
-        "names)"
+        "names, or a config of the network's own)"
     )
     export.add_argument("--like", metavar="DIR", help=text)
     export.add_argument(

@@ -91,14 +91,11 @@ def from_optax(transformation: optax.GradientTransformation | optax.MultiSteps) 
         transformation = transformation.gradient_transformation()
     tx = _drop_unknown_arguments(optax.with_extra_args_support(transformation))
     injected = _find_injected_hyperparams(tx)
-    defaults = {
-        "lr" if name == "learning_rate" else name: value for name, value in injected.items()
-    }
+    names = {"lr": "learning_rate"} if "learning_rate" in injected else {}
+    defaults = {"lr" if name in names.values() else name: value for name, value in injected.items()}
 
     def parts(**settings: Any) -> Parts:
-        hyperparams = {
-            "learning_rate" if name == "lr" else name: value for name, value in settings.items()
-        }
+        hyperparams = {names.get(name, name): value for name, value in settings.items()}
         return [("optax", _plain(_set_hyperparams(tx, hyperparams) if hyperparams else tx))]
 
     # Nobody knows what a foreign transformation does with a tensor, so layers of a stack cannot
@@ -213,13 +210,8 @@ def _set_hyperparams(
 
 def _plain(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return a transformation for the network's parameters: `optax.lookahead` takes a pair."""
-    state = _example_state(tx)
-    kinds = optax.LookaheadState
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kinds))
-    if not any(isinstance(node, kinds) for node in nodes):
-        return tx
-    keep_slow_params = load_provided("optimizer_parts", "keep_slow_params")
-    return keep_slow_params(optax.with_extra_args_support(tx))
+    train_fast = load_provided("optimizer_parts", "train_fast")
+    return train_fast(optax.with_extra_args_support(tx), _example_state(tx))
 
 
 def _example_state(tx: optax.GradientTransformation) -> OptState | None:

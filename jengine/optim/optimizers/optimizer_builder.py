@@ -8,6 +8,7 @@ import optax
 
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import config_path
+from jengine.config.plugins import load_provided
 from jengine.config.registry import OPTIMIZERS, as_config
 from jengine.optim.optimizers.optax_optimizers import from_factory, from_optax
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -29,8 +30,9 @@ def build_optimizer(
 
     Args:
       cfg: a config, `dict(type='SGD', lr=0.1)`, in which PyTorch's execution flags (`foreach`,
-        `fused`, `capturable`, `differentiable`) have no effect; an `Optimizer`, which is returned;
-        an optax gradient transformation or an `optax.MultiSteps`.
+        `fused`, `capturable`, `differentiable`) have no effect, and `state_dtype` is the dtype of
+        the moments; an `Optimizer`, which is returned; an optax gradient transformation or an
+        `optax.MultiSteps`.
 
     Raises:
       TypeError: none of these.
@@ -50,13 +52,17 @@ def build_optimizer(
         if ignored:
             logger.info("optimizer: ignored %s, which select PyTorch's kernels", ", ".join(ignored))
         arguments = {name: value for name, value in cfg.items() if name not in ignored}
+        state_dtype = arguments.pop("state_dtype", None)
         # `dict(type=optax.adamw, ...)`: optax's functions, under their own name or another, are
         # handled as those by name.
         factory = arguments.get("type")
         if callable(factory) and factory.__module__.partition(".")[0] == "optax":
-            return OPTIMIZERS.build({**arguments, "type": from_factory(factory)})
+            arguments["type"] = from_factory(factory)
         built = OPTIMIZERS.build(arguments)
-        return built if isinstance(built, Optimizer) else from_optax(built)
+        built = built if isinstance(built, Optimizer) else from_optax(built)
+        if state_dtype is None:
+            return built
+        return load_provided("optimizer_parts", "store_small")(built, state_dtype)
 
 
 def is_optimizer(value: object) -> bool:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 from jengine.config.errors import ConfigError
 from jengine.extras.diagnose.coord_check import check_coordinates, fit_slope
@@ -24,9 +25,20 @@ class MLP(nn.Module):
         return nn.Dense(5, name="head", kernel_init=nn.initializers.zeros)(x)
 
 
-def config():
+class NnxMLP(nnx.Module):
+    def __init__(self, width, rngs):
+        self.first = nnx.Linear(12, width, rngs=rngs)
+        self.second = nnx.Linear(width, width, rngs=rngs)
+        self.head = nnx.Linear(width, 5, kernel_init=nnx.initializers.zeros, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(nnx.relu(self.second(nnx.relu(self.first(x)))))
+
+
+def config(model="LinenModel"):
+    module = dict(type=MLP if model == "LinenModel" else NnxMLP, width=32)
     return dict(
-        model=dict(type="LinenModel", module=dict(type=MLP, width=32), loss=dict(type="CrossEntropy"), inputs="x"),
+        model=dict(type=model, module=module, loss=dict(type="CrossEntropy"), inputs="x"),
         train_dataloader=dict(batch_size=64, dataset=dict(type="ArrayDataset", arrays=DATA)),
         train_cfg=dict(by_epoch=False, max_iters=100),
         optim_wrapper=dict(
@@ -36,13 +48,14 @@ def config():
     )
 
 
-def slopes(**options):
-    found = check_coordinates(config(), [32, 256], 5, **options)
+def slopes(model, **options):
+    found = check_coordinates(config(model), [32, 256], 5, **options)
     return {layer: fit_slope(found.widths, changes) for layer, changes in found.changes.items()}
 
 
-def test_activations_of_wide_networks_move_as_far_with_mup_and_farther_without():
-    with_mup, standard = slopes(), slopes(standard=True)
+@pytest.mark.parametrize("model", ["LinenModel", "NnxModel"])
+def test_activations_of_wide_networks_move_as_far_with_mup_and_farther_without(model):
+    with_mup, standard = slopes(model), slopes(model, standard=True)
     assert set(with_mup) == {"first", "second", "head"}
     assert max(map(abs, with_mup.values())) < 0.2, with_mup
     assert min(standard["second"], standard["head"]) > 0.4, standard

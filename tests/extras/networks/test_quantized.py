@@ -1,15 +1,20 @@
-"""Matrix products in 8 bits, by qwix, against those of float32, and the page about them."""
+"""Matrix products in 8 and 4 bits, by qwix, against those of float32, and the page about them."""
 
 import pathlib
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 
 from jengine import Runner
+from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
+from jengine.extras.networks import quantize
 from jengine.hooks import Hook
+from jengine.model import LinenModel, parameter_roles
 
 pytestmark = pytest.mark.foreign
 
@@ -62,6 +67,58 @@ def test_losses_in_8_bits_fall_like_those_in_float32(exact, settings, changes, t
     assert exact[-1] < 0.1 < 3 < exact[0]
     np.testing.assert_allclose(losses[:20], exact[:20], rtol=0.08)  # 3.9 to 0.2
     assert losses[-1] < 0.1
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("mxfp8", 0.1), ("nvfp4", 0.3), ("int4", 0.3)])
+def test_losses_with_tiles_fall_like_those_in_float32(exact, dtype, error, tmp_path):
+    pytest.importorskip("qwix")
+    _, losses = train(dict(type="Quantized", module=TRANSFORMER, dtype=dtype), tmp_path)  # of 16 numbers in each head
+    np.testing.assert_allclose(np.sum(losses[:20]), np.sum(exact[:20]), rtol=error)
+    assert losses[0] != exact[0]
+    assert losses[-1] < 0.2
+
+
+class Merge(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.DenseGeneral(7, axis=(-2, -1), use_bias=False)(x)
+
+
+def test_tiles_are_along_the_inputs_that_the_role_has():
+    pytest.importorskip("qwix")
+    batch = dict(x=np.random.RandomState(0).normal(size=(5, 3, 12)).astype("f") * np.arange(1, 4)[:, None])
+    model = LinenModel(Merge(), loss=lambda outputs, batch: jnp.mean(outputs**2), inputs="x")
+    params, _ = model.init(jax.random.key(0), batch)
+    kernel = params["DenseGeneral_0"]["kernel"]
+    fan_in = parameter_roles(model, params, batch=batch)["DenseGeneral_0.kernel"].fan_in
+    assert fan_in == (0, 1)
+
+    def round_tiles(x, summed):
+        rows = np.moveaxis(np.asarray(x), summed, range(-len(summed), 0)).reshape(-1, 36)
+        tiles = np.pad(rows, ((0, 0), (0, 28))).reshape(-1, 2, 32)
+        scales = 2.0 ** np.ceil(np.log2(np.abs(tiles).max(-1, keepdims=True) / 448))
+        return ((tiles / scales).astype(jnp.float8_e4m3fn).astype("f") * scales).reshape(-1, 64)[:, :36]
+
+    expected = round_tiles(batch["x"], (1, 2)) @ round_tiles(kernel, fan_in).T
+    actual = quantize(Merge(), "mxfp8").apply({"params": params}, batch["x"])
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+    assert np.abs(actual - Merge().apply({"params": params}, batch["x"])).max() > 1e-3
+
+
+class Picture(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Conv(4, (3, 3))(x)
+
+
+def test_what_a_format_cannot_do_is_refused():
+    pytest.importorskip("qwix")
+    with pytest.raises(ConfigError, match="`tile` must be 16 for 'nvfp4'"):
+        quantize(Merge(), "nvfp4", tile=32)
+    with pytest.raises(ConfigError, match="`gradients` must be left out for 'int4'"):
+        quantize(Merge(), "int4", gradients="int8")
+    with pytest.raises(ConfigError, match="`paths` must leave convolutions out"):
+        quantize(Picture(), "mxfp8").init(jax.random.key(0), np.ones((1, 8, 8, 3), "f"))
 
 
 def test_only_products_in_the_paths_have_8_bits(tmp_path):

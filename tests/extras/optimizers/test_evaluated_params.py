@@ -8,6 +8,7 @@ import optax.contrib
 import pytest
 
 from jengine import Runner, checkpoint
+from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
 from jengine.evaluation import MeanLoss
 from jengine.model import FunctionalModel
@@ -32,7 +33,7 @@ def test_schedule_free_weights_are_evaluated_and_stored(make_runner, tmp_path):
         custom_hooks=[dict(type="ScheduleFreeHook", evaluate_on_origin=True)],
         default_hooks=SAVE,
     )
-    runner = make_runner(**settings)
+    runner = make_runner(**settings, validates=True)
     params = runner.train().params
     kind = optax.contrib.ScheduleFreeState
     states = [
@@ -50,8 +51,8 @@ def test_schedule_free_weights_are_evaluated_and_stored(make_runner, tmp_path):
     path = str(tmp_path / "run" / "epoch_2")
     averages = jax.device_get(runner.state.hook_state["ScheduleFreeHook"].params)
     assert jax.tree.map(float, checkpoint.load(path).params["b"]) == float(averages["b"])
-    assert bits(make_runner(**settings, resume=path).train()) == bits(runner.state)
-    plain = make_runner(custom_hooks=[dict(type="ScheduleFreeHook")], work_dir=tmp_path / "plain")
+    assert bits(make_runner(**settings, resume=path, validates=True).train()) == bits(runner.state)
+    plain = make_runner(custom_hooks=[dict(type="ScheduleFreeHook")], work_dir=tmp_path / "plain", validates=True)
     with pytest.raises(ValueError, match="`optim_wrapper.optimizer` must be schedule-free"):
         plain.train()
 
@@ -143,3 +144,21 @@ def test_lookahead_refuses_a_pair_of_parameters_with_the_way_to_go():
     pair = optax.LookaheadParams.init_synced(init_params())
     with pytest.raises(TypeError, match="must have the network's parameters, got LookaheadParams.*a LookaheadHook evaluates"):
         build_optim_wrapper(pair, lookahead(chain=False)).init(pair)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda inner: optax.masked(inner, {"w": True, "b": False}),
+        lambda inner: optax.partition({"a": inner, "z": optax.sgd(0.1)}, {"w": "a", "b": "z"}),
+    ],
+    ids=["masked", "partition"],
+)
+def test_lookahead_for_a_part_of_the_parameters_is_refused_with_the_way_to_go(make):
+    params = init_params()
+    with pytest.raises(ConfigError, match="optax.lookahead around what treats parameters differently"):
+        build_optim_wrapper(params, make(lookahead(chain=False))).init(params)
+    around = optax.lookahead(make(optax.sgd(0.05)), 3, 0.5)
+    wrapper = build_optim_wrapper(params, around)
+    updates, _ = wrapper.update(jax.tree.map(jnp.ones_like, params), wrapper.init(params), params)
+    np.testing.assert_allclose(updates["w"], -0.05, rtol=1e-6)
