@@ -91,7 +91,7 @@ def _add_table(commands: Commands) -> None:
     text = "print runs with the hyperparameters that differ and their metrics"
     table = commands.add(
         "table",
-        "jengine.extras.report.run_table:print_table",
+        "jengine.extras.report.table_command:print_table",
         text,
         commands.traceback,
         runs_code=False,

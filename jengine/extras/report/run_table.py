@@ -1,13 +1,11 @@
 """Table of runs: the hyperparameters that differ, final and best metrics, and means over seeds."""
 
-import argparse
 import collections
 import dataclasses
 import math
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,8 +16,7 @@ from jengine.config.scores import sort_key, split_words
 from jengine.extras.report.remote import origin
 from jengine.extras.report.run_files import ReportedRun, read_runs
 from jengine.extras.report.run_metrics import find_best, flatten_config, list_saved_metrics
-from jengine.extras.report.table_format import Cell, Spread, format_cells, sort_cells, spread
-from jengine.logging.console import escape_control, write_line
+from jengine.extras.report.table_format import Cell, Spread, format_cells, spread
 
 # Differences that are no hyperparameters unless a sweep sets them: names, places, and what is drawn
 # and logged
@@ -433,24 +430,3 @@ def _describe(
         final=final,
         config=_setting(values),
     )
-
-
-def print_table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Print runs with the hyperparameters that differ and their metrics, and draw one of these."""
-    if args.metric and not args.plot:
-        raise ConfigError("`--metric` must come with `--plot FILE`, got it alone")
-    runs = read_runs(args.work_dirs)
-    found = build_table(runs)
-    notes = [*found.notes]
-    if args.plot:
-        from jengine.extras.report.figures import plot_metric
-
-        notes.append(plot_metric(args.plot, runs, found, args.metric))
-    headings, rows = found.cells(args.group)
-    if args.sort:
-        sort_cells(headings, rows, args.sort, args.reverse)
-    elif args.reverse:
-        rows.reverse()
-    write_line(format_cells(headings, rows, args.style))
-    for note in notes:
-        print(escape_control(note), file=sys.stderr)
