@@ -30,7 +30,7 @@ def read_tests(log_dir):
 
 
 def test_the_newest_training_is_shown_with_the_tests_of_its_weights(make, tmp_path):
-    first = make(validates=True)
+    first = make()
     first.train()
     config = (tmp_path / "work/config.py").read_text()
     loss = make(load_from=str(tmp_path / "work")).test()["loss"]
