@@ -21,3 +21,5 @@ from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.samplers import DefaultSampler as DefaultSampler
 from jengine.data.samplers import InfiniteSampler as InfiniteSampler
 from jengine.data.step_values import StepValues as StepValues
+from jengine.extras.augment.image_files import ImageFolder as ImageFolder
+from jengine.extras.augment.image_files import LoadImage as LoadImage
