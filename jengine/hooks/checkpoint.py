@@ -234,13 +234,9 @@ class CheckpointHook(Hook):
         self._saved_iter = runner.iter
         if self._schedule is not None:
             self._schedule.start(runner, runner.iter)
-        kept, surplus = self._split_surplus(runner, self._kept)
-        # The config may keep fewer now, but maybe only older checkpoints are finite
-        if not (surplus and _is_finite(runner.state.params)):
-            kept = self._kept
-            surplus = []
-        self._kept = kept
+        self.remove_surplus(runner)
         regular = self.regular_names
+        surplus = []
         for best in self._best.values():
             names = [entry["name"] for entry in best[self.keep_best :]]
             surplus += [name for name in names if name not in regular]
@@ -250,6 +246,14 @@ class CheckpointHook(Hook):
         self._evicting = []
         self._update_hub(runner)
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
+
+    def remove_surplus(self, runner: RunnerProtocol) -> None:
+        """Remove the regular checkpoints that are not to be kept: the config may keep fewer now."""
+        kept, surplus = self._split_surplus(runner, self._kept)
+        # else maybe only older checkpoints are finite
+        if surplus and _is_finite(runner.state.params):
+            self._kept = kept
+            runner.checkpointer.evict(self._directory, surplus)
 
     def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Save the epoch if it is due."""

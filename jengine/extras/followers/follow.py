@@ -85,7 +85,8 @@ class _Follower:
 
     def follow(self, seconds: float) -> None:
         """Evaluate until the run has ended, and look for a checkpoint every so often."""
-        judged = None
+        judged = None  # the identifier of a run
+        announced = None
         while True:
             is_training = is_locked(self._root)
             run_id = read_current_run(self._root)
@@ -105,7 +106,8 @@ class _Follower:
                 known = [checkpoint.iteration for checkpoint in checkpoints]
                 verdict = write_verdict(log_dir, self._runner.hooks, known)
                 judged = run_id
-                if verdict.stop:
+                if verdict.stop and verdict.stop != announced:
+                    announced = verdict.stop
                     print(f"Training should stop early: {verdict.stop}.", flush=True)
             if not pending and not is_training:
                 return

@@ -106,6 +106,8 @@ class FollowHook(Hook):
                 while not names <= self._find_done(runner) and self._process.poll() is None:
                     time.sleep(_POLL)
         self._take(runner)
+        for hook in _checkpoint_hooks(runner):
+            hook.remove_surplus(runner)  # what waited
 
     def state_dict(self) -> dict[str, Any]:
         """Return the checkpoints whose scores are in the log."""

@@ -253,6 +253,7 @@ def test_a_process_beside_the_trainer_validates_until_the_end(tmp_path):
     assert [row["iter"] for row in map(json.loads, lines) if row.get("mode") == "val"] == [4, 8, 12]
     assert "epoch_3 (iteration 12): loss: " in (log_dir / "follower.log").read_text()
     assert find_best_checkpoint(work_dir) == str(work_dir / "epoch_3")
+    assert [path.name for path in work_dir.glob("epoch_*")] == ["epoch_3"]
 
 
 def test_a_follower_evaluates_checkpoints_in_a_bucket(gs_bucket, tmp_path, monkeypatch):
