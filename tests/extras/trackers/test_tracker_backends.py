@@ -12,10 +12,22 @@ import numpy as np
 import pytest
 
 from jengine.config.errors import MissingPackageError
-from jengine.extras.trackers import AimVisBackend, ClearMLVisBackend, CometVisBackend, TrackioVisBackend
+from jengine.extras.trackers import (
+    AimVisBackend,
+    ClearMLVisBackend,
+    CometVisBackend,
+    TrackioVisBackend,
+)
 from jengine.logging.convert import histogram
 
-from .tracker_calls import SIGNATURES, fake_aim, fake_clearml, fake_comet, fake_trackio, read_signature
+from .tracker_calls import (
+    SIGNATURES,
+    fake_aim,
+    fake_clearml,
+    fake_comet,
+    fake_trackio,
+    read_signature,
+)
 
 GRAY = np.arange(6, dtype=np.uint8).reshape(2, 3, 1)
 BINS = histogram(np.array([0.0, 1.0, 1.0]), bins=2)
