@@ -1,7 +1,6 @@
 """`jengine new`: an experiment, or a package with parts for jengine, from the templates here."""
 
 import argparse
-import importlib.util
 import keyword
 import pathlib
 import re
@@ -9,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 
 from jengine.config.errors import ConfigError
+from jengine.config.modules import is_free
 from jengine.config.plugins import list_extras
 
 _TEMPLATES = pathlib.Path(__file__).parent / "templates"
@@ -47,7 +47,7 @@ def write_project(name: str, kind: str, parent: pathlib.Path) -> list[pathlib.Pa
     if directory.exists():
         raise FileExistsError(f"`NAME` must be the name of a new directory, {directory} exists")
     for taken, owner in (
-        (importlib.util.find_spec(name) is not None, "an installed module, which it would hide"),
+        (not is_free(name, directory.resolve()), "an installed module, which it would hide"),
         (kind == "package" and name in list_extras(), "an extra of jengine"),
     ):
         if taken:

@@ -100,6 +100,8 @@ def test_the_command_prints_the_files_and_what_comes_next(run_python, tmp_path):
         ("class", "package", "`NAME` must be an identifier of Python, got 'class'"),
         ("", "package", "`NAME` must be an identifier of Python, got ''"),
         ("json", "experiment", "`NAME` must not be the name of an installed module, which it would hide, got 'json'"),
+        ("optax", "package", "which it would hide, got 'optax'"),
+        ("__main__", "package", "which it would hide, got '__main__'"),
         ("imix", "package", "`NAME` must not be the name of an extra of jengine, got 'imix'"),
     ],
 )
