@@ -189,14 +189,14 @@ def get_client() -> Any:
     Orbax and flax use it too.
 
     Raises:
-      RuntimeError: this version of JAX has another client, or has it elsewhere.
+      ProcessError: this version of JAX has another client, or has it elsewhere.
     """
     client = None
     with contextlib.suppress(ImportError, AttributeError):
         client = importlib.import_module("jax._src.distributed").global_state.client
     # Here: a watch for failures would take a call that fails for the end of the run
     if missing := [name for name in _CALLS if not hasattr(client, name)]:
-        raise RuntimeError(
+        raise ProcessError(
             "several processes need the client of JAX's coordination service, "
             f"`jax._src.distributed.global_state.client` with `{missing[0]}`, which jax "
             f"{jax.__version__} has not; install the version in docs/install.md, or use one process"

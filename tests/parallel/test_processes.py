@@ -19,6 +19,7 @@ import pytest
 
 from jengine import checkpoint
 from jengine.config.storage import list_files, read_bytes
+from jengine.parallel.failures import ProcessError
 from jengine.parallel.processes import get_client
 from tests.parallel import train_script
 
@@ -88,7 +89,7 @@ class Client:
 )
 def test_a_jax_without_the_client_of_its_service_is_named_with_what_to_do(module, missing, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax._src.distributed", module)
-    with pytest.raises(RuntimeError, match=rf"with `{missing}`, which jax {re.escape(jax.__version__)} has not; install"):
+    with pytest.raises(ProcessError, match=rf"with `{missing}`, which jax {re.escape(jax.__version__)} has not; install"):
         get_client()
 
 
