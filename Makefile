@@ -16,7 +16,9 @@ PINS = $(wildcard constraints/$(shell $(BIN)/python -c '$(PYTHON_TAG)').txt)
 demo: $(if $(wildcard $(VENV)/.installed),$(VENV)/.installed,$(VENV)/.demo)
 	$(BIN)/jengine train $(CONFIG)
 
-test: lint types pytest
+# The types are checked beside the first tests, which leave a part of two cores idle.
+test: lint
+	@$(MAKE) --no-print-directory -j2 types pytest
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check jengine tests configs examples benchmarks docs/_gen .ci

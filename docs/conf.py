@@ -17,12 +17,15 @@ html_title = f"jengine {version}"
 html_theme = "sphinx_book_theme"
 html_static_path = ["assets"]
 html_css_files = ["site.css"]
+html_favicon = "assets/favicon.svg"
 html_copy_source = html_show_copyright = html_show_sourcelink = False
 html_theme_options = {
     "show_toc_level": 2,
     "home_page_in_toc": True,
     "use_download_button": False,
     "navbar_persistent": [],  # the sidebar has the search
+    "footer_content_items": ["extra-footer"],
+    "extra_footer": f"jengine {version}, a training engine for JAX",
 }
 # Every page links to the repository once pyproject.toml has its address: `urls = {Repository = "https://..."}`.
 if url := tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {}).get("Repository"):

@@ -122,6 +122,15 @@ def run_page(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def run_python():
+    """A function that runs code in a new process, which has JAX; see `tests.forks`."""
+    from tests.forks import forks
+
+    with forks() as run:
+        yield run
+
+
+@pytest.fixture(scope="session")
 def google_storage():
     """An emulator of Google Cloud Storage, which records requests and can fail; see `tests.object_stores`."""
     from tests.object_stores import serve_google_storage

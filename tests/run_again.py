@@ -66,6 +66,10 @@ PAGES: dict[str, dict[str, Again]] = {
         "head": NO_PREDICTIONS,
     },
     "hooks.md": {"work_dirs/chunks": NO_PREDICTIONS},
+    "how_do_i.md": {
+        "work_dirs/clipped": EVERYTHING,
+        "work_dirs/logged": NO_PREDICTIONS,
+    },
     "imix.md": {"work_dirs/imix": EVERYTHING},
     "language.md": dict.fromkeys([f"work_dirs/{name}" for name in ("generator", "instruct", "packed")], EVERYTHING),
     "logging.md": {},

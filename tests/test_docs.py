@@ -5,7 +5,9 @@ import re
 
 import jax.numpy as jnp
 import numpy as np
+import PIL.Image
 import pytest
+import site_pages
 
 from jengine import Runner
 from jengine.cli import main
@@ -84,6 +86,11 @@ def _linear(params, batch):
     return batch["x"] @ params["w"]
 
 
+def save_picture(path, image):
+    path.parent.mkdir()
+    PIL.Image.fromarray((image[..., 0] * 255).round().astype(np.uint8)).save(path)
+
+
 def test_code_of_the_predict_page_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cfg = resolve(load_config(DOCS.parent / "configs" / "digits_cnn.py"))
@@ -103,6 +110,11 @@ def test_code_of_the_predict_page_runs(tmp_path, monkeypatch):
     exec(compile(sampling, "predict.md", "exec"), names)
     exec(compile(loaded, "predict.md", "exec"), names)
     np.testing.assert_allclose(names["logits"], expected, rtol=1e-4, atol=1e-5)
+    save_picture(tmp_path / "pictures/0.png", images[0])
+    (inferencer,) = re.findall(r"```py\n(.*?)```", (DOCS / "predict.md").read_text(), flags=re.DOTALL)
+    *definitions, call = inferencer.strip().splitlines()
+    exec(compile("\n".join(definitions), "predict.md", "exec"), names)
+    assert eval(call, names) == {"predictions": [str(expected[0].argmax())], "visualization": None}
     pytest.importorskip("flatbuffers")
     assert (
         main(["ckpt", "export", "work_dirs/digits_cnn", "--jax-export", "digits.jaxexport", "--platforms", "cpu"]) == 0
@@ -120,12 +132,29 @@ def test_readme_example_runs(run_page):
     assert len(block.strip().splitlines()) <= 30
 
 
-def test_readme_links_to_every_page():
+def test_readme_links_to_pages_that_exist():
     readme = (DOCS.parent / "README.md").read_text()
     for link in re.findall(r"\]\(([^)#]+)\)", readme):
         assert (DOCS.parent / link).exists(), link
-    linked = set(re.findall(r"docs/(\w+\.md)", readme))
-    assert {path.name for path in DOCS.glob("*.md")} == linked
+    assert {"start.md", "how_do_i.md", "config.md"} <= set(re.findall(r"docs/(\w+\.md)", readme))
+
+
+def test_each_page_is_once_in_the_menu_of_the_site():
+    pages = [path.stem for path in DOCS.glob("*.md")]
+    groups = site_pages.list_groups(pages)
+    menu = [*site_pages.START, *site_pages.GUIDES, *(page for members in groups.values() for page in members)]
+    assert len(menu) == len(set(menu))
+    assert set(pages) <= set(menu)
+    assert "own_step" in groups["Training techniques"]
+
+
+def test_the_first_page_of_the_site_has_a_script_that_runs_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (script,) = re.findall(r"```python\n(.*?)```", (DOCS / "_gen" / "index.md").read_text(), flags=re.DOTALL)
+    names = {"__name__": "first"}
+    exec(compile(script.replace("max_epochs=20", "max_epochs=2"), "first.py", "exec"), names)
+    ((_, _, metrics),) = names["runner"].validations
+    assert metrics["accuracy/top1"] > 0.5  # 0.91 after 20 epochs
 
 
 def test_hook_of_the_contributing_page_records_losses_in_chunks(tmp_path):

@@ -17,6 +17,7 @@ import sys
 import pytest
 
 from jengine.config import plugins, registry
+from tests.forks import forks
 
 ROOT = pathlib.Path(__file__).parent.parent / "jengine"
 ROOMS = ("config", "logging", "data", "model", "optim", "parallel", "checkpoint", "train", "evaluation", "hooks", "runner", "cli")
@@ -167,40 +168,10 @@ def test_no_name_of_an_extra_is_the_name_of_one_of_its_modules(extra):
     assert not names & {path.stem for path in (ROOT / "extras" / extra).glob("*.py")}
 
 
-FORKS = """
-import json, os, sys, tempfile, traceback, warnings
-{prepare}
-warnings.simplefilter("ignore")  # JAX warns of each fork
-found = {{}}
-for name, (directory, code) in json.load(sys.stdin).items():
-    with tempfile.TemporaryFile("w+") as out:
-        child = os.fork()
-        if child == 0:
-            os.chdir(directory)
-            os.dup2(out.fileno(), 1)
-            os.dup2(out.fileno(), 2)
-            try: exec(code, globals())
-            except BaseException: traceback.print_exc()
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(child, 0)
-        out.seek(0)
-        found[name] = out.read()
-json.dump(found, sys.stdout)
-"""
-
-
-def _run_each(prepare, codes):
-    """Run `codes`, each a directory and code, in forks of one process after `prepare`, and return what they print."""
-    command = [sys.executable, "-c", FORKS.format(prepare=prepare)]
-    done = subprocess.run(command, cwd=ROOT.parent, input=json.dumps(codes), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
 ROOMS_FIRST = f"""
 import importlib
 from jengine.config import plugins, registry
+from tests.forks import forks
 registries = lambda: {{id(r): (r, set(r._entries)) for r in list(registry._REGISTRIES)}}
 for room in {ROOMS}: importlib.import_module("jengine." + room)
 for _ in range(2):  # an entry's module may have a registry of its own
@@ -218,8 +189,10 @@ for key, (registered, names) in registries().items():
 
 def test_plugins_list_all_that_their_modules_register():
     modules = {e: [m for m in _modules() if m.startswith(f"jengine.extras.{e}.") and "__main__" not in m] for e in EXTRAS}
-    codes = {extra: (str(ROOT.parent), REGISTERED.format(modules=found)) for extra, found in modules.items()}
-    assert {extra: text.split() for extra, text in _run_each(ROOMS_FIRST, codes).items()} == {extra: [] for extra in EXTRAS}
+    with forks(ROOMS_FIRST) as run:
+        done = {extra: run(REGISTERED.format(modules=found)) for extra, found in modules.items()}
+    assert {extra: found.stdout.split() for extra, found in done.items()} == {extra: [] for extra in EXTRAS}
+    assert {found.returncode for found in done.values()} == {0}
 
 
 def test_the_index_of_names_has_the_entries_of_all_extras():
@@ -246,10 +219,6 @@ def _run(code, directory):
     return subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True)
 
 
-OTHER_PACKAGES = """
-import flax.linen, flax.nnx, grain, jax, ml_collections, optax, orbax.checkpoint, rich
-assert "jengine" not in sys.modules
-"""
 IMPORT_ALL = """
 import importlib
 from jengine.config import plugins
@@ -280,15 +249,13 @@ def _deletions():
     return deletions
 
 
-def test_an_extra_can_be_deleted(tmp_path):
-    codes = {}
+def test_an_extra_can_be_deleted(run_python, tmp_path):
     for index, deleted in enumerate(_deletions()):
         places = (*ROOMS, *(f"extras/{extra}" for extra in EXTRAS if extra not in deleted))
         modules = [m for m in _modules() if _place(f"{m}.x") in places and "__main__" not in m]
         directory = _copy(tmp_path / str(index), *deleted)
-        codes[str(index)] = (str(directory), IMPORT_ALL.format(modules=modules, deleted=deleted))
-    wanted = {index: f"{tmp_path / index / 'jengine' / '__init__.py'}\n" for index in codes}
-    assert _run_each(OTHER_PACKAGES, codes) == wanted
+        done = run_python(IMPORT_ALL.format(modules=modules, deleted=deleted), cwd=directory)
+        assert done.stdout == f"{directory / 'jengine' / '__init__.py'}\n", done.stderr
 
 
 def test_the_core_trains_the_config_of_the_demo_with_a_class_of_the_user_without_extras(tmp_path):
@@ -371,10 +338,10 @@ main(["sweep", "config.py"])
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory):
+def printed(run_python, tmp_path_factory):
     """What the code that needs an extra prints without it, by extra."""
-    codes = {extra: (str(_copy(tmp_path_factory.mktemp(extra), extra)), code) for extra, code in WITHOUT.items()}
-    return _run_each(OTHER_PACKAGES, codes)
+    done = {extra: run_python(code, cwd=_copy(tmp_path_factory.mktemp(extra), extra)) for extra, code in WITHOUT.items()}
+    return {extra: found.stdout + found.stderr for extra, found in done.items()}
 
 
 def test_a_name_of_a_deleted_extra_is_explained(printed):

@@ -2,6 +2,9 @@
 a bare loop.
 
     python -m benchmarks.peers [NAME ...] [--accept]
+    python -m benchmarks.peers --whole [NAME ...] [--rounds 3] [--accept]
+
+`--whole` measures whole processes instead, from the command to the final metric, for three tasks.
 
 The overhead is the time per iteration with the trainer minus the time in a hand-written loop in the
 same framework, measured in turns in one process. Trainers that fail to install or run are listed
@@ -17,6 +20,7 @@ import tempfile
 from typing import NamedTuple
 
 from benchmarks.__main__ import HERE, write_section
+from benchmarks.peers.whole import run as whole
 from benchmarks.report import table
 
 ENVIRONMENTS = HERE.parent / ".bench"
@@ -76,6 +80,7 @@ PEERS = {
     ),
     "kauldron": Peer("Kauldron", KAULDRON, without_deps=("kauldron", "xmanager")),
     "lightning": Peer("Lightning, PyTorch", ("lightning", TORCH)),
+    "hf": Peer("HF Trainer, PyTorch", ("transformers", "accelerate", TORCH)),
     "mmengine": Peer("MMEngine, PyTorch", ("mmengine", TORCH, "setuptools<81")),
 }
 
@@ -153,14 +158,24 @@ def main(argv=None):
     parser.add_argument(
         "--accept", action="store_true", help="replace the table in benchmarks/RESULTS.md"
     )
+    parser.add_argument("--whole", action="store_true", help="measure whole processes")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each whole process")
     args = parser.parse_args(argv)
-    if unknown := set(args.names) - set(PEERS):
+    # the Trainer has no measurement of single iterations
+    known = list(whole.SYSTEMS) if args.whole else [name for name in PEERS if name != "hf"]
+    if unknown := set(args.names) - set(known):
         parser.error(
-            f"unknown peers: {', '.join(sorted(unknown))}; expected any of {', '.join(PEERS)}"
+            f"unknown peers: {', '.join(sorted(unknown))}; expected any of {', '.join(known)}"
         )
+    if args.whole:
+        text = whole.main(args.names, args.rounds, ensure_environment)
+        print(text)
+        if not args.names:
+            write_section(whole.TITLE, text, ("jax",), args.accept)
+        return
     rows = []
     failures = []
-    for name in args.names or PEERS:
+    for name in args.names or known:
         print(f"--- {PEERS[name].title}", flush=True)
         try:
             rows += make_rows(PEERS[name].title, measure(name))

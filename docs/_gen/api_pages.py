@@ -63,7 +63,20 @@ def _list_public_names(module: types.ModuleType) -> Iterator[str]:
         if (
             value.__doc__
             and defined_in.startswith("jengine.")
-            # Once: on the page of the module that defines it, or of the package that exports it.
-            and (defined_in == module.__name__ or (is_package and defined_in not in PACKAGES))
+            # Once: on the page of the module that defines it, or of the package that exports it,
+            # which is not the room in which an extra offers it as well.
+            and (
+                defined_in == module.__name__
+                or (is_package and not _is_exported(name, defined_in, module.__name__))
+            )
         ):
             yield name
+
+
+def _is_exported(name: str, defined_in: str, elsewhere: str) -> bool:
+    """Return whether the page of the module that defines a name has it, and not the page
+    `elsewhere`.
+    """
+    found = [package for package in PACKAGES if f"{defined_in}.".startswith(f"{package}.")]
+    owner = max(found, key=len, default=elsewhere)
+    return owner != elsewhere and name in dir(importlib.import_module(owner))

@@ -8,7 +8,7 @@ import pathlib
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import api_pages
 import registry_pages
@@ -21,34 +21,41 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "benchmarks/RESULTS.md": "results.md",
 }
-LEARN = [
-    "overview",
-    "install",
-    "start",
-    "optim_tutorial",
-    "notebooks",
-    "coming_from",
-    "comparison",
-    "mmengine",
-]
-# What the extras add; all other pages of docs/ are about the core.
-EXTRAS = [
+# The three tiers of the menu. A group of pages is one entry, which opens.
+START = ["overview", "install", "start", "how_do_i", "coming_from", "notebooks", "examples"]
+GUIDES = [
+    "config",
+    "model",
+    "data",
+    "optim",
+    "schedules",
+    "evaluation",
+    "hooks",
+    "checkpoints",
+    "runner",
+    "logging",
+    "visualization",
+    "report",
+    "sweeps",
     "before",
     "faults",
-    "imix",
-    "language",
-    "plan",
     "predict",
     "pretrained",
     "finetuning",
-    "report",
-    "scale",
-    "segmentation",
-    "selfsup",
-    "storage",
-    "sweeps",
+    "devices",
 ]
-PROJECT = ["house", "public_names", "benchmarks", "results", "contributing", "changelog"]
+_NOTEBOOKS = sorted(
+    f"notebooks/{path.stem}" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")
+)
+GROUPS = {
+    "Tutorials": ["optim_tutorial", *_NOTEBOOKS],
+    "Training techniques": [],  # all pages that no other group and no tier has
+    "Many devices": ["processes", "scale", "plan", "storage", "speed"],
+    "Fields": ["language", "rl", "segmentation", "selfsup", "imix"],
+    "From other trainers": ["mmengine", "comparison"],
+    "Reference": ["reference/index", "api/index", "public_names"],
+    "Project": ["house", "benchmarks", "results", "contributing", "changelog"],
+}
 
 
 def write_sources(directory: pathlib.Path) -> None:
@@ -71,6 +78,7 @@ def _write_pages() -> Iterator[tuple[str, str]]:
         yield f"{page}.md", _link((ROOT / "docs" / f"{page}.md").read_text())
     for path, name in OUTSIDE.items():  # as pages of docs/, with the links that those would have
         text = re.sub(r"\[docs/(\w+\.md)\]", r"[\1]", (ROOT / path).read_text())
+        text = re.sub(r"\A# jengine\n", "# Overview\n", text)  # the first page has that title
         yield (
             name,
             _link(
@@ -84,10 +92,6 @@ def _write_pages() -> Iterator[tuple[str, str]]:
         yield f"reference/{name}.md", registry_pages.write_page(reference)
     for name in api_pages.PACKAGES:
         yield f"{_api_path(name)}.md", api_pages.write_page(name)
-    use = [page for page in pages if page not in {*LEARN, *EXTRAS, *PROJECT}]
-    notebooks = sorted(
-        f"notebooks/{path.stem}" for path in (ROOT / "examples" / "notebooks").glob("*.ipynb")
-    )
     yield "reference/index.md", _write_contents("Config reference", list(registry_pages.PAGES))
     yield (
         "api/index.md",
@@ -95,17 +99,19 @@ def _write_pages() -> Iterator[tuple[str, str]]:
             "Python API", [_api_path(name).removeprefix("api/") for name in api_pages.PACKAGES]
         ),
     )
-    sections = {
-        "Learn": [*LEARN, *notebooks, "examples"],
-        "Use": use,
-        "Extras": EXTRAS,
-        "Reference": ["reference/index", "api/index"],
-        "Project": PROJECT,
-    }
-    trees = [
-        _write_tree(pages, f":caption: {title}\n:hidden:\n") for title, pages in sections.items()
-    ]
+    groups = list_groups(pages)
+    for title, members in groups.items():
+        yield f"{_group_path(title)}.md", _write_contents(title, [f"/{page}" for page in members])
+    tiers = {"Start": START, "Guides": GUIDES, "In depth": [_group_path(title) for title in groups]}
+    trees = [_write_tree(pages, f":caption: {title}\n:hidden:\n") for title, pages in tiers.items()]
     yield "index.md", "\n".join([(ROOT / "docs" / "_gen" / "index.md").read_text(), *trees])
+
+
+def list_groups(pages: Iterable[str]) -> dict[str, list[str]]:
+    """Return the pages of each group in the third tier, the given pages of docs/ among them."""
+    placed = {*START, *GUIDES, *(page for members in GROUPS.values() for page in members)}
+    others = [page for page in pages if page not in placed]
+    return {title: members or others for title, members in GROUPS.items()}
 
 
 def _link(text: str) -> str:
@@ -170,6 +176,10 @@ def _write_contents(title: str, pages: list[str]) -> str:
 
 def _write_tree(pages: list[str], options: str) -> str:
     return "\n".join(["```{toctree}", options.rstrip(), "", *pages, "```", ""])
+
+
+def _group_path(title: str) -> str:
+    return f"groups/{title.lower().replace(' ', '_')}"
 
 
 def _api_path(name: str) -> str:

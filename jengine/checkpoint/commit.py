@@ -40,7 +40,7 @@ def find_incoming(path: PurePath) -> PurePath:
     return path if is_url(path) else beside(path, INCOMING)
 
 
-def check_free(path: PurePath, run: str) -> list[str]:
+def list_replaced(path: PurePath, run: str) -> list[str]:
     """Return the files that a save to `path` replaces.
 
     Raises:
@@ -77,9 +77,9 @@ def begin(path: PurePath, run: str) -> None:
     seals them.
 
     Raises:
-      FileExistsError: see `check_free`.
+      FileExistsError: see `list_replaced`.
     """
-    check_free(path, run)
+    list_replaced(path, run)
     incoming = beside(path, INCOMING)
     _remove(incoming)  # of an interrupted save
     os.makedirs(incoming)

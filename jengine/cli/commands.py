@@ -13,10 +13,13 @@ from typing import Any
 from jengine.config.containers import resolve
 from jengine.config.dump import dump_config
 from jengine.config.load import load_config
+from jengine.config.plugins import load_each, load_provided
 
 
 def load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
     """Load the config; the file name sets the defaults of `work_dir` and `experiment_name`."""
+    for expand in load_each("shortcuts"):
+        overrides = [*expand(args, overrides), *overrides]
     cfg = resolve(load_config(args.config, overrides))
     stem = config_name(args)
     if args.work_dir:
@@ -87,9 +90,17 @@ def format_bytes(number: float, digits: int = 2) -> str:
     return f"{number:,.0f} B" if unit == "B" else f"{number:,.{digits}f} {unit}"
 
 
+def choose_checkpoint(args: argparse.Namespace) -> str:
+    """Return the checkpoint or work dir in the arguments, or with --best the best checkpoint."""
+    if args.best is None:
+        return str(args.checkpoint)
+    find_best = load_provided("jengine.checkpoint", "find_best_checkpoint")
+    return str(find_best(args.checkpoint, args.best))
+
+
 def test(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Test a checkpoint."""
-    build_runner(args, overrides, load_from=args.checkpoint, resume=False).test()
+    build_runner(args, overrides, load_from=choose_checkpoint(args), resume=False).test()
 
 
 def config(args: argparse.Namespace, overrides: Sequence[str]) -> None:

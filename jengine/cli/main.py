@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from jengine.cli.parser import build_parser
 from jengine.config.errors import ConfigError
-from jengine.config.plugins import load_provided, provided
+from jengine.config.plugins import load_each, load_provided, provided
 
 _PLACE = "in the config at "
 # Errors whose traceback shows only a comparison or a wait for another process
@@ -45,10 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser.parse_known_args(argv)
     args.argv = argv
     overrides = [arg for arg in rest if arg.startswith("--config.")]
+    for explain in load_each("argument_hints"):
+        if hint := explain(args, rest):
+            args.parser.error(hint)
     unknown = [arg for arg in rest if arg not in overrides]
     if unknown:
         settings = "; --config.PATH=VALUE sets a value of the config" if "config" in args else ""
-        parser.error(f"unknown argument {unknown[0]}{settings}; --help lists the options")
+        args.parser.error(f"unknown argument {unknown[0]}{settings}; --help lists the options")
     if overrides and "config" not in args:
         parser.error(f"{args.command} has no config to override, got {overrides[0]}")
     # A command imports JAX and the engine only when it runs, so that `jengine --help` is fast.

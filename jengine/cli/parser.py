@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jengine.config.errors import closest
+from jengine.config.errors import closest, did_you_mean
 from jengine.config.plugins import find_missing, provided
 
 _EPILOG = """Set any value of the config with --config.PATH=VALUE:
@@ -14,6 +14,7 @@ _EPILOG = """Set any value of the config with --config.PATH=VALUE:
 --config.custom_hooks[0].interval=5
 """
 CHECKPOINT = "a checkpoint, or a work dir for its newest one"
+_BEST = "the best checkpoint of the work dir, by METRIC if save_best has several"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -24,6 +25,10 @@ class _Parser(argparse.ArgumentParser):
         if match := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
             hint = find_missing(match[1]) or closest(match[1], re.findall(r"[\w-]+", match[2]))
             message = message.partition(" (choose from")[0] + hint
+        if match := re.match(r"unknown argument (--[\w-]+)", message):
+            message += did_you_mean(match[1], self._option_string_actions)
+        if message.endswith("required: CHECKPOINT"):
+            message += " (before --best, which may have a METRIC)"
         super().error(message)
 
 
@@ -89,7 +94,7 @@ class Commands:
         parser: argparse.ArgumentParser = self._groups[group].add_parser(
             word, parents=parents, help=text
         )
-        parser.set_defaults(run=run, runs_code=runs_code)
+        parser.set_defaults(run=run, runs_code=runs_code, parser=parser)
         self._parsers[name] = parser
         return parser
 
@@ -131,7 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--resume", nargs="?", const=True, metavar="PATH", help=resume)
     test = commands.add("test", "jengine.cli.commands:test", "test a checkpoint", commands.run)
-    test.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    add_checkpoint(test)
     commands.add(
         "config", "jengine.cli.commands:config", "print the resolved config", commands.config
     )
@@ -140,6 +145,12 @@ def build_parser() -> argparse.ArgumentParser:
     for module in dict.fromkeys(module for _, module in sorted(provided("commands").items())):
         importlib.import_module(module).add_commands(commands)
     return parser
+
+
+def add_checkpoint(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that `choose_checkpoint` reads."""
+    command.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    command.add_argument("--best", nargs="?", const=True, metavar="METRIC", help=_BEST)
 
 
 def _add_run_options(run: argparse.ArgumentParser) -> None:

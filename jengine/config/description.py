@@ -33,7 +33,7 @@ from ml_collections import ConfigDict, FieldReference
 from jengine.config.annotations import parameters_of, takes_functions
 from jengine.config.containers import iter_nodes
 from jengine.config.load import MODULE_PREFIX
-from jengine.config.modules import name_script
+from jengine.config.modules import find_script_module
 from jengine.config.registry import find_registered
 
 Leaf: TypeAlias = bool | int | float | str | None
@@ -341,7 +341,7 @@ def _find_import_path(value: Any) -> str | None:
         name = next((key for key, item in found.items() if item is value), name)
     if "<" in name:
         return None
-    if module in SCRIPTS and (script := name_script(name)):
+    if module in SCRIPTS and (script := find_script_module(name)):
         return f"{script}.{name}"
     # Prefer re-exports: `optax.adamw` to `optax._src.alias.adamw`, and `jax.nn.gelu` to
     # `jax._src.nn.functions.gelu`

@@ -15,7 +15,12 @@ from jengine.config.containers import ConfigLike, iter_nodes, resolve
 from jengine.config.description import SCRIPTS, Unwritable, describe
 from jengine.config.errors import ConfigError
 from jengine.config.load import MODULE_PREFIX
-from jengine.config.modules import ORIGINS, find_directory, find_script_directory, name_script
+from jengine.config.modules import (
+    ORIGINS,
+    find_directory,
+    find_script_directory,
+    find_script_module,
+)
 from jengine.config.plugins import load_each
 from jengine.config.registry import list_registered_by_users
 from jengine.config.storage import is_url
@@ -290,7 +295,7 @@ class Writer:
         for entry in list_registered_by_users(name):
             module = entry.__module__
             if module in SCRIPTS:
-                module = name_script(entry.__name__) or module
+                module = find_script_module(entry.__name__) or module
             if module.startswith(_NO_PATH):
                 is_script = module.startswith("__")
                 place = "a script" if is_script else "a config file with the name of another module"

@@ -15,6 +15,8 @@ _ENGINE = (
     "jax",
     "jaxlib",
     "flax",
+    "equinox",
+    "haiku",
     "optax",
     "orbax",
     "chex",
@@ -22,6 +24,9 @@ _ENGINE = (
     "etils",
     "numpy",
     "ml_collections",
+    "jaxtyping",
+    "beartype",
+    "typeguard",
 )
 _DIRECTORIES = [pathlib.Path(__file__).parent.parent, pathlib.Path(sysconfig.get_path("stdlib"))]
 _INSTALLED = ("site-packages", "dist-packages")

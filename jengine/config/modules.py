@@ -96,7 +96,7 @@ def find_script_directory(module: str) -> str | None:
     return directory if is_own else None
 
 
-def name_script(name: str) -> str | None:
+def find_script_module(name: str) -> str | None:
     """Return the name by which the script that runs now can be imported for `name`, a class or
     function in it.
 

@@ -7,10 +7,12 @@ the best, and NaN is never better.
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from jengine.config.errors import UnknownNameError, closest
 
 RULES = ("greater", "less")
+Rule = Literal["greater", "less"]  # which of two values is better
 
 # Words of metric names, and phrases of words, by direction. `_` separates the words of a phrase.
 # The results of all metrics in this package are among them.
@@ -159,15 +161,6 @@ def _find_rules(words: Sequence[str], greater: Iterable[str], less: Iterable[str
         if [phrase for phrase in known if f"_{phrase}_" in text]:
             found.append(rule)
     return found
-
-
-def check_rule(rule: str) -> str:
-    """Return `rule`; raise KeyError if it is neither 'greater' nor 'less'."""
-    if rule not in RULES:
-        raise UnknownNameError(
-            f"`rule` must be 'greater' or 'less', got {rule!r}{closest(str(rule), RULES)}"
-        )
-    return rule
 
 
 def pick_metric(metrics: Mapping[str, object], key: str) -> float | None:

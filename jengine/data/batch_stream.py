@@ -83,7 +83,8 @@ class BatchStream:
                     (batch if self._put is None else self._put(batch), form, self._get_position())
                 )
             except StopIteration:
-                self._is_done, self._end = True, self._get_position()
+                self._is_done = True
+                self._end = self._get_position()
             except Exception as error:
                 self._is_done = True  # raised after the batches before it
                 self._error = error

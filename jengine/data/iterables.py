@@ -375,7 +375,8 @@ class IterableLoader(FollowsSteps):
             self._end_pass(reading, epoch)
 
     def _end_pass(self, reading: Pass, epoch: int) -> None:
-        self._current, self._end_state = _start_of(epoch + 1), self.source.get_end_state(reading)
+        self._current = _start_of(epoch + 1)
+        self._end_state = self.source.get_end_state(reading)
         # A source that goes on where its last pass ended, such as a stream, must be resumed from
         # there.
         if self._end_state is not None:

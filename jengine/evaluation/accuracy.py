@@ -17,20 +17,20 @@ from jengine.model.selection import Selector, describe_array
 
 @METRICS.register_module()
 class Accuracy(PairMetric):
-    """Fraction, 0 to 1, of examples whose true class is among the k classes with the highest
-    logits.
+    """Fraction, 0 to 1, of labels that are among the k classes with the highest logits.
 
     Counts are integers, so the result is exact for any batch size. Equal logits are ranked by class
-    index, as in `argmax`. An example with a NaN logit counts as wrong. A label outside [0, C) that
-    is not `ignore_index` makes the result NaN; in a run it is an error.
+    index, as in `argmax`. A label with a NaN logit counts as wrong. A label outside [0, C) that is
+    not `ignore_index` makes the result NaN; in a run it is an error.
 
     Args:
       topk: one k or several; the results are `accuracy/top1`, `accuracy/top5` ...
-      label: name, index or dotted path of the batch entry with the true classes, int[B].
-      prediction: the prediction entry with logits float[B, C], or class indices int[B] for top-1;
-        None if the predictions are an array.
+      label: name, index or dotted path of the batch entry with the true classes, int[B], or one for
+        each token or pixel, int[B, ...].
+      prediction: the prediction entry with logits float[B, ..., C], or class indices int[B, ...]
+        for top-1; None if the predictions are an array.
       prefix: prefix for result names, 'accuracy' by default.
-      ignore_index: the label that marks examples to leave out; None for no such label.
+      ignore_index: the label to leave out; None for no such label.
 
     Examples:
       >>> metric = Accuracy(topk=(1, 2))
@@ -76,45 +76,49 @@ class Accuracy(PairMetric):
         KeyError for a missing entry, ValueError for other shapes or dtypes.
         """
         predictions, labels = map(jnp.asarray, pair := self.select(predictions, batch))
-        num_classes = predictions.shape[1] if predictions.ndim == 2 else 2**31 - 1
-        if predictions.ndim == 2:
+        has_logits = predictions.ndim == labels.ndim + 1
+        num_classes = predictions.shape[-1] if has_logits else 2**31 - 1
+        if has_logits:
             require_class_indices(pair[1], num_classes, "Accuracy.label", self.ignore_index)
         rank = self._rank(predictions, labels)
         labels = labels.astype(jnp.int32)  # -1 does not fit in a uint8
         mask = element_mask(batch, labels, self.ignore_index)
-        is_correct = (rank[:, None] < jnp.asarray(self.topk)) & mask[:, None]
+        is_correct = ((rank < k) & mask for k in self.topk)
         is_invalid = mask & ((labels < 0) | (labels >= num_classes))
         return {
-            "correct": state["correct"] + is_correct.sum(axis=0, dtype=jnp.int32),
+            "correct": state["correct"]
+            + jnp.stack([hits.sum(dtype=jnp.int32) for hits in is_correct]),
             "count": state["count"] + mask.sum(dtype=jnp.int32),
             "invalid": state["invalid"] + is_invalid.sum(dtype=jnp.int32),
         }
 
     def compute(self, state: dict[str, np.ndarray]) -> dict[str, float]:
-        """Return the fraction of correct examples for each k.
+        """Return the fraction of correct labels for each k.
 
-        NaN without examples, and with labels out of range.
+        NaN without labels, and with labels out of range.
         """
         count = 0 if state["invalid"] else int(state["count"])
         pairs = zip(self.names, state["correct"], strict=True)
         return {name: int(correct) / count if count else float("nan") for name, correct in pairs}
 
     def _rank(self, predictions: jax.Array, labels: jax.Array) -> jax.Array:
-        """Return the number of classes ranked above the true one, int32[B].
+        """Return the number of classes ranked above the true one, int32[B, ...].
 
         C if the label or a logit is invalid.
         """
-        has_classes = predictions.ndim == 1 and jnp.issubdtype(predictions.dtype, jnp.integer)
-        fits = labels.ndim == 1 and predictions.shape[:1] == labels.shape
-        if not (fits and jnp.issubdtype(labels.dtype, jnp.integer)) or not has_classes | (
-            predictions.ndim == 2
-        ):
+        has_classes = predictions.shape == labels.shape
+        fits = (
+            jnp.issubdtype(predictions.dtype, jnp.integer)
+            if has_classes
+            else (predictions.shape[:-1] == labels.shape)
+        )
+        if not (labels.ndim and fits and jnp.issubdtype(labels.dtype, jnp.integer)):
             raise ValueError(
-                "`Accuracy.label` must fit the predictions: logits float[B, C] or class indices "
-                f"int[B], and labels int[B], got {describe_array(predictions)} and "
-                f"{describe_array(labels)}"
+                "`Accuracy.label` must fit the predictions: logits float[B, ..., C] or class "
+                "indices int[B, ...], and labels int[B, ...], got "
+                f"{describe_array(predictions)} and {describe_array(labels)}"
             )
-        num_classes = 1 if has_classes else predictions.shape[1]
+        num_classes = 1 if has_classes else predictions.shape[-1]
         if max(self.topk) > num_classes:
             raise ValueError(
                 f"`Accuracy.topk` must be at most {num_classes} for {describe_array(predictions)}, "
@@ -124,12 +128,12 @@ class Accuracy(PairMetric):
             return (predictions != labels).astype(jnp.int32)  # rank 0 is the top one
         classes = jnp.arange(num_classes)
         # a mask instead of an index, which would clip invalid labels
-        is_label = classes == labels[:, None]
-        label_logit = jnp.max(jnp.where(is_label, predictions, -jnp.inf), axis=1, keepdims=True)
+        is_label = classes == labels[..., None]
+        label_logit = jnp.max(jnp.where(is_label, predictions, -jnp.inf), axis=-1, keepdims=True)
         # Counting is cheaper than a sort, and `jax.lax.top_k` would not say the rank of the label.
         is_above = (predictions > label_logit) | (
-            (predictions == label_logit) & (classes < labels[:, None])
+            (predictions == label_logit) & (classes < labels[..., None])
         )
         # NaN would have rank 0
-        is_valid = is_label.any(axis=1) & ~jnp.isnan(predictions).any(axis=1)
-        return jnp.where(is_valid, is_above.sum(axis=1, dtype=jnp.int32), num_classes)
+        is_valid = is_label.any(axis=-1) & ~jnp.isnan(predictions).any(axis=-1)
+        return jnp.where(is_valid, is_above.sum(axis=-1, dtype=jnp.int32), num_classes)

@@ -13,9 +13,7 @@ from jengine.hooks.priority import get_priority as get_priority
 from jengine.logging.loss_watch import NonFiniteLossError as NonFiniteLossError
 
 if TYPE_CHECKING:
-    from jengine.hooks.batch_norm import SyncBuffersHook as SyncBuffersHook
     from jengine.hooks.checkpoint import CheckpointHook as CheckpointHook
-    from jengine.hooks.early_stopping import EarlyStoppingHook as EarlyStoppingHook
     from jengine.hooks.ema import EMAHook as EMAHook
     from jengine.hooks.epoch import DistSamplerSeedHook as DistSamplerSeedHook
     from jengine.hooks.iter_timer import IterTimerHook as IterTimerHook
@@ -27,13 +25,11 @@ provides = {  # imported on use, as what extras provide
     "HOOKS": {
         "CheckpointHook": "jengine.hooks.checkpoint",
         "DistSamplerSeedHook": "jengine.hooks.epoch",
-        "EarlyStoppingHook": "jengine.hooks.early_stopping",
         "EMAHook": "jengine.hooks.ema",
         "IterTimerHook": "jengine.hooks.iter_timer",
         "LoggerHook": "jengine.hooks.logger",
         "ParamSchedulerHook": "jengine.hooks.param_scheduler",
         "RuntimeInfoHook": "jengine.hooks.runtime_info",
-        "SyncBuffersHook": "jengine.hooks.batch_norm",
     },
 }
 __getattr__, __dir__ = _lazy_names(__name__, provides)

@@ -16,7 +16,7 @@ from jengine.config.duration import parse_duration
 from jengine.config.errors import ArgumentError, ConfigError, config_path
 from jengine.config.plugins import load_provided
 from jengine.config.registry import HOOKS
-from jengine.config.scores import check_rule, infer_rule, keep_best, pick_metric
+from jengine.config.scores import Rule, infer_rule, keep_best, pick_metric
 from jengine.config.storage import apply_backend_args, plain_name, storage_path
 from jengine.data.batch_check import Batch
 from jengine.hooks.hook import Hook, Outputs
@@ -96,7 +96,7 @@ class CheckpointHook(Hook):
         max_keep_ckpts: CountOrNever = -1,
         save_last: bool = True,
         save_best: str | Sequence[str] | None = None,
-        rule: str | Sequence[str] | None = None,
+        rule: Rule | Sequence[Rule] | None = None,
         greater_keys: str | Sequence[str] | None = None,
         less_keys: str | Sequence[str] | None = None,
         file_client_args: Mapping[str, Any] | None = None,
@@ -134,7 +134,20 @@ class CheckpointHook(Hook):
             "CheckpointHook.out_dir", given_dir, backend_args, file_client_args
         )
         out_dir = out_dir or None
-        _check_destination(out_dir, filename_tmpl)
+        if out_dir is not None:
+            storage_path("CheckpointHook.out_dir", out_dir)  # refuses what cannot be written
+        # A start removes what has the endings of checkpoints being written or removed
+        if filename_tmpl is not None and (
+            filename_tmpl.count("{}") != 1
+            or plain_name(filename_tmpl) != filename_tmpl
+            or len(filename_tmpl.encode()) > _LONGEST
+            or filename_tmpl.endswith((INCOMING, OUTGOING))
+        ):
+            raise ConfigError(
+                f"CheckpointHook: filename_tmpl must be a file name with one {{}} for the number, "
+                f"like 'epoch_{{}}', without characters of patterns (* ? [ ]) and the endings "
+                f"{INCOMING} and {OUTGOING}, of at most {_LONGEST} bytes, got {filename_tmpl!r}"
+            )
         self._policies: Any = None  # `OrbaxPolicies` of an extra
         if save_policy is not None or preservation_policy is not None:
             kind = load_provided("save_policies", "OrbaxPolicies")
@@ -335,20 +348,22 @@ class CheckpointHook(Hook):
         self._interrupted = []
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=evict)
         # Now that it has begun: after a loss that is not finite nothing is saved.
+        unit = "epoch" if self.by_epoch else "iteration"
         runner.logger.info(
-            f"Saving checkpoint at {number} {'epochs' if self.by_epoch else 'iterations'}"
+            f"Saving checkpoint at {number} {unit}s",  # MMEngine's words, for the log file
+            extra={"on_terminal": f"Saving checkpoint at {unit} {number}"},
         )
 
     def _split_surplus(
         self, runner: RunnerProtocol, numbers: list[int]
     ) -> tuple[list[int], list[str]]:
         """Return the numbers to keep, and the names of the other regular checkpoints."""
-        kept = list(self._explain_regular(numbers))
+        kept = list(self._keep_regular(numbers))
         if self.preservation_policy is not None:
             kept = self._policies.select_kept(numbers, runner.processes)
         return kept, [self._name(number) for number in numbers if number not in kept]
 
-    def _explain_regular(self, numbers: list[int]) -> dict[int, str]:
+    def _keep_regular(self, numbers: list[int]) -> dict[int, str]:
         """Return the reason for keeping each regular checkpoint by number, without surplus ones."""
         if self.preservation_policy is not None:
             return dict.fromkeys(numbers, f"kept by {type(self.preservation_policy).__name__}")
@@ -412,11 +427,14 @@ class CheckpointHook(Hook):
         unit = "epoch" if by_epoch else "iter"
         place = ranking.index(new) + 1
         rank = "The best checkpoint" if place == 1 else f"Checkpoint number {place} of the best"
-        runner.logger.info(f"{rank} with {score:0.4f} {key} at {number} {unit} is saved to {name}.")
+        reached = f"{rank} with {score:0.4f} {key} at"
+        runner.logger.info(
+            f"{reached} {number} {unit} is saved to {name}.",
+            extra={"on_terminal": f"{reached} {unit} {number} is saved to {name}."},
+        )
 
     def _read_rules(self, keys: tuple[str, ...], rules: tuple[str, ...]) -> dict[str, str]:
         """Return the rules by metric that are known before the first validation."""
-        rules = tuple(check_rule(rule) for rule in rules)
         if len(set(keys)) != len(keys):
             raise ArgumentError(
                 f"CheckpointHook: save_best must have different metrics, got {list(keys)}"
@@ -541,7 +559,7 @@ class CheckpointHook(Hook):
         reasons = {} if self._last is None else {self._last: "where training ended"}
         reasons |= {self._name(number): "later parameters are not finite" for number in self._kept}
         reasons |= {
-            self._name(number): why for number, why in self._explain_regular(self._kept).items()
+            self._name(number): why for number, why in self._keep_regular(self._kept).items()
         }
         for key, best in self._best.items():
             for rank, entry in enumerate(best):
@@ -578,29 +596,6 @@ def _is_finite(params: optax.Params) -> jax.Array:
         if floats
         else jnp.ones((), bool)
     )
-
-
-def _check_destination(out_dir: str | None, filename_tmpl: str | None) -> None:
-    if out_dir is not None:
-        storage_path("CheckpointHook.out_dir", out_dir)
-    if filename_tmpl is None:
-        return
-    # A start removes what has these endings, so that such checkpoints would not survive a restart.
-    if filename_tmpl.endswith((INCOMING, OUTGOING)):
-        raise ConfigError(
-            f"CheckpointHook: filename_tmpl must not end in {INCOMING!r} or {OUTGOING!r}, the "
-            f"names of checkpoints that are being written or removed, got {filename_tmpl!r}"
-        )
-    if filename_tmpl.count("{}") != 1 or plain_name(filename_tmpl) != filename_tmpl:
-        raise ValueError(
-            "CheckpointHook: filename_tmpl must be a file name without characters of patterns (* "
-            f"? [ ]), and with one {{}} for the number, like 'epoch_{{}}', got {filename_tmpl!r}"
-        )
-    if len(filename_tmpl.encode()) > _LONGEST:
-        raise ConfigError(
-            f"CheckpointHook: filename_tmpl must have at most {_LONGEST} bytes, got "
-            f"{filename_tmpl!r}"
-        )
 
 
 def _as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:

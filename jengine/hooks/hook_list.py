@@ -114,8 +114,13 @@ class HookList:
         for name, hook in {**missing, **dict((hooks or {}).items())}.items():
             with config_path("default_hooks", name):
                 if hook is not None:
-                    if name not in known:
-                        _check_hook_name(name, known)
+                    # `logger_of_mine` is another name, `loger` is a misspelled one
+                    is_new = name not in known and not str(name).startswith(tuple(known))
+                    if is_new and (hint := did_you_mean(str(name), known, cutoff=0.8)):
+                        raise ConfigError(
+                            "`default_hooks` must have other names for further hooks, got "
+                            f"{name!r}{hint}"
+                        )
                     self.register(hook, name=name)
                 elif name not in known:
                     raise ValueError(
@@ -291,15 +296,6 @@ class HookList:
         for hook, _, _ in self._listeners.get(key) or self._find_listeners(*key):
             if hook.every != -1:
                 yield hook
-
-
-def _check_hook_name(name: str, known: Sequence[str]) -> None:
-    # `logger_of_mine` is another name, `loger` is a misspelled one
-    hint = "" if str(name).startswith(tuple(known)) else did_you_mean(str(name), known, cutoff=0.8)
-    if hint:
-        raise ConfigError(
-            f"`default_hooks` must have other names for further hooks, got {name!r}{hint}"
-        )
 
 
 def _check_stages(hook: Hook) -> None:

@@ -1,12 +1,9 @@
-"""Iteration times, and what a run reports about itself while it trains: progress in its record,
-the slowest process.
-"""
+"""Iteration times, and what a run reports about itself while it trains."""
 
 import math
-import platform
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -19,15 +16,6 @@ from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.parallel.processes import get_processes
 
 PERIOD = 10.0  # seconds between two exchanges
-# Phases of the loop outside the step: all processes wait for the slowest one within the step
-_OWN_PHASES = ("input", "hooks", "logging")
-
-
-class _Report(NamedTuple):
-    host: str
-    own_seconds: float  # outside the step, since the previous exchange
-    elapsed: float  # since the previous exchange
-    requests: tuple[Any, ...]  # one of each watch
 
 
 @HOOKS.register_module()
@@ -41,7 +29,7 @@ class IterTimerHook(Hook):
 
     About every 10 seconds of training the processes exchange times and requests, at the same
     iterations, since each computes the next one from the same values. The hook then updates
-    `run.json`, and names the slowest of several processes in the next log line.
+    `run.json`.
 
     A watch is a class in the section "run_watches" of an extra, made without arguments:
     `start(runner)` is called before training, `request(runner)` before an exchange, on each
@@ -61,20 +49,18 @@ class IterTimerHook(Hook):
         self._last_time = 0.0
         self._data_time = 0.0
         self._eval_total = 0.0
-        self._next_step: float = 1  # completed iterations at the next exchange
+        self._due: Any = 1  # completed iterations at the next exchange
         self._last_step = 0  # those at the last one
         self._last_seconds = 0.0
         self._last_record = 0.0
-        self._own_seconds = 0.0
         self._watches = [watch() for watch in load_each("run_watches")]
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Start to watch with the next iteration."""
         runner.run.limiter.blocks = self._block
         self._last_step = runner.iter
-        self._next_step = runner.iter + 1
+        self._wait_until(runner.iter + 1)
         self._last_seconds = self._last_record = runner.train_loop.seconds
-        self._own_seconds = _own_seconds(runner)
         for watch in self._watches:
             watch.start(runner)
 
@@ -98,32 +84,31 @@ class IterTimerHook(Hook):
         """Exchange the times of the processes if it is due."""
         loop = runner.train_loop
         completed = loop.iter + 1
-        if completed < self._next_step or loop.steps_left:
+        if completed < self._due or loop.steps_left:
+            self._wait_until(max(self._due, completed + loop.steps_left))  # the end of a chunk
             return
-        own = _own_seconds(runner)
         done = completed - self._last_step
         requests = tuple(watch.request(runner) for watch in self._watches)
-        spent = own - self._own_seconds, loop.seconds - self._last_seconds
-        report = _Report(platform.node(), *spent, requests)
-        processes = get_processes()
+        elapsed = loop.seconds - self._last_seconds
         # a wait for the slowest process, as in the step itself
         with runner.stopwatch.part("step"):
-            reports: list[_Report] = processes.all_gather("the times of the processes", report)
+            gathered = get_processes().all_gather("the times and requests", (elapsed, requests))
         if loop.seconds - self._last_record >= PERIOD:
             self._last_record = loop.seconds
             update_record(runner, background=True)  # what a kill loses is counted from here
-        if processes.count > 1:
-            slowest = describe_slowest(reports, done)
-            runner.message_hub.update_info("slowest", slowest, resumed=False)
         self._last_step = completed
         self._last_seconds = loop.seconds
-        self._own_seconds = own
         # Growing by two at most: the first iterations compile, and a loop may become slower
-        due = math.ceil(PERIOD * done / max(reports[0].elapsed, 1e-9))
-        self._next_step = completed + max(1, min(due, 2 * done))
+        due = math.ceil(PERIOD * done / max(gathered[0][0], 1e-9))
+        self._wait_until(completed + max(1, min(due, 2 * done)))
         for i, watch in enumerate(self._watches):
-            latest = watch.act(runner, completed, [report.requests[i] for report in reports])
-            self._next_step = min(self._next_step, latest)
+            latest = watch.act(runner, completed, [each[i] for _, each in gathered])
+            self._wait_until(min(self._due, latest))
+
+    def _wait_until(self, completed: float) -> None:
+        self._due = completed
+        if not self._block:  # else each step, which keeps chunks at one
+            self.every = int(completed)  # its first multiple is that iteration
 
     def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
         self._last_time = self._clock()
@@ -159,20 +144,3 @@ class IterTimerHook(Hook):
         if loop.epoch_length is not None:
             mean = self._eval_total / (batch_idx + 1)
             hub.update_info("eta", mean * (loop.epoch_length - batch_idx - 1))
-
-
-def describe_slowest(reports: list[_Report], iterations: int) -> str:
-    """Return the process that spent the most time outside the step, where the others wait for
-    it.
-    """
-    times = [report.own_seconds / iterations for report in reports]
-    index = max(range(len(times)), key=times.__getitem__)
-    median = sorted(times)[(len(times) - 1) // 2]
-    return (
-        f"process {index} on {reports[index].host} ({times[index]:.4f} s of data and hooks, "
-        f"median {median:.4f})"
-    )
-
-
-def _own_seconds(runner: RunnerProtocol) -> float:
-    return sum(runner.stopwatch.seconds.get(phase, 0.0) for phase in _OWN_PHASES)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from jengine.config.annotations import Count
 from jengine.config.json_codec import encode, to_plain
+from jengine.config.plugins import load_each
 from jengine.config.registry import HOOKS
 from jengine.config.storage import apply_backend_args, storage_path
 from jengine.data.batch_check import Batch
@@ -165,8 +166,11 @@ class LoggerHook(Hook):
             runner, last, "test", with_non_scalar=True
         )
         if runner.is_main_process:
+            entries = _to_json_entries(tag)
             with open(os.path.join(runner.log_dir, f"{runner.timestamp}.json"), "w") as file:
-                file.write(encode(_to_json_entries(tag), for_logs=True))
+                file.write(encode(entries, for_logs=True))
+            for record in load_each("test_records"):
+                record(runner, entries)
 
     def after_run(self, runner: RunnerProtocol) -> None:
         """Close the backends and copy the log files to `out_dir`."""
@@ -239,11 +243,12 @@ def _write_lines(
     """Write a line with the experiment name, if wanted, and one with the metrics of a batch index,
     unless it is None.
     """
-    view.message_hub.flush()
     if names_run:
         # A `ProgressHook` hides periodic lines from the terminal
         runner.logger.info(f"Exp name: {runner.experiment_name}", extra={"periodic": {}})
-    if batch_idx is not None:
+    if batch_idx is None:
+        view.message_hub.flush()  # which a line does
+    else:
         tag, text = runner.log_processor.get_log_after_iter(view, batch_idx, "train")
         _log_line(runner.logger, text, tag)
         scalars = {**tag, "mode": "train"}

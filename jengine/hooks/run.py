@@ -63,6 +63,8 @@ class Run(Identity):
     validations: list[tuple[int, int, dict[str, float]]] = dataclasses.field(default_factory=list)
     # what the constructor has logged that the log file should have too
     notes: list[str] = dataclasses.field(default_factory=list)
+    # the path and the `meta` of the checkpoint whose weights a run evaluates without training
+    evaluated: dict[str, Any] = dataclasses.field(default_factory=dict)
     # of the programs in the checkpoint, if the run should have the same
     saved_hashes: dict[str, str] = dataclasses.field(default_factory=dict)
 

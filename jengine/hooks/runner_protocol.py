@@ -142,6 +142,7 @@ class RunnerProtocol(Progress, Protocol):
     def hyperparams(self) -> MutableMapping[str, Any]: ...
 
     strategy: Strategy  # places arrays on devices
+    checks: Any  # the `step_checks` with `check=True`, else None
 
     # --- Loops and data ---
     @property

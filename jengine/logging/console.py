@@ -30,6 +30,12 @@ _LOGGED = "_jengine_log_file"  # attribute of a logged error
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+# tables of `format_table`, their bars, and a base rate that equals the rate after it
+_TABLE = re.compile(r"^(\+-[-+]*\+)\n(\|.+)\n\1\n((?:\|.+\n)*)\1$", re.MULTILINE)
+_SIDES = re.compile(r"^\| | \|$", re.MULTILINE)
+_BAR = re.compile(r"(?<!\S)\|(?!\S)")
+_RULES = str.maketrans("-+", "─┼")
+_SAME_RATE = re.compile(r"base_lr: (\S+) (?=lr: \1 )")
 _FILE_HANDLERS: dict[str, type[logging.FileHandler]] = {
     "FileHandler": logging.FileHandler,
     "RotatingFileHandler": logging.handlers.RotatingFileHandler,
@@ -48,8 +54,9 @@ def build_logger(
 ) -> logging.Logger:
     """Set up and return `logging.getLogger(name)` as the run logger.
 
-    It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal and, preceded by the year and
-    at every level, to `log_file`; errors have the file, the function and the line before the text.
+    It writes `MM/DD HH:MM:SS - name - LEVEL - text` to the terminal (a TTY gets `HH:MM:SS text`,
+    with the level if it is not INFO) and, preceded by the year and at every level, to `log_file`;
+    errors have the file, the function and the line before the text.
     A record with the attribute `on_terminal`, of `extra=`, has that text there, and is left out
     above the level DEBUG if it is "". Records do not propagate to the root logger, where handlers
     of other libraries would print them again. Identical warnings are printed once. Processes other
@@ -167,7 +174,7 @@ def current_logger() -> logging.Logger:
 def write_line(line: str, level: str = "INFO") -> None:
     """Write a line to the terminal verbatim, without wrapping or markup.
 
-    On a TTY, ` - level - ` is colored.
+    A TTY gets the level in color, and tables of `format_table` with drawn rules.
     """
     file = terminal.file
     if not _is_tty(file):
@@ -176,13 +183,44 @@ def write_line(line: str, level: str = "INFO") -> None:
         file.write(f"{line}\n")
         file.flush()
         return
-    text = Text(line)
-    start = line.find(f" - {level} - ")
+    text = Text()
+    end = 0
+    for table in _TABLE.finditer(line):
+        rule, heading, rows = table.groups()
+        text.append(line[end : table.start()])
+        text.append(_draw_cells(heading), "bold")
+        text.append(f"\n{rule[2:-2].translate(_RULES)}\n", "dim")
+        text.append(_draw_cells(rows))
+        end = table.end()
+    text.append(line[end:])
+    start = line.find(f" {level} ")
     if start >= 0 and level in _LEVEL_STYLES:
-        text.stylize(_LEVEL_STYLES[level], start + 3, start + 3 + len(level))
+        text.stylize(_LEVEL_STYLES[level], start + 1, start + 1 + len(level))
     # Otherwise rich breaks lines at the width of the terminal, and a copied path has a newline in
     # it.
     terminal.print(text, soft_wrap=True)
+
+
+def _draw_cells(rows: str) -> str:
+    return _BAR.sub("│", _SIDES.sub("", rows))
+
+
+def _shorten(line: str, record: logging.LogRecord) -> str:
+    """Return a line without its date and logger, and without its level if that is INFO; scalars
+    that are wider than the terminal are continued below the first one.
+    """
+    level = "" if record.levelno == logging.INFO else f"{record.levelname} "
+    line = line[6:].replace(f" - {record.name} - {record.levelname} - ", f" {level}", 1)
+    if len(line) <= terminal.width or "\n" in line:
+        return line
+    first, *fields = _SAME_RATE.sub("", line).split("  ")
+    rows = [first]
+    for field in fields:
+        if len(rows[-1]) + 2 + len(field) > terminal.width:
+            rows.append(f"{'':9}{field}")
+        else:
+            rows[-1] += f"  {field}"
+    return "\n".join(rows)
 
 
 @functools.lru_cache(maxsize=1)  # the check costs as much as writing a line
@@ -247,7 +285,8 @@ class _TerminalHandler(logging.Handler):
         if record.__dict__.get("on_terminal") == "" and self.level > logging.DEBUG:
             return
         try:
-            write_line(self.format(record), record.levelname)
+            line = self.format(record)
+            write_line(_shorten(line, record) if _is_tty(terminal.file) else line, record.levelname)
         except Exception:
             # as in all logging handlers: a record that cannot be written does not end the run
             self.handleError(record)

@@ -152,14 +152,14 @@ class HistoryBuffer:
     def start_epoch(self, iteration: int) -> None:
         """Begin the window 'epoch' with the next value."""
         self._fold()
-        self.epoch_start, self._epoch, self._epoch_updates = iteration, Totals(), 0
+        self.epoch_start = iteration
+        self._epoch = Totals()
+        self._epoch_updates = 0
 
     def keep(self, window_size: int) -> None:
         """Keep this many values from now on, also in checkpoints."""
-        self._capacity, self._num_saved = (
-            max(self._capacity, window_size),
-            max(self._num_saved, window_size),
-        )
+        self._capacity = max(self._capacity, window_size)
+        self._num_saved = max(self._num_saved, window_size)
 
     def _fold(self) -> None:
         """Bring the totals up to date: with the values since the last call, as few log lines
@@ -280,7 +280,8 @@ class HistoryBuffer:
             state = {**state, "totals": old, "epoch": {"start": -1, "updates": 0}}
         self._all = Totals(**{name: float(value) for name, value in state["totals"].items()})
         epoch = dict(state["epoch"])
-        self.epoch_start, self._epoch_updates = int(epoch.pop("start")), int(epoch.pop("updates"))
+        self.epoch_start = int(epoch.pop("start"))
+        self._epoch_updates = int(epoch.pop("updates"))
         self._epoch = Totals(**{name: float(value) for name, value in epoch.items()})
 
     def __len__(self) -> int:
@@ -311,10 +312,11 @@ class HistoryBuffer:
             )
         self.keep(window_size)
         values, counts, weights = self._columns(min(window_size, len(self)))
+        if counts is None and weights is None and all(map(math.isfinite, values)):
+            # exact, whatever the order
+            return Totals(math.fsum(values), len(values), max(values), min(values))
         totals = Totals()
         totals.add(values, counts, weights)
-        if self._weights is None:
-            totals.sum = math.fsum(filter(math.isfinite, values))  # exact, whatever the order
         return totals
 
     def _columns(

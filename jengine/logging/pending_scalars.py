@@ -4,9 +4,7 @@ device.
 
 import bisect
 import dataclasses
-import functools
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -26,8 +24,6 @@ Record: TypeAlias = tuple[
     float,
     Any,
 ]
-# Numbers and one-element device arrays; or one array real[K] with the positions to take from it
-_Values: TypeAlias = list[Any] | tuple[Any, list[int]]
 
 
 @dataclasses.dataclass
@@ -37,16 +33,16 @@ class Part:
     Attributes:
       key: the scalar name.
       steps: the iterations.
-      values: the values.
+      values: the values, numbers and one-element device arrays, or numbers once they are fetched.
       count: samples in each value.
       weights: the weights in means; None if all are 1.
     """
 
     key: str
     steps: list[int]
-    values: Any  # `_Values`, a list of numbers once they are fetched
+    values: list[Any]
     count: int = 1
-    weights: Any = None
+    weights: list[float] | None = None
 
 
 class PendingScalars:
@@ -89,102 +85,77 @@ class PendingScalars:
                 del steps[end:], values[end:]
         return later
 
-    def take(self) -> tuple[list[Part], bool]:
-        """Remove all scalars and return them on the host, and whether that took a transfer.
+    def fetch(self) -> tuple[list[Part], bool]:
+        """Return all scalars on the host, and whether that took a transfer.
 
         All device arrays come at once, when they are computed.
 
         Raises:
-          RuntimeError: the device failed, or an array was donated. The scalars are dropped.
+          RuntimeError: the device failed, or an array was donated.
         """
-        groups = itertools.groupby(self.records, _form)
-        parts = [part for _, group in groups for part in _split_records(list(group))]
-        parts += self._parts
-        parts += [Part(key, *column) for key, column in self.columns.items() if column[0]]
-        self.records = []
-        self.columns = {}
-        self._parts = []
-        self.size = 0
-        arrays = [x for part in parts for x in (*_arrays(part.values), *_arrays(part.weights))]
-        key = ""
+        records = self.records
+        columns = [Part(key, *column) for key, column in self.columns.items() if column[0]]
+        parts = self._parts + columns
+        values = [x for row in records for x in row[1].values()]
+        values += [row[7] for row in records if row[7] is not None]
+        values += [x for part in parts for x in part.values]
+        arrays = {id(x): x for x in values if type(x) is not float}
         try:
-            fetched = iter(fetch_arrays(arrays))
-            for part in parts:
-                key = part.key
-                part.values = _to_numbers(part.values, fetched)
-                part.weights = _to_numbers(part.weights, fetched)
+            host = dict(zip(arrays, fetch_arrays([*arrays.values()]), strict=True))
         except Exception as error:
-            deleted = {part.key for part in parts if any(map(_is_deleted, _arrays(part.values)))}
-            error.add_note(
-                f"{sorted(deleted)} were logged from donated arrays: log outputs of the step "
-                "instead"
-                if deleted
-                else f"in the scalar {key!r}"
-            )
+            pairs = [(f"train/{name}", x) for row in records for name, x in row[1].items()]
+            pairs += [(part.key, x) for part in parts for x in part.values]
+            deleted = {key for key, x in pairs if isinstance(x, jax.Array) and x.is_deleted()}
+            if deleted:
+                error.add_note(
+                    f"{sorted(deleted)} were logged from donated arrays: log outputs of the step "
+                    "instead"
+                )
             raise
-        return parts, bool(arrays)
+
+        def to_number(key: str, value: Any, index: int | None) -> float:
+            if type(value) is float:
+                return value
+            value = host[id(value)]
+            try:
+                return float((value if index is None else value[index]).item())
+            except Exception as error:
+                error.add_note(f"in the scalar {key!r}")
+                raise
+
+        for part in parts:
+            part.values = [to_number(part.key, x, None) for x in part.values]
+        return [*_split_records(records, to_number), *parts], bool(arrays)
 
 
-def _form(record: Record) -> Any:
-    """Return what records share that are one part: the chunk, or the names of the metrics."""
-    _, metrics, index, _, rates, _, _, weight = record
-    names = id(metrics) if index is not None else tuple(metrics)
-    return names, tuple(rates), weight is None
-
-
-def _split_records(records: Sequence[Record]) -> Iterator[Part]:
-    """Yield the scalars of records with one form: learning rates, metrics, times."""
-    columns = map(list, zip(*records, strict=True))
-    steps, metrics, indices, reports, rates, data_times, times, weights = columns
-    for name in rates[0]:
-        yield Part(f"train/{name}", steps, [row[name] for row in rates])
-    for name in metrics[0]:
-        if indices[0] is None:
-            weight = None if weights[0] is None else [*weights]
-            yield Part(f"train/{name}", steps, [row[name] for row in metrics], 1, weight)
-            continue
-        reported = reports[0].get(name)
-        rows = [i for i in indices if reported is None or reported[i]]
-        shared = None if weights[0] is None else (weights[0], rows)
-        first = steps[0] - indices[0]
+def _split_records(
+    records: Sequence[Record], to_number: Callable[[str, Any, int | None], float]
+) -> Iterator[Part]:
+    """Yield the scalars of training iterations: learning rates, metrics, times."""
+    steps = [row[0] for row in records]
+    for name in dict.fromkeys(name for row in records for name in row[4]):
+        rows = [row for row in records if name in row[4]]
+        yield Part(f"train/{name}", [row[0] for row in rows], [row[4][name] for row in rows])
+    for name in dict.fromkeys(name for row in records for name in row[1]):
+        key = f"train/{name}"
+        rows = [r for r in records if name in r[1] and (name not in r[3] or r[3][name][r[2]])]
+        part = Part(key, [row[0] for row in rows], [to_number(key, r[1][name], r[2]) for r in rows])
+        if any(row[7] is not None for row in rows):
+            part.weights = [1.0 if r[7] is None else to_number(key, r[7], r[2]) for r in rows]
         if rows:
-            values = metrics[0][name], rows
-            yield Part(f"train/{name}", [first + i for i in rows], values, 1, shared)
-    yield Part("train/data_time", steps, data_times)
-    yield Part("train/time", steps, times)
+            yield part
+    if records:
+        yield Part("train/data_time", steps, [row[5] for row in records])
+        yield Part("train/time", steps, [row[6] for row in records])
 
 
-def _arrays(values: _Values | None) -> list[Any]:
-    if isinstance(values, tuple):
-        return [values[0]]
-    if values is None or set(map(type, values)) == {float}:
-        return []
-    return [x for x in values if type(x) is not float]
-
-
-def _is_deleted(array: Any) -> bool:
-    return isinstance(array, jax.Array) and array.is_deleted()
-
-
-def _to_numbers(values: _Values | None, fetched: Iterator[np.ndarray]) -> list[float] | None:
-    if isinstance(values, tuple):
-        return next(fetched)[values[1]].tolist()
-    if values is None or set(map(type, values)) == {float}:
-        return values
-    return [x if type(x) is float else float(next(fetched).item()) for x in values]
-
-
-def fetch_arrays(arrays: list[Any]) -> Iterable[np.ndarray]:
+def fetch_arrays(arrays: list[Any]) -> list[np.ndarray]:
     """Return the arrays on the host: with one `jax.device_get`, or one by one without a copy if
-    they are on the CPU.
+    JAX computes on the CPU.
     """
     # device_get makes Python calls for each array, which cost more than the copy of a scalar
-    on_cpu = all(not isinstance(x, jax.Array) or _is_on_cpu(x.sharding) for x in arrays[:1])
-    return map(np.asarray, arrays if on_cpu else jax.device_get(arrays))
-
-
-# one sharding for all metrics of a run, and its set of devices is built at each call
-@functools.lru_cache(maxsize=16)
-def _is_on_cpu(sharding: jax.sharding.Sharding) -> bool:
-    device: jax.Device = next(iter(sharding.device_set))
-    return device.platform == "cpu"
+    if jax.default_backend() == "cpu":
+        # The newest first: the thread waits for that one, and the others are ready then
+        return [np.asarray(x) for x in reversed(arrays)][::-1]
+    fetched: list[np.ndarray] = jax.device_get(arrays)
+    return fetched

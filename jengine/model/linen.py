@@ -21,7 +21,7 @@ from jengine.model.adapters import (
 )
 from jengine.model.autocast import autocast
 from jengine.model.model import Batch, Losses, Model, ModelState, Params, PyTree, check_state_names
-from jengine.model.module_types import ModuleType, describe_class, find_stacked
+from jengine.model.module_types import ModuleType, find_module_type, find_stacked
 from jengine.model.padding import exclude_padding
 from jengine.model.selection import Selector
 from jengine.model.sown import Sown, SownValues
@@ -307,10 +307,12 @@ def _describe(path: str, cls: type, params: Any, layers: Mapping[str, Any]) -> M
         if name in params
     ]
     if not shapes:
-        return describe_class(cls)
+        return find_module_type(cls)
     # A module whose own parameters have axes for experts says how many
     experts = getattr(cls, "expert_axes", 0)
-    return describe_class(cls, find_stacked([(shape, layer[experts:]) for shape, layer in shapes]))
+    return find_module_type(
+        cls, find_stacked([(shape, layer[experts:]) for shape, layer in shapes])
+    )
 
 
 def _dense_general_without_mesh() -> Any:

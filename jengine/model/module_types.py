@@ -40,13 +40,13 @@ class ModuleType(str):
         return new
 
 
-def describe_class(cls: type, stacked: Shape | None = None) -> ModuleType:
+def find_module_type(cls: type, stacked: Shape | None = None) -> ModuleType:
     """Return the type of a module class.
 
     >>> from flax import linen as nn
     >>> class MyNorm(nn.LayerNorm):
     ...     pass
-    >>> describe_class(MyNorm), describe_class(MyNorm).kind
+    >>> find_module_type(MyNorm), find_module_type(MyNorm).kind
     ('MyNorm', 'LayerNorm')
     """
     return ModuleType(
@@ -129,7 +129,7 @@ def find_stacked(shapes: Sequence[tuple[Shape, Shape]]) -> Shape:
     return ()
 
 
-def describe_modules(
+def find_module_types(
     modules: Mapping[Path, tuple[type, Mapping[str, Any], Mapping[str, Shape]]],
     layer_shapes: Callable[[str, Mapping[str, Any]], dict[str, Shape]],
 ) -> dict[str, ModuleType]:
@@ -148,7 +148,7 @@ def describe_modules(
     stacks: dict[Path, tuple[Shape, Shape]] = {}  # axes and their sizes, where they are known
     for path, (cls, attributes, shapes) in modules.items():
         layers = (
-            layer_shapes(describe_class(cls).kind, attributes)
+            layer_shapes(find_module_type(cls).kind, attributes)
             if any(map(_is_layer, cls.__mro__))
             else {}
         )
@@ -174,7 +174,7 @@ def describe_modules(
         stacks[path] = (axes, sizes) if is_fitting else _NOT_STACKED
     known_axes = {path: axes for path, (axes, _) in stacks.items()}
     return {
-        ".".join(path): describe_class(cls, known_axes.get(path))
+        ".".join(path): find_module_type(cls, known_axes.get(path))
         for path, (cls, _, _) in modules.items()
     }
 

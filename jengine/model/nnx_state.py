@@ -9,7 +9,7 @@ from flax import traverse_util
 
 from jengine.config.paths import dotted
 from jengine.model.model import PyTree
-from jengine.model.module_types import ModuleType, describe_modules
+from jengine.model.module_types import ModuleType, find_module_types
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -40,7 +40,7 @@ def list_module_types(module: "nnx.Module") -> dict[str, ModuleType]:
             {name: x.shape for name, x in own.items() if hasattr(x, "shape")},
         )
 
-    return describe_modules(
+    return find_module_types(
         {path: describe(modules[path]) for path in sorted(modules, key=position)}, _layer_shapes
     )
 

@@ -371,7 +371,7 @@ def _override(roles: Roles, leaves: Mapping[str, Any], overrides: Mapping[str, A
         for name, value in fields.items():
             if name not in names[1:]:
                 raise ConfigError(f"`{where}` has no {name!r}{closest(str(name), names[1:])}")
-            fields[name] = _check_axes(f"{where}.{name}", name, value)
+            fields[name] = _parse_axes(f"{where}.{name}", name, value)
         for path in matched:
             rank = len(leaves[path].shape)
             used = [axis for name in names[1:4] for axis in fields.get(name, ())]
@@ -384,7 +384,7 @@ def _override(roles: Roles, leaves: Mapping[str, Any], overrides: Mapping[str, A
             )
 
 
-def _check_axes(where: str, name: str, value: Any) -> Any:
+def _parse_axes(where: str, name: str, value: Any) -> Any:
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if name in ("heads", "parts"):
         if not is_int and (name == "parts" or value is not None):

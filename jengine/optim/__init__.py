@@ -24,7 +24,6 @@ from jengine.optim.wrapper_builder import check_optim_wrapper as check_optim_wra
 from jengine.optim.wrapper_dict import OptimWrapperDict as OptimWrapperDict
 
 if TYPE_CHECKING:
-    from jengine.optim.amp import AmpOptimWrapper as AmpOptimWrapper
     from jengine.optim.optimizers.adam import Adam as Adam
     from jengine.optim.optimizers.adam import AdamW as AdamW
     from jengine.optim.optimizers.sgd import SGD as SGD
@@ -34,9 +33,6 @@ provides = {  # imported on use, as what extras provide
         "Adam": "jengine.optim.optimizers.adam",
         "AdamW": "jengine.optim.optimizers.adam",
         "SGD": "jengine.optim.optimizers.sgd",
-    },
-    "OPTIM_WRAPPERS": {
-        "AmpOptimWrapper": "jengine.optim.amp",
     },
 }
 __getattr__, __dir__ = _lazy_names(__name__, provides)

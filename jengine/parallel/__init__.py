@@ -1,7 +1,7 @@
 """Devices and processes: where arrays are, how the step is compiled for them, who computes.
 
-`Pjit`, `DataParallel` and `SingleDevice` are the strategies; `get_processes` exchanges values
-between processes. Imports the rooms up to `optim`.
+`Pjit` and `SingleDevice` are the strategies, with `DataParallel` in the extra `replicas`;
+`get_processes` exchanges values between processes. Imports the rooms up to `optim`.
 """
 
 from typing import TYPE_CHECKING
@@ -23,7 +23,6 @@ from jengine.parallel.strategy import Strategy as Strategy
 from jengine.parallel.strategy import default_strategy as default_strategy
 
 if TYPE_CHECKING:
-    from jengine.parallel.data_parallel import DataParallel as DataParallel
     from jengine.parallel.pjit import Pjit as Pjit
     from jengine.parallel.replica_axis import convert_replica_axis as convert_replica_axis
     from jengine.parallel.replica_axis import (
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
 
 provides = {  # imported on use, as what extras provide
     "STRATEGIES": {
-        "DataParallel": "jengine.parallel.data_parallel",
         "Pjit": "jengine.parallel.pjit",
-        "Replica": "jengine.parallel.data_parallel",
     },
     "names": {
         "convert_replica_axis": "jengine.parallel.replica_axis",

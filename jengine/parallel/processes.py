@@ -67,7 +67,8 @@ class Processes:
     """
 
     def __init__(self, watch: FailureWatch) -> None:
-        self.index, self.count = jax.process_index(), jax.process_count()
+        self.index = jax.process_index()
+        self.count = jax.process_count()
         self.subject = ""
         self._watch = watch
         self._rounds = 0

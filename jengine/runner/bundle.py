@@ -18,7 +18,7 @@ from jengine.checkpoint.start_from import LoadFrom
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explained
-from jengine.config.plugins import load_each
+from jengine.config.plugins import load_each, load_provided
 from jengine.hooks.run_record import update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.model.model import get_model, is_number
@@ -167,6 +167,8 @@ def resume(runner: RunnerProtocol, path: str) -> None:
     """Restore the run from the checkpoint at `path`, at the iteration at which it was written."""
     run = runner.run
     saved_meta = read_meta(path)
+    if "optimizer" not in saved_meta:
+        runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
     bundle, match = _restore_arrays(runner, path, saved_meta)
     _call_after_load(runner, bundle)
     meta = bundle["meta"]
@@ -205,6 +207,19 @@ def resume(runner: RunnerProtocol, path: str) -> None:
     runner.logger.info(f"Resumed from {path}: epoch {loop.epoch}, iteration {loop.iter}.")
 
 
+def load_best(runner: RunnerProtocol, metric: str | bool) -> None:
+    """Give the state the weights and hook states of the best checkpoint; nothing else changes."""
+    path = load_provided("jengine.checkpoint", "find_best_checkpoint")(runner.work_dir, metric)
+    meta = read_meta(path)
+    # without the optimizer, so that that of the run stays
+    bundle, match = _restore_arrays(runner, path, {**meta, "optimizer": None})
+    _call_after_load(runner, bundle)
+    state = _add_missing_hook_states(runner, TrainState(**bundle["state"]), match, path)
+    runner.state = state.replace(step=runner.state.step, rng=runner.state.rng)
+    runner.run.evaluated.update(meta["meta"], path=path)
+    runner.logger.info(f"Loaded the best checkpoint, {path}.")
+
+
 def _train_loop(runner: RunnerProtocol) -> TrainLoop:
     """Return the training loop, whose counters a resume sets."""
     loop: Any = runner.train_loop
@@ -225,8 +240,7 @@ def _restore_arrays(
     """Return the checkpoint with arrays on the devices, and how the hook states match."""
     target = dict(vars(runner.state))
     fresh = {}
-    if "optimizer" not in saved_meta:
-        runner.logger.warning(f"{path} was saved without the optimizer, which starts from scratch.")
+    if saved_meta.get("optimizer") is None:
         fresh["opt_state"] = target.pop("opt_state")
     replicas = runner.strategy.replicas, saved_meta.get("replicas")
     with explained(run=runner, cfg=runner.run.cfg, checkpoint=(path, saved_meta["meta"])):
@@ -299,6 +313,8 @@ def load_weights(runner: RunnerProtocol, source: LoadFrom) -> None:
     is_evaluated = runner.train_loop is None
     weights = source.open(runner.state.params, evaluated=is_evaluated)
     rest = dict(weights.meta)
+    if is_evaluated:
+        runner.run.evaluated.update(rest.get("meta", {}), path=weights.label)
     variables = {"params": runner.state.params, "model_state": runner.state.model_state}
     replicas = runner.strategy.replicas
     names = [path.removeprefix("params.") for path in weights.names]

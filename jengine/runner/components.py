@@ -170,7 +170,7 @@ def has_own_step(runner: RunnerProtocol) -> bool:
 
 
 def build_train_loop(runner: RunnerProtocol, cfg: LoopSection, dataloader: Loader) -> Any:
-    """Return the training loop from its section, which `check_sections` has completed."""
+    """Return the training loop from its section, which `read_sections` has completed."""
     loop: Any = cfg
     if is_mapping(cfg):
         with config_path("train_cfg"):

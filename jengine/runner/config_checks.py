@@ -46,20 +46,25 @@ LoopSection = Config | TrainLoopProtocol | EvalLoopProtocol  # `train_cfg`, `val
 EVAL_LOOPS = {"val": "ValLoop", "test": "TestLoop"}
 
 
-def check_top_level(
-    cfg: dict[str, Any], constructor: Callable[..., Any]
-) -> tuple[dict[str, Any], str]:
-    """Check that a resolved config has `model`, `work_dir`, other arguments of `constructor`, and
-    `vars` as keys.
-
-    Returns:
-      The config as the `config_checks` of the extras leave it, and lines that say what they have
-      changed, or "".
-    """
+def adapt_config(cfg: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return a resolved config as the `config_checks` of the extras leave it, and what they say."""
     changes = ""
     for check in load_each("config_checks"):
         cfg, lines = check(cfg)
         changes += lines
+    return cfg, changes
+
+
+def read_top_level(
+    cfg: dict[str, Any], constructor: Callable[..., Any]
+) -> tuple[dict[str, Any], str]:
+    """Read a resolved config, whose keys are `model`, `work_dir`, other arguments of
+    `constructor`, and `vars`.
+
+    Returns:
+      See `adapt_config`.
+    """
+    cfg, changes = adapt_config(cfg)
     known = [
         name for name in inspect.signature(constructor).parameters if name not in ("self", "cfg")
     ]
@@ -71,8 +76,8 @@ def check_top_level(
     return cfg, changes
 
 
-def check_sections(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the sections for training, validation and test, among the Runner's arguments by name.
+def read_sections(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the sections for training, validation and test, among the Runner's arguments by name.
 
     Returns:
       The sections: loops with their `type`, dataloaders and built evaluators by name.
@@ -100,7 +105,7 @@ def check_sections(sections: Mapping[str, Any]) -> dict[str, Any]:
                     parse_phases(loop.get("phases"))
             checked["train_cfg"] = loop
         else:
-            checked |= _check_evaluations(mode, *map(sections.__getitem__, names))
+            checked |= _read_evaluations(mode, *map(sections.__getitem__, names))
     if sections["param_scheduler"] is not None and sections["optim_wrapper"] is None:
         raise ConfigError("`optim_wrapper` must be given with param_scheduler, got none")
     checked["auto_scale_lr"] = read_auto_scale_lr(sections["auto_scale_lr"])
@@ -205,12 +210,10 @@ def _check_loader(name: str, cfg: Any) -> None:
             as_source(cfg)  # raises the error that lists what to pass
 
 
-def _check_evaluations(
+def _read_evaluations(
     mode: str, dataloader: object, cfg: LoopSection, evaluator: object
 ) -> dict[str, Any]:
-    """Check the sections for validation or test, and return them by evaluation name, with built
-    evaluators.
-    """
+    """Return the sections for validation or test by evaluation name, with built evaluators."""
     loaders = split_dataloaders(f"{mode}_dataloader", dataloader)
     for name, loader in loaders.items():
         _check_loader(loader_path(mode, name), loader)

@@ -139,16 +139,13 @@ class DataLoaders:
         elif interrupts.wait.since is None or interrupts.wait.what.name != "train_dataloader":
             return
         ahead = self._loaders["train_dataloader"].device_prefetch
-        for name, most, value in (
-            ("train_dataloader.device_prefetch", 0, ahead),
-            ("train_cfg.steps_per_call", 1, loop.steps_per_call),
-        ):
-            if value > most:
-                raise ConfigError(
-                    f"`{name}` must be {most} for data that read `runner.state`, got {value}: the "
-                    "data are read ahead, with the parameters of an earlier iteration; an iterable "
-                    "or a function has device_prefetch as an attribute"
-                )
+        if ahead > 0 or loop.steps_per_call > 1:
+            raise ConfigError(
+                "`train_dataloader.device_prefetch` must be 0 and `train_cfg.steps_per_call` 1 for "
+                f"data that read `runner.state`, got {ahead} and {loop.steps_per_call}: the data "
+                "are read ahead, with the parameters of an earlier iteration; an iterable or a "
+                "function has device_prefetch as an attribute"
+            )
 
     @contextlib.contextmanager
     def note_example(self, path: str, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:

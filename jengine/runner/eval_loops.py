@@ -163,7 +163,10 @@ class EvalLoop:
                 name=f"the step of the {self.phase}",
                 on_recompile=None if runner.train_loop is None else runner.train_loop.on_recompile,
             )
-            self._programs[key] = EvalProgram(traced, runner.strategy.compile_eval_step(traced))
+            compiled = runner.strategy.compile_eval_step(traced)
+            if runner.checks is not None:
+                compiled = runner.checks.check_evaluation(compiled, self.phase, rules is None, fp16)
+            self._programs[key] = EvalProgram(traced, compiled)
         return self._programs[key]
 
     def check(
@@ -215,7 +218,8 @@ class EvalLoop:
                 evaluation.program = None
 
     def _run_one(self, evaluation: "Evaluation") -> dict[str, float]:
-        self._current, metrics = evaluation, dict[str, float]()
+        self._current = evaluation
+        metrics = dict[str, float]()
         prefix = f"{evaluation.name}/" if evaluation.name else ""
         self._announce(evaluation.name)
         # an `EMAHook` may add a second pass
@@ -260,7 +264,8 @@ class Evaluation:
         evaluator: Evaluator,
         settings: EvalSettings,
     ) -> None:
-        self.name, self.path = name, loader_path(loop.mode, name)
+        self.name = name
+        self.path = loader_path(loop.mode, name)
         self.dataloader = dataloader
         self.evaluator = evaluator
         self.settings = settings

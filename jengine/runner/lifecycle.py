@@ -13,12 +13,13 @@ from collections.abc import Iterator
 
 import jax
 
-from jengine.checkpoint.layout import CURRENT_RUN, POINTER
+from jengine.checkpoint.layout import CURRENT_RUN, POINTER, read_current_run
 from jengine.checkpoint.lock_holder import LOCK, WorkDirLockedError
 from jengine.checkpoint.orbax import ignore_closed_event_loops
 from jengine.config.dump import write_config
 from jengine.config.errors import ConfigError
 from jengine.config.explain import explain
+from jengine.config.storage import storage_path
 from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable, start_record, update_record
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -42,7 +43,7 @@ def opened(runner: RunnerProtocol, *, trains: bool) -> Iterator[None]:
         with ignore_closed_event_loops(), abort_all(run):
             if trains:
                 run.directories.lock()
-            _open_files(run)
+            _open_files(run, trains=trains)
             yield
     except BaseException as error:
         if isinstance(error, Exception):
@@ -96,15 +97,20 @@ def session(runner: RunnerProtocol, groups: GroupTable) -> Iterator[None]:
 # --- Files ---
 
 
-def _open_files(run: Run) -> None:
-    """Create the log file and config.py, or continue those of the run that this one resumes."""
+def _open_files(run: Run, *, trains: bool = True) -> None:
+    """Create the log file and config.py, or continue those of the run that this one resumes.
+
+    The config.py in the work dir is that of its training: a test writes one where none was.
+    """
     if run.resume_from is not None and run.is_main_process:
         run.files.fetch(run.timestamp, skip=(LOCK, POINTER, CURRENT_RUN))
     run.files.start()
     try:
         open_log_file(run.logger, run.log_file)
         if run.described.cfg_text and run.is_main_process:
-            write_config(run.described.cfg_text, os.path.join(run.local_dir, "config.py"))
+            path = os.path.join(run.local_dir, "config.py")
+            if trains or read_current_run(storage_path("work_dir", run.work_dir)) is None:
+                write_config(run.described.cfg_text, path)
             run.visualizer.add_config(run.described.cfg_text)
     except OSError as error:
         raise ConfigError(f"`work_dir` must be writable, got {run.work_dir}: {error}") from error
@@ -232,15 +238,6 @@ def _log_interruption(runner: RunnerProtocol, first: int) -> None:
 
 
 # --- Whether training can continue or be saved ---
-
-
-def check_consistent(runner: RunnerProtocol) -> None:
-    """Raise RuntimeError if an error in an earlier call of `train` left an inconsistent run."""
-    if not is_consistent(runner):
-        raise RuntimeError(
-            f"training cannot continue: it stopped with an error at iteration {runner.iter}, and "
-            "counters, state and hooks disagree; start from a checkpoint: Runner(..., resume=True)"
-        )
 
 
 def is_consistent(runner: RunnerProtocol) -> bool:

@@ -68,6 +68,9 @@ class TrainSettings:
       micro_batch: the most examples that a device computes at once: it divides its share of a batch
         into equal parts, and adds up their gradients within the step. An iteration is a batch,
         whatever the number of devices.
+      load_best_at_end: True, or a metric of several in `save_best`: after training the state has
+        the weights of the best checkpoint, and the averages that hooks keep of them. Counters,
+        optimizer and the newest checkpoint are those of the last iteration.
     """
 
     val_begin: Index = 1
@@ -79,6 +82,7 @@ class TrainSettings:
     on_nonfinite: Literal["stop", "warn", "ignore"] = "stop"
     max_time: Duration | None = None
     micro_batch: Count | None = None
+    load_best_at_end: bool | str = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

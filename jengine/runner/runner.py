@@ -120,9 +120,11 @@ class Runner:
       experiment_name, cfg: name in the logs; and the config for the work dir and checkpoints, by
         default one of these.
       log_level: lowest level in the terminal and the log file, as in `logging`.
-      check: whether each training step checks all that it computes, and the hooks of an iteration
+      check: whether each step checks all that it computes, and the hooks of an iteration
         may not wait for the device; slow, and one step at a time. See `StepChecks` of the extra
         `diagnose`.
+      inspect: paths of values inside the step, whose statistics are recorded; `InspectHook` has
+        more settings.
 
     Attributes:
       state: the `TrainState`; None before the first call of `train`, `val` or `test`. Each step
@@ -221,11 +223,12 @@ class Runner:
         cfg: Any = None,
         log_level: int | str = "INFO",
         check: bool = False,
+        inspect: Sequence[str] | None = None,
     ) -> None:
         # before any other local
         arguments = {name: value for name, value in locals().items() if name != "self"}
         # What was asked for: a mistake is refused before anything is built
-        self._sections = config_checks.check_sections(arguments)
+        self._sections = config_checks.read_sections(arguments)
         # Who the run is, and where it starts
         processes = get_processes()
         identity = agree_on_identity(
@@ -245,15 +248,17 @@ class Runner:
         # What computes
         use_compilation_cache()  # before the first compilation
         strategy = components.build_strategy(parallel)
-        self._checks = load_provided("step_checks", "StepChecks")(strategy) if check else None
+        self.checks = load_provided("step_checks", "StepChecks")(strategy) if check else None
         self.model = build_model(model, precision)
         self.hyperparams = Hyperparams()
         # Who acts
         visualizer = components.build_visualizer(visualizer, identity.log_dir)
         self.hook_list = HookList()
-        if self._checks is not None:
-            self.hook_list.wrap_stage = self._checks.wrap_stage
+        if self.checks is not None:
+            self.hook_list.wrap_stage = self.checks.wrap_stage
         self.register_hooks(default_hooks, custom_hooks)
+        if inspect is not None:
+            self.register_hook(dict(type="InspectHook", paths=inspect))
         config_checks.check_hooks(self.hooks, [], self._sections)
         # What all parts share
         self.run: Run = components.build_run(
@@ -281,7 +286,7 @@ class Runner:
           ConfigError: unknown or missing keys. MissingPackageError: the config requires an optional
             package.
         """
-        plain, dropped = config_checks.check_top_level(resolve(cfg), cls.__init__)
+        plain, dropped = config_checks.read_top_level(resolve(cfg), cls.__init__)
         with explained(cfg=plain):
             runner = cls(
                 **{name: value for name, value in plain.items() if name != "vars"}, cfg=plain
@@ -303,8 +308,14 @@ class Runner:
             raise RuntimeError(
                 "there is nothing to train: set train_dataloader, train_cfg and optim_wrapper"
             )
-        lifecycle.check_consistent(self)
+        if not lifecycle.is_consistent(self):
+            raise RuntimeError(
+                f"training cannot continue: it stopped with an error at iteration {self.iter}, and "
+                "counters, state and hooks disagree; start from a checkpoint: Runner(..., "
+                "resume=True)"
+            )
         self.run.stopwatch.start("setup")
+        self.run.evaluated.clear()
         with lifecycle.opened(self, trains=True):
             self.prepare_training()
             self.call_hook("before_run")
@@ -321,6 +332,9 @@ class Runner:
             )
             with lifecycle.session(self, self._group_table), first:
                 self.train_loop.run()
+            settings = getattr(self.train_loop, "settings", None)  # a loop of the user has none
+            if settings is not None and settings.load_best_at_end:
+                bundle.load_best(self, settings.load_best_at_end)
             self.call_hook("after_run")
         return self.state
 
@@ -333,8 +347,8 @@ class Runner:
             self.train_loop = self._progress = components.build_train_loop(
                 self, self._sections["train_cfg"], self.train_dataloader
             )
-            if self._checks is not None:
-                self._checks.prepare_loop(self.train_loop)
+            if self.checks is not None:
+                self.checks.prepare_loop(self.train_loop)
         wrapper = self.build_optimizer()
         if self.param_schedulers is None:
             table, schedulers = components.build_schedulers(
@@ -426,7 +440,7 @@ class Runner:
             micro_batches=loop.micro_batches,
             hyperparams=self.hyperparams,
             refuse_changes=self.run.resume_is_exact,
-            checks=self._checks,
+            checks=self.checks,
         )
         programs.hashes.update(self.run.saved_hashes)
         return programs

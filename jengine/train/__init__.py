@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.train.losses import total_loss as total_loss
-from jengine.train.own_step import LossGradients as LossGradients
-from jengine.train.own_step import UpdateContext as UpdateContext
 from jengine.train.phases import PhaseSettings as PhaseSettings
 from jengine.train.recompilation import RecompilationError as RecompilationError
 from jengine.train.recompilation import RecompilationGuard as RecompilationGuard
@@ -28,15 +26,11 @@ if TYPE_CHECKING:
     from jengine.train.average import AVERAGES as AVERAGES
     from jengine.train.average import Average as Average
     from jengine.train.average import AverageState as AverageState
-    from jengine.train.kinds import ExponentialMovingAverage as ExponentialMovingAverage
-    from jengine.train.kinds import MomentumAnnealingEMA as MomentumAnnealingEMA
-    from jengine.train.kinds import StochasticWeightAverage as StochasticWeightAverage
+    from jengine.train.average import ExponentialMovingAverage as ExponentialMovingAverage
 
 provides = {  # imported on use, as what extras provide
     "AVERAGES": {
-        "ExponentialMovingAverage": "jengine.train.kinds",
-        "MomentumAnnealingEMA": "jengine.train.kinds",
-        "StochasticWeightAverage": "jengine.train.kinds",
+        "ExponentialMovingAverage": "jengine.train.average",
     },
     "names": {
         "Average": "jengine.train.average",

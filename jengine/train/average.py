@@ -1,21 +1,26 @@
 """Parameter averages: two pure functions, `init` and `update`, and a state.
 
 The first update copies the parameters; later ones move the average towards them by a weight.
-Subclasses differ only in this weight. `init` and `update` are array operations, so they run under
-`jit`, `vmap`, `scan` and `shard_map`.
+Subclasses differ only in this weight, and raise ArgumentError or TypeError for an illegal argument.
+In all of them, `momentum` is the weight of the NEW value: 0.0002 is a decay of 0.9998. `init` and
+`update` are array operations, so they run under `jit`, `vmap`, `scan` and `shard_map`.
 """
 
 import abc
-from typing import NamedTuple, Self
+import dataclasses
+import warnings
+from typing import Annotated, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from jengine.config.annotations import Count, Range
 from jengine.config.registry import Registry
 
 AVERAGES = Registry("average", "jengine.train", section="AVERAGES")
+Weight = Annotated[float, Range(gt=0, lt=1)]
 
 
 class AverageState(NamedTuple):
@@ -87,6 +92,50 @@ class Average(abc.ABC):
             )
 
         return AverageState(params=jax.tree.map(move, state.params, params), steps=state.steps + 1)
+
+
+class MomentumAverage(Average):
+    """Base class for averages with a `momentum`, which warns of one that is most probably a
+    decay.
+    """
+
+    momentum: float
+
+    def __post_init__(self) -> None:
+        # In most papers and in optax, the number is a decay, the weight of the old value.
+        if self.momentum > 0.5:
+            warnings.warn(
+                f"{type(self).__name__}: momentum={self.momentum:g} is the weight of the new "
+                "value, which is usually "
+                f"small; for a decay of {self.momentum:g} set momentum={1 - self.momentum:g}",
+                stacklevel=3,
+            )
+
+
+@AVERAGES.register_module()
+@dataclasses.dataclass(frozen=True)
+class ExponentialMovingAverage(MomentumAverage):
+    """Exponential average: `average += momentum * (new - average)`.
+
+    >>> average = ExponentialMovingAverage(momentum=0.25)
+    >>> state = average.init({"w": jnp.zeros(())})
+    >>> for value in (0.0, 4.0):
+    ...     state = average.update(state, {"w": jnp.array(value)})
+    >>> state.params["w"].item(), state.steps.item()
+    (1.0, 2)
+
+    Args:
+      momentum: new value's weight, in (0, 1).
+      interval: the average is updated every `interval` updates.
+    """
+
+    momentum: Weight = 2e-4
+    interval: Count = 1
+
+    def weight(self, steps: jax.Array) -> jax.Array:
+        """Return `momentum`."""
+        # `float` is float32 unless `jax_enable_x64` is set.
+        return jnp.asarray(self.momentum, float)
 
 
 def _state_dtype(leaf: ArrayLike) -> jnp.dtype:

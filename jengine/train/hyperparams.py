@@ -109,7 +109,8 @@ class HyperparamsRaveler:
         if not is_known or vector.size != self._last.vector.size:
             spec = _VectorSpec(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
             self._are_numbers = bool(leaves) and vector.size == len(leaves)
-        self._leaves, self._last = leaves, HyperparamsVector(vector, spec)
+        self._leaves = leaves
+        self._last = HyperparamsVector(vector, spec)
         return self._last
 
     def stack(self, steps: Sequence[Mapping[str, Any]]) -> HyperparamsVector:

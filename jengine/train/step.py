@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from optax import Params
 
 from jengine.config.errors import ConfigError
+from jengine.config.plugins import load_provided
 from jengine.data.batch_check import Batch
 from jengine.data.masking import get_mask
 from jengine.model.model import Model, predict_with_key, prediction_key
@@ -18,7 +19,6 @@ from jengine.optim.wrapper_dict import OptimWrapperDict, wrappers_by_name
 from jengine.train import phases as parts
 from jengine.train.hyperparams import HyperparamsVector
 from jengine.train.kept_types import keep_types
-from jengine.train.own_step import OwnStep, build_own_step
 from jengine.train.phases import Constrain, Gather, Metrics, Phase, PhaseConfig, build_phases
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext, TracedHooks
@@ -49,7 +49,7 @@ class TrainStep:
 
     Attributes:
       phases: the updates, in order; none with `own`.
-      own: the model's own step.
+      own: the model's own step, of the extra `optimizers`.
       optim_wrapper, constrain, gather_tables: see `build_train_step`.
       hooks: the hooks whose traced points are part of the step.
       update: whether `finish` updates.
@@ -62,7 +62,7 @@ class TrainStep:
     """
 
     phases: Sequence[Phase]
-    own: OwnStep | None
+    own: Callable[..., tuple[StepContext, Mapping[str, PyTree]]] | None
     optim_wrapper: OptimWrapper | OptimWrapperDict
     hooks: TracedHooks
     update: bool
@@ -110,7 +110,7 @@ class TrainStep:
         )
         ctx, hook_state = self.hooks.run("traced_batch", ctx, state.hook_state)
         if self.own is not None:
-            ctx, hook_state = self.own.run(state, ctx, hook_state, self.hooks)
+            ctx, hook_state = self.own(state, ctx, hook_state, self.hooks)
             self.by_example.update(ctx.metrics)
         elif isinstance(self.optim_wrapper, Mapping):
             ctx, hook_state = self._run_phases(ctx, hook_state, batches)
@@ -361,7 +361,10 @@ def build_train_step(
       ValueError: a phase that is not the name of an optimizer, phases for a single optimizer, or
         accumulation or phases for a model with its own `train_step`.
     """
-    own = build_own_step(model, optim_wrapper, phases, constrain, gather_tables)
+    own = None
+    if model.has_train_step:
+        build_own_step = load_provided("optimizer_parts", "build_own_step")
+        own = build_own_step(model, optim_wrapper, phases, constrain, gather_tables)
     accumulates = any(x.accumulates for x in wrappers_by_name(optim_wrapper).values())
     # Refused and not ignored: these steps are updates as a whole.
     if (own or isinstance(optim_wrapper, Mapping)) and (micro_batches > 1 or accumulates):

@@ -65,18 +65,13 @@ def test_a_second_process_is_refused_with_the_pid_and_host_of_the_first(tmp_path
     WorkDirLock(tmp_path).acquire()
 
 
-def test_code_that_reads_or_copies_the_lock_file_does_not_release_it(tmp_path):
+def test_code_that_reads_or_copies_the_lock_file_does_not_release_it(run_python, tmp_path):
     lock = WorkDirLock(tmp_path / "run")
     lock.acquire()
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     (tmp_path / "run" / LOCK).read_text()
     program = f"from jengine.checkpoint.lock import WorkDirLock; WorkDirLock({str(tmp_path / 'run')!r}).acquire()"
-    other = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        cwd=pathlib.Path(__file__).parents[2],
-    )
+    other = run_python(program)
     assert (
         f"another run is training in {tmp_path / 'run'}: process {os.getpid()} on host"
         in other.stderr

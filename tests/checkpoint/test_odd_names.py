@@ -18,7 +18,7 @@ NAMES = [
     "run[1]", "lr=[1,2]", "a*b", "a?b", "**", "a\\b", "{a,b}", "{0}", "%41", "%s", "a b", " a", "a ", "a#b", "a;b",
     "~x", "-x", "a.", "..a", "a\nb", "$HOME", "ünï 日本 😀", "a'b\"c", "x" * 255,
 ]  # fmt: skip
-IN_BUCKETS = ["{a,b} ünï 日本 😀", "%41 a'b\"c a\\b.", "x" * 699 + " "]
+IN_BUCKETS = ["{a,b} ünï 日本 😀/%41 a'b\"c a\\b.", "x" * 699 + " "]
 
 
 def save_two(work_dir):

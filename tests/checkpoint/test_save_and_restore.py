@@ -3,8 +3,6 @@ import json
 import logging
 import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -201,7 +199,7 @@ def test_a_state_saved_on_eight_devices_restores_on_fewer(checkpointer, tmp_path
     np.testing.assert_array_equal(restored["params"]["kernel"], value)
 
 
-def test_another_process_reads_a_checkpoint_without_config_or_devices(checkpointer, tmp_path):
+def test_another_process_reads_a_checkpoint_without_config_or_devices(run_python, checkpointer, tmp_path):
     sharding = NamedSharding(make_mesh(8), PartitionSpec())
     checkpointer.save(tmp_path / "epoch_1", jax.device_put(make_state(2.0), sharding), make_meta())
     checkpointer.wait()
@@ -215,9 +213,7 @@ def test_another_process_reads_a_checkpoint_without_config_or_devices(checkpoint
         **os.environ,
         "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2",
     }
-    result = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], env=env, capture_output=True, text=True
-    )
+    result = run_python(code, tmp_path, env=env)
     assert result.stdout == "-2.0 bfloat16 3 ndarray\n", result.stderr
     assert result.stderr == ""
 

@@ -2,8 +2,6 @@
 
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -69,15 +67,13 @@ for load_from in (average, dict(path="work_dirs/first", rename=[("body", "stem")
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory):
+def printed(run_python, tmp_path_factory):
     """What the parts print, with a copy of jengine without the extra `weights`; the errors come last."""
     directory = tmp_path_factory.mktemp("without")
     ignore = shutil.ignore_patterns("__pycache__", "weights")
     shutil.copytree(ROOT, directory / "jengine", ignore=ignore)
     code = RUN + "".join(f"{part}print('end of part')\n" for part in (FITTING, OTHERS, REFUSED))
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=directory, capture_output=True, text=True
-    )
+    done = run_python(code, cwd=directory)
     return [*done.stdout.split("end of part\n"), done.stderr]
 
 

@@ -230,12 +230,25 @@ def test_an_error_in_a_hook_ends_with_its_stage_and_iteration_and_the_log_file_h
     assert "ZeroDivisionError: in the hook" in log
 
 
-@pytest.mark.parametrize("argument", ["train_cfg.max_epochs=2", "--optim_wrapper.optimizer.lr=0.1", "--cfg-options", "--resumee=x"])
+@pytest.mark.parametrize("argument", ["word", "--cfg-options", "--foo=x"])
 def test_an_unknown_argument_is_refused_with_the_form_of_overrides(config, capsys, argument):
     with pytest.raises(SystemExit) as exit_:
         main(["train", config, argument, "seed=3"])
     assert exit_.value.code == 2
     assert f"unknown argument {argument}; --config.PATH=VALUE sets" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "argument", "known"),
+    [("train", "--chek", "--check"), ("train", "--overfitt=3", "--overfit"), ("lr-find", "--stepz=3", "--steps"), ("train", "--xyz", None)],
+)
+def test_a_misspelled_option_is_named_with_the_closest_of_its_command(config, capsys, command, argument, known):
+    with pytest.raises(SystemExit):
+        main([command, config, argument])
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: jengine {command}")
+    assert f"unknown argument {argument.partition('=')[0]}" in said
+    assert (f"did you mean {known!r}?" in said) if known else ("did you mean" not in said)
 
 
 def test_help_imports_no_heavy_libraries():

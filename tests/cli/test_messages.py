@@ -255,7 +255,7 @@ def test_misspelled_commands_and_work_dirs_are_compared_with_those_that_exist(co
     assert capsys.readouterr().err.endswith("argument COMMAND: invalid choice: 'trian'; did you mean 'train'?\n")
     with pytest.raises(SystemExit):
         main(["train", str(config), "--max_epochs=2"])
-    assert "--max_epochs=2; --config.PATH=VALUE sets" in capsys.readouterr().err
+    assert "--max_epochs=2; write --config.train_cfg.max_epochs=2" in capsys.readouterr().err
     assert main(["table", f"{config.parent}/bse"]) == 2
     assert capsys.readouterr().err.endswith(f"bse, which does not exist; did you mean '{config.parent}/base'?\n")
     assert main(["ckpt", "ls", f"{config.parent}/bse"]) == 2

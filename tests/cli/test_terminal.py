@@ -100,7 +100,7 @@ def test_a_signal_is_one_line_with_the_way_to_continue_and_then_the_usual_end(tm
     assert not any("Traceback" in line for line in lines)
     index = next(i for i, line in enumerate(lines) if "Interrupted" in line)
     match = re.search(
-        rf"INFO - Interrupted by {name} after iteration (\d+); saved: (\w+). To continue: (.*)", lines[index]
+        rf"\d\d:\d\d:\d\d Interrupted by {name} after iteration (\d+); saved: (\w+). To continue: (.*)", lines[index]
     )
     assert int(match[1]) > 0
     assert (tmp_path / "w" / match[2]).is_dir()

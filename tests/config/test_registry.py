@@ -1,6 +1,4 @@
 import functools
-import subprocess
-import sys
 from typing import Annotated
 
 import pytest
@@ -118,7 +116,7 @@ def test_closest_falls_back_to_all_names():
     assert closest("Adamw", ["Adam", "AdamW", "SGD"]) == "; did you mean 'AdamW'?"
 
 
-def test_a_new_process_imports_no_extra_for_names_of_the_core_and_prefers_hooks_of_its_own():
+def test_a_new_process_imports_no_extra_for_names_of_the_core_and_prefers_hooks_of_its_own(run_python):
     code = """
 import sys
 from jengine.hooks import Hook
@@ -133,19 +131,19 @@ import jengine.runner
 print([name for name in sys.modules if name.startswith("jengine.extras")])
 HOOKS.get('DenseCLHok')
 """
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    process = run_python(code)
     assert process.stdout == "__main__ __main__\n[]\n", process.stderr
     assert "did you mean 'DenseCLHook'" in process.stderr
 
 
-def test_a_name_of_an_extra_imports_its_module_alone_with_any_scope():
+def test_a_name_of_an_extra_imports_its_module_alone_with_any_scope(run_python):
     code = """
 import sys
 from jengine.config import HOOKS
 print("SwAVHook" in HOOKS, "jengine.extras.selfsup.swav" in sys.modules, HOOKS.get("mmselfsup.SwAVHook").__module__)
 print("jengine.extras.selfsup.odc" in sys.modules, "jengine.extras.imix.ema" in sys.modules)
 """
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    process = run_python(code)
     assert process.stdout.split() == ["True", "False", "jengine.extras.selfsup.swav", "False", "False"], process.stderr
 
 

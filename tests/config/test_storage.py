@@ -1,7 +1,5 @@
 import hashlib
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -173,15 +171,13 @@ except ValueError as error:
 """
 
 
-def test_another_package_can_provide_a_scheme(tmp_path):
+def test_another_package_can_provide_a_scheme(run_python, tmp_path):
     (tmp_path / "my_store.py").write_text(STORE)
     info = tmp_path / "my_store-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-store\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[jengine.extras]\nmy_store = my_store\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
-    command = [sys.executable, "-c", USE_STORE]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = run_python(f"sys.path.insert(0, {str(tmp_path)!r})\n{USE_STORE}", cwd=tmp_path)
     assert done.stdout.splitlines() == [
         "prepared",
         "az://box/run",

@@ -263,6 +263,16 @@ def test_data_page(run_page):
     assert names["batch"]["image"].shape == (32, 8, 8, 1)
 
 
+def test_how_do_i_page(run_page):
+    names = run_page("how_do_i.md")
+    settings = names["runner"].optim_wrapper.param_settings
+    assert not any(name.startswith("conv0") for name in settings)
+    assert settings["head.kernel"]["lr"] == 1e-2
+    built = build_sections(names)
+    assert built["train_dataloader"].batch_size == 64
+    assert class_names(built["val_evaluator"].metrics) == ["Accuracy", "Confidence"]
+
+
 def test_storage_page(run_page, tmp_path):
     names = run_page("storage.md")
     assert len(names["windows"]) == 7  # of 128 of 1,000 tokens

@@ -4,8 +4,6 @@ import importlib
 import inspect
 import pathlib
 import re
-import subprocess
-import sys
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "public_names.md").read_text()
 ROWS = {row[0]: re.findall(r"`(\w+)`", row[1]) for row in re.findall(r"^\| `([\w.]+)` \| (.*) \|$", PAGE, re.M)}
@@ -23,11 +21,11 @@ def test_there_are_about_sixty():
     assert "Runner" in ROWS["jengine"]
 
 
-def test_tab_help_and_import_star_show_the_names():
+def test_tab_help_and_import_star_show_the_names(run_python):
     code = (
         "import jengine, pydoc\nfrom jengine import *\n"
         "print({'Runner', 'load_config', 'load_model', 'hooks'} <= set(dir(jengine)), Runner.__name__,"
         " 'logging' in vars(), 'class Runner' in pydoc.render_doc(jengine, renderer=pydoc.plaintext))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python(code)
     assert done.stdout.split() == ["True", "Runner", "False", "True"], done.stderr

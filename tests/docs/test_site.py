@@ -1,5 +1,6 @@
 """Build the site, which fails on a broken link or anchor, and check what it contains; in `make processes`, as `make docs` builds it too."""
 
+import json
 import os
 import pathlib
 import re
@@ -7,6 +8,8 @@ import subprocess
 import sys
 
 import pytest
+
+from tests.extras.report.browser import BROWSER, open_page
 
 pytest.importorskip("sphinx_book_theme")
 
@@ -57,3 +60,26 @@ def test_no_table_or_list_is_left_as_text(site):
         text = re.sub(r"<(pre|code)\b.*?</\1>", "", path.read_text(), flags=re.DOTALL)
         paragraphs = re.findall(r"<p>(.*?)</p>", text, flags=re.DOTALL)
         assert [p for p in paragraphs if re.search(r"^\s*(\||[-*] |\d+\. )", p, flags=re.MULTILINE)] == [], path
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+def test_no_page_is_wider_than_a_phone(site, tmp_path):
+    wider = "while (document.readyState !== 'complete') await new Promise(done => setTimeout(done, 20));"
+    wider += "return document.documentElement.scrollWidth - innerWidth;"
+    pages = ["index", "optim", "how_do_i", "changelog", "examples", "genindex", "api/train", "reference/wrappers"]
+    with open_page(site / "index.html", tmp_path / "profile", width=390, height=844) as page:
+        for name in pages:
+            page.open(site / f"{name}.html", width=390, height=844)
+            assert page.run(wider) <= 0, name
+        assert page.run("return document.querySelector('link[rel=icon]').href").endswith("favicon.svg")
+
+
+def test_the_search_knows_the_page_of_the_runner(site):
+    index = (site / "searchindex.js").read_text().removeprefix("Search.setIndex(").rstrip(")")
+    assert "Runner" in [entry[-1] for entry in json.loads(index)["objects"]["jengine.runner"]]
+
+
+def test_the_menu_has_three_tiers(site):
+    index = (site / "index.html").read_text()
+    assert re.findall(r'class="caption-text">([^<]*)<', index)[:3] == ["Start", "Guides", "In depth"]
+    assert "Author name not set" not in index

@@ -35,6 +35,17 @@ def test_padding_does_not_count():
     assert compute(Accuracy(topk=(1, 2)), LOGITS, batch) == {"top1": 0.5, "top2": 1.0}
 
 
+def test_accuracy_counts_each_token_that_has_a_label():
+    logits = np.stack([LOGITS, LOGITS[::-1]])  # (2, 4, 3): two rows of four tokens
+    labels = np.stack([LABELS, [-1, 2, 0, 0]])  # ranks 0, 1, 2, 1 and none, 2, 1, 0
+    metric = Accuracy(topk=(1, 2), ignore_index=-1)
+    assert compute(metric, logits, {"label": labels}) == {"top1": 2 / 7, "top2": 5 / 7}
+    mask = np.array([False, True])
+    assert compute(metric, logits, {"label": labels, "mask": mask}) == {"top1": 1 / 3, "top2": 2 / 3}
+    assert compute(Accuracy(ignore_index=-1), logits.argmax(-1), {"label": labels}) == {"top1": 2 / 7}
+    assert math.isnan(compute(Accuracy(), logits, {"label": labels})["top1"])
+
+
 def test_predictions_can_be_class_indices():
     assert compute(Accuracy(), np.array([0, 1, 2, 2]), {"label": LABELS}) == {"top1": 0.5}
 
@@ -98,7 +109,7 @@ def test_accuracy_rejects_an_illegal_topk(topk):
         ),
         (Accuracy(), LOGITS, {"label": np.eye(3)[LABELS]}, ValueError, r"got f32\[4,3\] and f32\[4,3\]"),
         (Accuracy(), LOGITS, {"label": LABELS[:3]}, ValueError, r"i32\[3\]"),
-        (Accuracy(), LOGITS, {"label": LABELS / 2}, ValueError, r"labels int\[B\], got f32\[4,3\] and f32\[4\]"),
+        (Accuracy(), LOGITS, {"label": LABELS / 2}, ValueError, r"labels int\[B, ...\], got f32\[4,3\] and f32\[4\]"),
         (
             Accuracy(),
             LOGITS,

@@ -379,15 +379,15 @@ def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
         ({"keep_period": 5}, ValueError, "keep_period needs a positive max_keep_ckpts"),
         ({"save_best": "acc", "keep_best": -1}, ValueError, "keep_best` must be an integer of at least 1, got -1"),
         ({"keep_best": 2}, ValueError, "keep_best needs save_best"),
-        ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}', got 'epoch'"),
+        ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}'"),
         ({"filename_tmpl": "a/{}"}, ValueError, "file name"),
-        ({"filename_tmpl": "é" * 90 + "{}"}, ValueError, "filename_tmpl must have at most 180 bytes"),
-        ({"filename_tmpl": "{}.incoming"}, ValueError, "filename_tmpl must not end in '.incoming' or '.outgoing'"),
+        ({"filename_tmpl": "é" * 90 + "{}"}, ValueError, "of at most 180 bytes"),
+        ({"filename_tmpl": "{}.incoming"}, ValueError, "the endings .incoming and .outgoing"),
         ({"save_best": ["acc", "acc"]}, AssertionError, "must have different metrics"),
         ({"save_best": ["auto", "acc"]}, AssertionError, "must have 'auto' alone or metrics"),
         ({"save_best": 3}, TypeError, "save_best` must be a string or a list or None, got 3"),
         ({"save_best": "val_score"}, ValueError, "cannot infer from the name 'val_score'"),
-        ({"save_best": "acc", "rule": "greter"}, KeyError, "did you mean 'greater'"),
+        ({"save_best": "acc", "rule": "greter"}, ValueError, "rule` must be 'greater' or 'less'"),
         ({"save_best": ["a", "b", "c"], "rule": ["less", "less"]}, ValueError, "one for each of the 3 metrics"),
         ({"backend_args": {"backend": "s3"}}, ValueError, "out_dir` must be a path like 's3://...' with backend='s3'"),
         (
@@ -422,6 +422,13 @@ def test_each_save_is_logged(train, caplog):
         "The best checkpoint with 0.2000 acc at 2 epoch is saved to best_acc_epoch_2.",
         f"Checkpoints will be saved to {exp}.",
         "Saving checkpoint at 1 iterations",
+    ]
+    shown = [record.__dict__.get("on_terminal", "") for record in caplog.records]  # MMEngine's words are for the log file
+    assert [text for text in shown if text.startswith(("Saving", "The best"))] == [
+        "The best checkpoint with 0.1000 acc at epoch 1 is saved to best_acc_epoch_1.",
+        "Saving checkpoint at epoch 2",
+        "The best checkpoint with 0.2000 acc at epoch 2 is saved to best_acc_epoch_2.",
+        "Saving checkpoint at iteration 1",
     ]
 
 

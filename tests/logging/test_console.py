@@ -10,6 +10,7 @@ from rich.progress import Progress
 
 from jengine.config.errors import ConfigError
 from jengine.logging import build_logger, console, current_logger, open_log_file
+from jengine.logging.tables import format_table
 
 
 @pytest.fixture(autouse=True)
@@ -69,13 +70,37 @@ def test_pipes_receive_the_line_verbatim(capsys):
 def test_terminals_receive_one_unwrapped_line_without_markup(tty):
     text = "[bold]x[/bold] :smile: " + "9" * 500
     build_logger("engine").info(text)
-    assert tty.getvalue().endswith(f"engine - INFO - {text}\n")
-    assert tty.getvalue().count("\n") == 1
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d {re.escape(text)}\n", tty.getvalue())
 
 
 def test_terminals_show_errors_in_color(tty):
     build_logger("engine").error("broken")
-    assert "\x1b[1;31mERROR\x1b[0m - " in tty.getvalue()
+    assert re.match(r"\d\d:\d\d:\d\d \x1b\[1;31mERROR\x1b\[0m .*broken\n", tty.getvalue())
+
+
+def test_terminals_continue_scalars_below_and_leave_out_a_rate_that_comes_twice(tty):
+    line = "Epoch(train) [1][2/4]  base_lr: 1.0000e-01 lr: 1.0000e-01  eta: 0:00:30  loss: 4.5000"
+    build_logger("engine").info(line)
+    rows = ["Epoch(train) [1][2/4]", "         lr: 1.0000e-01  eta: 0:00:30", "         loss: 4.5000"]
+    assert tty.getvalue()[9:] == "\n".join(rows) + "\n"
+
+
+def test_terminals_show_tables_with_rules_and_files_as_plain_text(tty, tmp_path):
+    path = tmp_path / "run.log"
+    table = format_table(["pattern", "n"], [["bias|scale | x", 10], ["größe 損失", None]], title="Groups")
+    build_logger("engine", str(path)).info("done\n%s\nend", table)
+    assert path.read_text().endswith(f"done\n{table}\nend\n")
+    shown = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", tty.getvalue()).splitlines()[1:]]
+    assert shown == [
+        "Groups",
+        "pattern        │  n",
+        "───────────────┼───",
+        "bias|scale │ x │ 10",
+        "größe 損失     │",
+        "",
+        "end",
+    ]
+    assert "\x1b[1mpattern" in tty.getvalue()  # bold
 
 
 def test_errors_have_the_file_the_function_and_the_line(tmp_path, capsys):
@@ -117,7 +142,7 @@ def test_log_lines_and_a_progress_bar_share_the_terminal(tty):
         progress.refresh()
         logger.info("a line")
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", line) for line in tty.getvalue().splitlines()]
-    assert any(line.endswith("- engine - INFO - a line") for line in lines)  # on its own line, not inside the bar
+    assert any(re.fullmatch(r"\d\d:\d\d:\d\d a line", line) for line in lines)  # on its own line, not inside the bar
 
 
 def test_log_file_is_appended_to(tmp_path):

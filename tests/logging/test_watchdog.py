@@ -1,6 +1,4 @@
 import logging
-import subprocess
-import sys
 import threading
 import time
 
@@ -69,11 +67,11 @@ def test_a_short_wait_and_a_time_between_two_waits_are_not_logged(lines):
      ("SystemExit()", 0, ""), ("KeyboardInterrupt()", 130, ""),
      ("__import__('urllib.error').error.HTTPError('u', 404, 'm', {}, None)", 1, "HTTP Error 404")],
 )
-def test_a_failed_process_ends_with_its_error_although_it_waits_forever(error, code, text):
+def test_a_failed_process_ends_with_its_error_although_it_waits_forever(run_python, error, code, text):
     program = (
         "import threading; from jengine.logging.watchdog import Wait\n"
         f"with Wait('the disk', 0.05, {error}): threading.Event().wait()"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = run_python(program)
     assert done.returncode == code
     assert text in done.stderr

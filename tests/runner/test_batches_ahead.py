@@ -37,7 +37,7 @@ class Ahead(Hook):
 
 def count_sent(make_runner, train, val, **changes):
     hook = Ahead()
-    runner = make_runner(train_dataloader=train, val_dataloader=val, custom_hooks=[hook], **changes)
+    runner = make_runner(train_dataloader=train, val_dataloader=val, custom_hooks=[hook], **changes, validates=True)
     runner.strategy.put_batch = hook.count(runner.strategy.put_batch)
     runner.strategy.takes_host_batches = False  # as on an accelerator
     runner.train()
@@ -104,8 +104,7 @@ def test_data_without_read_ahead_are_made_from_the_current_parameters(make_runne
             return iter(data)
 
         source.device_prefetch = 0
-    data.runner = make_runner(train_dataloader=source, custom_hooks=[hook], train_cfg=dict(max_epochs=1), val_cfg=None,
-                              val_dataloader=None, val_evaluator=None)  # fmt: skip
+    data.runner = make_runner(train_dataloader=source, custom_hooks=[hook], train_cfg=dict(max_epochs=1))  # fmt: skip
     data.runner.train()
     assert len(set(hook.seen)) == 8
     assert data.weights[-8:] == hook.seen  # those before are of the batches that determine the shapes

@@ -59,7 +59,7 @@ def train(make_runner, tmp_path):
                 "train_dataloader": dict(batch_size=4, dataset=make_dataset(32)),
                 "train_cfg": dict(by_epoch=by_epoch, steps_per_call=steps_per_call, **length),
                 **changes,
-            },
+            }, validates=True,
         )
         runner.train()
         return runner

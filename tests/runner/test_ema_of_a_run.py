@@ -80,7 +80,7 @@ def test_training_has_the_same_bits_with_and_without_the_average(make_runner, tm
     for hooks in ([], [{**EMA, "update_buffers": True}]):
         runner = make_runner(
             work_dir=tmp_path / str(len(hooks)), model=model_with_state(), train_cfg=dict(max_epochs=5),
-            optim_wrapper=dict(optimizer=optimizer), custom_hooks=hooks,
+            optim_wrapper=dict(optimizer=optimizer), custom_hooks=hooks, validates=True,
         )  # fmt: skip
         finals.append(runner.train())
         validations.append(runner.validations[-1][2])
@@ -92,7 +92,7 @@ def test_training_has_the_same_bits_with_and_without_the_average(make_runner, tm
 
 def test_the_average_has_the_values_of_its_formula_and_begins_without_a_new_trace(make_runner):
     watch = Watch()
-    runner = make_runner(model=model_with_state(), custom_hooks=[{**EMA, "begin_iter": 3}, watch])
+    runner = make_runner(model=model_with_state(), custom_hooks=[{**EMA, "begin_iter": 3}, watch], validates=True)
     state = runner.train()
     expected = watch.params[:3]  # copies; the third is the first value of the average
     for params in watch.params[3:]:
@@ -107,7 +107,7 @@ def test_validation_and_test_use_the_averages_without_changing_the_state(make_ru
     runner = make_runner(
         model=model_with_state(), custom_hooks=[{**EMA, "evaluate_on_origin": True}],
         test_dataloader=dict(batch_size=4, dataset=ArrayDataset(dict(x=x, y=x[:, 0]))),
-        test_cfg=dict(), test_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: predictions),
+        test_cfg=dict(), test_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: predictions), validates=True,
     )  # fmt: skip
     state = runner.train()
     before = bits(state)
@@ -154,9 +154,9 @@ def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, ema, chang
     counts = changes.pop("accumulate", 1)
     changes["optim_wrapper"] = dict(optimizer=dict(type="Adam", lr=0.05), accumulative_counts=counts)
     changes["train_cfg"] = dict(by_epoch=False, max_iters=16, val_interval=4)
-    expected = make_runner(work_dir=tmp_path / "whole", **arguments(ema, default_hooks=saving, **changes)).train()
+    expected = make_runner(work_dir=tmp_path / "whole", **arguments(ema, default_hooks=saving, **changes), validates=True).train()
     start = tmp_path / "whole" / f"iter_{saved}"
-    again = make_runner(**arguments(ema, default_hooks=saving, **changes), resume=start)
+    again = make_runner(**arguments(ema, default_hooks=saving, **changes), resume=start, validates=True)
     assert bits(again.train()) == bits(expected)
 
 
@@ -222,22 +222,22 @@ def test_loading_weights_starts_both_from_the_averages(make_runner, tmp_path, dt
 
 
 def test_a_later_run_evaluates_to_the_same_metrics(make_runner, tmp_path):
-    trained = make_runner(**arguments(EMA))
+    trained = make_runner(**arguments(EMA), validates=True)
     trained.train()
-    runner = make_runner(work_dir=tmp_path / "test", **arguments(EMA), load_from=tmp_path / "run")
+    runner = make_runner(work_dir=tmp_path / "test", **arguments(EMA), load_from=tmp_path / "run", validates=True)
     assert runner.val() == trained.validations[-1][2]
 
 
 def test_early_stopping_ends_a_run_and_a_resumed_one_at_the_same_epoch(make_runner, tmp_path):
     stopping = dict(type="EarlyStoppingHook", monitor="loss", min_delta=1e6, patience=3)
     changes = dict(train_cfg=dict(max_epochs=9))
-    whole = make_runner(work_dir=tmp_path / "whole", **arguments(stopping, **changes))
+    whole = make_runner(work_dir=tmp_path / "whole", **arguments(stopping, **changes), validates=True)
     whole.train()
     assert whole.epoch == 4  # the first validation is the best, three more do not improve
-    broken = make_runner(**arguments(stopping, Watch(13), **changes))
+    broken = make_runner(**arguments(stopping, Watch(13), **changes), validates=True)
     with pytest.raises(KeyboardInterrupt):
         broken.train()
-    runner = make_runner(**arguments(stopping, **changes), resume=True)
+    runner = make_runner(**arguments(stopping, **changes), resume=True, validates=True)
     runner.train()
     assert runner.epoch == 4
     assert "did not improve in the last 3 validations" in read_log(runner)
@@ -253,7 +253,7 @@ def test_several_averages_are_evaluated_and_stored_by_name(make_runner, tmp_path
     runner = make_runner(
         model=model_with_state(),
         custom_hooks=[dict(EMA, others=others, begin_iter=2, evaluate_on_origin=True), watch],
-        default_hooks=SAVE,
+        default_hooks=SAVE, validates=True,
     )
     runner.train()
     fast = slow = mean = watch.params[1]  # a copy, in the second iteration
@@ -273,12 +273,12 @@ def test_several_averages_are_evaluated_and_stored_by_name(make_runner, tmp_path
     item = checkpoint.load(path).state["hook_state"]["EMAHook"]["others"]["fast"]["params"]
     np.testing.assert_array_equal(item["w"], state.others["fast"].params["w"])
     resumed = make_runner(
-        model=model_with_state(), custom_hooks=[dict(EMA, others=others, begin_iter=2)], resume=path, default_hooks=SAVE
+        model=model_with_state(), custom_hooks=[dict(EMA, others=others, begin_iter=2)], resume=path, default_hooks=SAVE, validates=True
     )
     assert bits(resumed.train()) == bits(runner.state)
     loaded = make_runner(
         load_from=dict(path=path, item="hook_state.EMAHook.others.fast.params", exclude=["mean"]),
-        model=model_with_state(),
+        model=model_with_state(), validates=True,
     )
     loaded.val()
     np.testing.assert_array_equal(loaded.state.params["w"], state.others["fast"].params["w"])

@@ -68,8 +68,7 @@ def train(make_runner, tmp_path):
             train_cfg=dict(by_epoch=False, max_iters=max_iters),
             optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)),
             default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=3, by_epoch=False), logger=None),
-            custom_hooks=[statistics],
-            val_dataloader=None, val_cfg=None, val_evaluator=None, **changes,
+            custom_hooks=[statistics], **changes,
         )  # fmt: skip
         environment.runner = runner
         state = runner.train()

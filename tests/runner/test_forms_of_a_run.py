@@ -29,7 +29,7 @@ def test_a_run_warns_once_about_another_structure_and_continues(make_runner):
     runner = make_runner(
         train_dataloader=[batch(), Renamed(batch()), batch(), Renamed(batch())],
         train_cfg=dict(max_epochs=2, on_recompile="warn"),
-        val_dataloader=[batch(), Renamed(batch())],
+        val_dataloader=[batch(), Renamed(batch())], validates=True,
     )
     runner.train()
     assert runner.iter == 8
@@ -54,14 +54,13 @@ def test_a_run_with_on_recompile_raise_stops_before_compiling(make_runner):
 def test_training_and_validation_are_compiled_once_each(make_runner, monkeypatch):
     checks = []
     monkeypatch.setattr(RecompilationGuard, "record_shapes", lambda self, *args: checks.append(self.name))
-    make_runner(train_cfg=dict(max_epochs=3)).train()
+    make_runner(train_cfg=dict(max_epochs=3), validates=True).train()
     assert checks == ["the training step", "the step of the validation"]  # only where something was compiled
 
 
 def test_every_compilation_is_attributed_to_the_phase_compile(make_runner, monkeypatch):
     runner = make_runner(
-        train_dataloader=[batch(), Renamed(batch())], train_cfg=dict(max_epochs=3, on_recompile="warn"), val_dataloader=None,
-        val_cfg=None, val_evaluator=None,
+        train_dataloader=[batch(), Renamed(batch())], train_cfg=dict(max_epochs=3, on_recompile="warn"),
     )  # fmt: skip
     phases = []
     monkeypatch.setattr(runner.stopwatch, "relabel", phases.append)

@@ -34,7 +34,7 @@ def list_names(runner):
 
 def test_the_stages_of_a_run_in_order(make_runner):
     calls = []
-    make_runner(custom_hooks=[make_recorder(calls)]).train()
+    make_runner(custom_hooks=[make_recorder(calls)], validates=True).train()
     val = ["before_val", "before_val_epoch", *["before_val_iter", "after_val_iter"] * 2, "after_val_epoch", "after_val"]
     epoch = ["before_train_epoch", *["before_train_iter", "after_train_iter"] * 4, "after_train_epoch"]
     assert calls == ["before_run", "before_train", *(epoch + val) * 2, "after_train", "after_run"]
@@ -50,19 +50,18 @@ def test_a_hook_reads_the_process_and_the_interval_that_is_in_force(make_runner)
 
     reader = Reader()
     train_cfg = dict(max_epochs=4, val_interval=2, dynamic_intervals=[(3, 1)])
-    make_runner(train_cfg=train_cfg, custom_hooks=[reader]).train()
+    make_runner(train_cfg=train_cfg, custom_hooks=[reader], validates=True).train()
     assert reader.seen == (2, 2, 1, 1)
 
 
 def test_the_stages_of_saving_and_loading(make_runner, tmp_path):
     calls = []
-    make_runner(default_hooks=dict(logger=None), custom_hooks=[make_recorder(calls)], val_dataloader=None, val_cfg=None,
-                val_evaluator=None).train()  # fmt: skip
+    make_runner(default_hooks=dict(logger=None), custom_hooks=[make_recorder(calls)]).train()  # fmt: skip
     assert calls.count("before_save_checkpoint") == 2
     at = calls.index("before_save_checkpoint")
     assert calls[at - 1 : at + 2] == ["after_train_epoch", "before_save_checkpoint", "before_train_epoch"]
     calls.clear()
-    make_runner(work_dir=tmp_path / "second", custom_hooks=[make_recorder(calls)], load_from=tmp_path / "run").val()
+    make_runner(work_dir=tmp_path / "second", custom_hooks=[make_recorder(calls)], load_from=tmp_path / "run", validates=True).val()
     assert calls[:2] == ["before_run", "after_load_checkpoint"]
 
 
@@ -122,7 +121,7 @@ def test_a_traced_attribute_that_changes_stops_the_run(make_runner, attribute, v
 def test_a_traced_attribute_that_changes_stops_a_run_without_log_lines(
     make_runner, steps_per_call
 ):
-    train_cfg = dict(by_epoch=False, max_iters=6, val_interval=6, steps_per_call=steps_per_call)
+    train_cfg = dict(by_epoch=False, max_iters=6, steps_per_call=steps_per_call)
     runner = make_runner(custom_hooks=[ScaleGradients("scale", 0.7, at=2)], train_cfg=train_cfg)
     with pytest.raises(RuntimeError, match=r"`ScaleGradients.scale` .* must not change"):
         runner.train()

@@ -91,7 +91,7 @@ def test_entries_that_are_not_arrays_reach_hooks_and_host_metrics_and_not_the_st
         val_evaluator=Names(),
         train_cfg=dict(max_epochs=2, steps_per_call=steps_per_call),
         custom_hooks=[hook],
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=1e-5)),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=1e-5)), validates=True,
     )
     runner.train()
     assert structures == {("x", "y")}
@@ -120,7 +120,6 @@ def test_an_error_about_an_entry_that_the_step_lacks_says_that_it_stays_on_the_h
     runner = make_runner(
         model=LinenModel(Linear(), CrossEntropy()),
         train_dataloader=dict(dataset=ArrayDataset(arrays), batch_size=4),
-        val_dataloader=None, val_cfg=None, val_evaluator=None,
     )  # fmt: skip
     with pytest.raises(UnknownNameError, match="must be an entry of the batch") as error:
         runner.train()

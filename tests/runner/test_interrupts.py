@@ -216,7 +216,7 @@ def test_a_signal_ends_a_running_validation(make_runner, tmp_path):
             pytest.fail("the validation continued")
 
     with pytest.raises(SystemExit):
-        make_runner(default_hooks=SAVE, custom_hooks=[InValidation()]).train()
+        make_runner(default_hooks=SAVE, custom_hooks=[InValidation()], validates=True).train()
     assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "epoch_1"
 
 
@@ -243,7 +243,7 @@ def test_a_signal_ends_a_run_whose_data_hang_and_leaves_nothing_that_keeps_the_p
     data = dict(batch_size=4, dataset=Hangs(make_runner().train_dataloader.dataset, os.getpid(), released), **settings)
     hooks = dict(checkpoint=dict(type="CheckpointHook"), logger=None)
     before = [thread for thread in threading.enumerate() if not thread.daemon]
-    runner = make_runner(train_dataloader=data, train_cfg=dict(max_epochs=99, val_begin=100), default_hooks=hooks)
+    runner = make_runner(train_dataloader=data, train_cfg=dict(max_epochs=99, val_begin=100), default_hooks=hooks, validates=True)
     with pytest.raises(SystemExit) as caught:
         runner.train()
     assert caught.value.code == 143
@@ -264,7 +264,7 @@ def test_a_signal_ends_a_validation_whose_data_hang(make_runner, tmp_path):
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait()
 
-    runner = make_runner(default_hooks=SAVE, val_dataloader=batches)
+    runner = make_runner(default_hooks=SAVE, val_dataloader=batches, validates=True)
     with pytest.raises(SystemExit):
         runner.train()
     assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "epoch_1"
@@ -293,8 +293,7 @@ def with_typed_keys():
 
     return dict(
         model=FunctionalModel(init, loss),
-        optim_wrapper=optax.chain(optax.add_noise(0.01, 0.5, key=jax.random.key(0)), optax.sgd(0.1)),
-        val_dataloader=None, val_cfg=None, val_evaluator=None, default_hooks=SAVE,
+        optim_wrapper=optax.chain(optax.add_noise(0.01, 0.5, key=jax.random.key(0)), optax.sgd(0.1)), default_hooks=SAVE,
     )  # fmt: skip
 
 
@@ -360,7 +359,7 @@ def test_a_log_line_that_fails_does_not_keep_a_signal_from_saving(make_runner, t
     runner = make_runner(
         train_cfg=dict(by_epoch=False, max_iters=8, val_interval=99),
         default_hooks={**SAVE, "logger": dict(type="LoggerHook", interval=6)},
-        custom_hooks=[SignalAt(signal.SIGTERM, 5)],
+        custom_hooks=[SignalAt(signal.SIGTERM, 5)], validates=True,
     )
 
     def fail(*args):
@@ -390,7 +389,7 @@ def test_outside_the_main_thread_signal_handlers_do_not_change(make_runner):
 
 def test_an_error_between_iterations_saves_the_completed_ones(make_runner, tmp_path):
     with pytest.raises(ZeroDivisionError, match="mine"):
-        make_runner(default_hooks=SAVE, custom_hooks=[FailAt("before_val", 4)]).train()
+        make_runner(default_hooks=SAVE, custom_hooks=[FailAt("before_val", 4)], validates=True).train()
     assert pathlib.Path(checkpoint.find_latest(tmp_path / "run")).name == "epoch_1"
     data = [dict(x=np.ones((4, 2), np.float32), y=np.ones(4, np.float32)) for _ in range(4)]
 
@@ -400,7 +399,7 @@ def test_an_error_between_iterations_saves_the_completed_ones(make_runner, tmp_p
             raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="the disk is gone"):
-        make_runner(work_dir=tmp_path / "data", default_hooks=SAVE, train_dataloader=Breaks(data)).train()
+        make_runner(work_dir=tmp_path / "data", default_hooks=SAVE, train_dataloader=Breaks(data), validates=True).train()
     assert pathlib.Path(checkpoint.find_latest(tmp_path / "data")).name == "iter_3"
 
 
@@ -431,19 +430,19 @@ def test_a_step_that_fails_with_its_donated_state_is_not_saved(make_runner, tmp_
 
 
 def test_a_resumed_run_continues_its_scalar_files_from_the_checkpoint(make_runner, tmp_path):
-    whole = make_runner(work_dir=tmp_path / "whole", default_hooks=SAVE, train_cfg=dict(max_epochs=3))
+    whole = make_runner(work_dir=tmp_path / "whole", default_hooks=SAVE, train_cfg=dict(max_epochs=3), validates=True)
     whole.train()
     # killed in the second epoch: the lines of the iterations after the checkpoint are on disk already
     broken = make_runner(
         work_dir=tmp_path / "broken",
         default_hooks=SAVE,
         train_cfg=dict(max_epochs=3),
-        custom_hooks=[FailAt("before_train_iter", 7)],
+        custom_hooks=[FailAt("before_train_iter", 7)], validates=True,
     )
     with pytest.raises(ZeroDivisionError):
         broken.train()
     assert len(scalars(broken)) == 8  # 7 iterations and a validation
-    resumed = make_runner(work_dir=tmp_path / "broken", default_hooks=SAVE, train_cfg=dict(max_epochs=3), resume=True)
+    resumed = make_runner(work_dir=tmp_path / "broken", default_hooks=SAVE, train_cfg=dict(max_epochs=3), resume=True, validates=True)
     resumed.train()
     assert resumed.log_dir == broken.log_dir
     assert scalars(resumed) == scalars(whole)
@@ -474,7 +473,7 @@ def test_two_runs_do_not_share_a_work_dir(make_runner):
 
 
 def test_weights_can_be_renamed_and_loaded_in_part(make_runner, tmp_path):
-    trained = make_runner(default_hooks=SAVE).train()
+    trained = make_runner(default_hooks=SAVE, validates=True).train()
     other = FunctionalModel(
         init=lambda: {"head": {"w": jnp.zeros((2,)), "scale": jnp.full((), 7.0)}},
         loss=lambda params, batch: jnp.square(batch["x"] @ params["head"]["w"] - batch["y"]),
@@ -482,12 +481,12 @@ def test_weights_can_be_renamed_and_loaded_in_part(make_runner, tmp_path):
     )
     source = dict(path=tmp_path / "run", rename=[("w", "head.w")])
     with pytest.raises(checkpoint.CheckpointMismatchError, match="head.scale"):
-        make_runner(work_dir=tmp_path / "strict", model=other, load_from=source).val()
-    runner = make_runner(work_dir=tmp_path / "part", model=other, load_from={**source, "strict": False})
+        make_runner(work_dir=tmp_path / "strict", model=other, load_from=source, validates=True).val()
+    runner = make_runner(work_dir=tmp_path / "part", model=other, load_from={**source, "strict": False}, validates=True)
     runner.val()
     np.testing.assert_array_equal(runner.state.params["head"]["w"], trained.params["w"])
     assert runner.state.params["head"]["scale"] == 7.0
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
     assert "WARNING - Loaded the weights of" in log
     with pytest.raises(TypeError, match="no argument 'renames'; did you mean 'rename'"):
-        make_runner(load_from=dict(path=tmp_path / "run", renames=[]))
+        make_runner(load_from=dict(path=tmp_path / "run", renames=[]), validates=True)

@@ -68,7 +68,7 @@ def read_log(directory):
 
 @pytest.mark.parametrize(("changes", "message"), CASES)
 def test_what_depends_on_the_data_is_refused_before_a_step_and_the_log_says_why(make_runner, tmp_path, changes, message):
-    runner = make_runner(work_dir=tmp_path / "runs" / "first", **changes)
+    runner = make_runner(work_dir=tmp_path / "runs" / "first", validates=True, **changes)
     assert list(tmp_path.iterdir()) == []
     with pytest.raises((TypeError, ValueError, KeyError)) as error:
         runner.train()
@@ -83,7 +83,7 @@ def test_a_state_that_is_not_saved_may_have_any_dtype(make_runner):
 
 
 def test_a_refused_evaluation_is_in_the_log(make_runner, tmp_path):
-    runner = make_runner(val_evaluator=dict(type="Accuracy", label="z"))
+    runner = make_runner(val_evaluator=dict(type="Accuracy", label="z"), validates=True)
     with pytest.raises(KeyError, match=r"`Accuracy\.label` must be an entry of the batch"):
         runner.val()
     assert "`Accuracy.label` must be an entry of the batch" in read_log(tmp_path)
@@ -101,16 +101,16 @@ def test_a_run_that_fails_in_its_first_step_leaves_a_work_dir_with_a_log_that_sa
 
 def test_a_run_that_is_refused_before_its_first_step_leaves_the_checkpoints_of_another_run_in_place(make_runner, tmp_path):
     hooks = dict(checkpoint=dict(type="CheckpointHook", interval=2), logger=None)
-    make_runner(default_hooks=hooks).train()
+    make_runner(default_hooks=hooks, validates=True).train()
     with pytest.raises(KeyError, match="Accuracy"):
-        make_runner(default_hooks=hooks, val_evaluator=dict(type="Accuracy", label="z")).train()
+        make_runner(default_hooks=hooks, val_evaluator=dict(type="Accuracy", label="z"), validates=True).train()
     assert checkpoint.find_latest(tmp_path / "run") == str(tmp_path / "run" / "epoch_2")
-    make_runner(default_hooks=hooks).train()
+    make_runner(default_hooks=hooks, validates=True).train()
     assert (tmp_path / "run" / "earlier_1" / "epoch_2").is_dir()
 
 
 def test_the_log_file_begins_with_training(make_runner, tmp_path):
-    runner = make_runner(val_dataloader=None, val_cfg=None, val_evaluator=None)
+    runner = make_runner()
     runner.logger.info("said before training")
     assert list(tmp_path.iterdir()) == []
     runner.train()

@@ -26,7 +26,7 @@ class Watch(Hook):
 
 def run(make_runner, **train_cfg):
     watch = Watch()
-    runner = make_runner(train_cfg=train_cfg, custom_hooks=[watch])
+    runner = make_runner(train_cfg=train_cfg, custom_hooks=[watch], validates=True)
     runner.train()
     return watch, runner
 
@@ -61,7 +61,7 @@ def test_validations_run_at_the_same_times_as_in_mmengine(make_runner, train_cfg
 )
 def test_what_lies_beyond_the_end_of_a_run_is_named_before_it(make_runner, caplog, train_cfg, where):
     hook = dict(type="CheckpointHook", interval=9, by_epoch=train_cfg.get("by_epoch", True), save_last=False)
-    runner = make_runner(train_cfg=train_cfg, default_hooks=dict(checkpoint=hook))
+    runner = make_runner(train_cfg=train_cfg, default_hooks=dict(checkpoint=hook), validates=True)
     runner.train()
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     length = where.split("its ")[1]
@@ -92,7 +92,7 @@ def test_stop_training_ends_both_loops_after_the_validation(make_runner):
             runner.train_loop.stop_training = True
 
     for train_cfg, iters in ((dict(max_epochs=5), 4), (dict(by_epoch=False, max_iters=9, val_interval=3), 3)):
-        runner = make_runner(train_cfg=train_cfg, custom_hooks=[Stop()])
+        runner = make_runner(train_cfg=train_cfg, custom_hooks=[Stop()], validates=True)
         runner.train()
         assert runner.iter == iters
 
@@ -131,14 +131,14 @@ def test_training_matches_numpy(make_runner):
 
 
 def test_val_and_test_run_alone(make_runner):
-    dataset = make_runner().val_dataloader.dataset
+    dataset = make_runner(validates=True).val_dataloader.dataset
     runner = make_runner(
         train_dataloader=None,
         train_cfg=None,
         optim_wrapper=None,
         test_dataloader=dict(batch_size=4, dataset=dataset),
         test_cfg=dict(),
-        test_evaluator=dict(type="MeanLoss", loss=lambda p, b: (p - b["y"]) ** 2, prefix="exact"),
+        test_evaluator=dict(type="MeanLoss", loss=lambda p, b: (p - b["y"]) ** 2, prefix="exact"), validates=True,
     )
     y = dataset[np.arange(6)]["y"]
     np.testing.assert_allclose(runner.val()["loss"], np.mean(y**2), rtol=1e-6)  # parameters start at zero
@@ -148,8 +148,8 @@ def test_val_and_test_run_alone(make_runner):
 
 
 def test_the_last_validation_batch_is_padded_and_does_not_count(make_runner):
-    whole = make_runner(val_dataloader=dict(batch_size=6, dataset=make_runner().val_dataloader.dataset)).val()
-    np.testing.assert_allclose(make_runner().val()["loss"], whole["loss"], rtol=1e-6)
+    whole = make_runner(val_dataloader=dict(batch_size=6, dataset=make_runner(validates=True).val_dataloader.dataset), validates=True).val()
+    np.testing.assert_allclose(make_runner(validates=True).val()["loss"], whole["loss"], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_an_invalid_section_is_refused_with_its_path_before_any_compilation(
 
     monkeypatch.setattr(SingleDevice, "compile_init", no_compile)
     with pytest.raises(error, match=message) as caught:
-        make_runner(**changes).train()
+        make_runner(**changes, validates=True).train()
     assert f"in the config at `{path}`" in caught.value.__notes__
 
 
@@ -196,9 +196,9 @@ def test_an_incomplete_section_is_refused(make_runner, tmp_path):
         ConfigError,
         match="val sections must be complete or absent, got `val_dataloader` and `val_cfg` without `val_evaluator`; either give ",
     ):
-        make_runner(val_evaluator=None)
+        make_runner(val_evaluator=None, validates=True)
     with pytest.raises(ConfigError, match="`optim_wrapper` must be given with param_scheduler"):
-        make_runner(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=[])
+        make_runner(train_dataloader=None, train_cfg=None, optim_wrapper=None, param_scheduler=[], validates=True)
     assert not (tmp_path / "run").exists()
 
 

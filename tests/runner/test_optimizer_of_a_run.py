@@ -13,7 +13,6 @@ from jengine.model import FunctionalModel, LinenModel, MeanSquaredError, autocas
 from jengine.optim import build_optim_wrapper
 from jengine.parallel import SingleDevice
 
-NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 ADAMW = dict(optimizer=dict(type="AdamW", lr=0.05, weight_decay=0.1), clip_grad=dict(max_norm=0.5))
 
 
@@ -48,7 +47,7 @@ def test_accumulation_in_a_run_equals_multisteps_in_a_plain_loop(make_runner):
     cfg = {**ADAMW, "accumulative_counts": 3}
     data = batches(12)
     runner = make_runner(
-        train_dataloader=data, train_cfg=dict(by_epoch=False, max_iters=12), optim_wrapper=cfg, **NO_VAL
+        train_dataloader=data, train_cfg=dict(by_epoch=False, max_iters=12), optim_wrapper=cfg
     )
     state = runner.train()
     params, _ = runner.model.init(jax.random.key(0), data[0])
@@ -73,7 +72,7 @@ def test_accumulation_in_a_run_equals_multisteps_in_a_plain_loop(make_runner):
 def test_an_optax_transformation_trains_as_in_a_plain_loop(make_runner, make, steps_per_call):
     data = batches(6)
     train_cfg = dict(by_epoch=False, max_iters=6, steps_per_call=steps_per_call)
-    runner = make_runner(train_dataloader=data, train_cfg=train_cfg, optim_wrapper=make(), **NO_VAL)
+    runner = make_runner(train_dataloader=data, train_cfg=train_cfg, optim_wrapper=make())
     state = runner.train()
     expected = train_with_optax(runner.model, make(), data)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), state.params, expected)
@@ -86,7 +85,7 @@ def _is_matrix(params):
 
 @pytest.mark.parametrize("optimizer", [dict(type="adafactor"), dict(type="adamw", learning_rate=0.1, mask=_is_matrix)])
 def test_an_optax_optimizer_without_a_learning_rate_or_with_a_function_trains_and_is_saved(make_runner, optimizer):
-    runner = make_runner(optim_wrapper=dict(optimizer=optimizer), default_hooks=dict(logger=None), **NO_VAL)
+    runner = make_runner(optim_wrapper=dict(optimizer=optimizer), default_hooks=dict(logger=None))
     runner.train()
     assert ("train/lr" in runner.message_hub.log_scalars) == ("learning_rate" in optimizer)
     assert os.path.exists(os.path.join(runner.work_dir, "epoch_2"))
@@ -101,7 +100,7 @@ def test_the_last_accumulation_window_may_be_shorter(make_runner):
 
     cfg = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=3)
     runner = make_runner(
-        train_dataloader=batches(10), train_cfg=dict(max_epochs=1), optim_wrapper=cfg, custom_hooks=[Watch()], **NO_VAL
+        train_dataloader=batches(10), train_cfg=dict(max_epochs=1), optim_wrapper=cfg, custom_hooks=[Watch()]
     )
     state = runner.train()
     changed = [i + 1 for i in range(10) if weights[i + 1] != weights[i]]
@@ -119,7 +118,7 @@ def test_a_longer_run_after_a_shorter_last_window_updates_with_means(make_runner
     def train(iterations, **changes):
         cfg = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=4)
         train_cfg = dict(by_epoch=False, max_iters=iterations)
-        return make_runner(train_dataloader=batches(24), train_cfg=train_cfg, optim_wrapper=cfg, **NO_VAL, **changes)
+        return make_runner(train_dataloader=batches(24), train_cfg=train_cfg, optim_wrapper=cfg, **changes)
 
     train(6, default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=6))).train()
     state = train(12, resume=True).train()
@@ -134,7 +133,7 @@ def test_a_longer_run_after_a_shorter_last_window_updates_with_means(make_runner
 def test_a_small_batch_accumulated_equals_the_large_batch(make_runner):
     small, cfg = batches(16, size=4), dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9))
     large = [{k: np.concatenate([b[k] for b in small[i : i + 4]]) for k in ("x", "y")} for i in range(0, 16, 4)]
-    run = dict(train_cfg=dict(max_epochs=1), **NO_VAL)
+    run = dict(train_cfg=dict(max_epochs=1))
     one = make_runner(train_dataloader=small, optim_wrapper={**cfg, "accumulative_counts": 4}, **run).train()
     other = make_runner(train_dataloader=large, optim_wrapper=cfg, **run).train()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one.params, other.params)
@@ -148,7 +147,6 @@ def test_a_run_resumed_within_a_window_loses_no_gradient(make_runner, tmp_path):
             train_cfg=dict(max_epochs=1),
             optim_wrapper={**ADAMW, "accumulative_counts": 3},
             default_hooks=dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=1), logger=None),
-            **NO_VAL,
             **changes,
         )
 
@@ -169,7 +167,6 @@ def test_batch_norm_under_accumulation_logs_a_warning(make_runner, monkeypatch):
         train_dataloader=batches(2),
         train_cfg=dict(max_epochs=1),
         optim_wrapper={**ADAMW, "accumulative_counts": 2},
-        **NO_VAL,
     )
     runner.train()
     with open(f"{runner.log_dir}/{runner.timestamp}.log") as log:
@@ -219,7 +216,6 @@ def test_mixed_precision_skips_the_whole_step_of_an_overflow_and_logs_it(make_ru
             optimizer=dict(type="SGD", lr=0.01),
         ),
         custom_hooks=[Watch()],
-        **NO_VAL,
     )
     state = runner.train()
     assert seen == [(jnp.float16, jnp.float16), (jnp.float32, jnp.float32)]
@@ -260,7 +256,6 @@ def test_bfloat16_leaves_targets_alone_and_logs_no_loss_scale(make_runner, low):
         train_cfg=dict(max_epochs=1),
         custom_hooks=[record],
         **LOW[low],
-        **NO_VAL,
     )
     state = runner.train()
     # the output is 2 * 1.001 = 2 in bfloat16, where the target would be 3008
@@ -278,7 +273,7 @@ def test_a_loss_function_whose_network_would_compute_in_float32_is_refused(make_
         init=lambda: {"w": jnp.ones((2,))},
         loss=lambda params, batch: jnp.square(batch["x"] @ params["w"] - batch["y"]),
     )
-    runner = make_runner(model=model, train_dataloader=batches(1), train_cfg=dict(max_epochs=1), **LOW[low], **NO_VAL)
+    runner = make_runner(model=model, train_dataloader=batches(1), train_cfg=dict(max_epochs=1), **LOW[low])
     with pytest.raises(ValueError, match=r"in bfloat16, got float32 .* `outputs = jengine.model.autocast\(apply_fn\)"):
         runner.train()
 
@@ -286,7 +281,7 @@ def test_a_loss_function_whose_network_would_compute_in_float32_is_refused(make_
 @pytest.mark.full_optimization
 def test_float32_under_the_mixed_precision_wrapper_is_the_plain_run(make_runner):
     data, optimizer = batches(8), dict(type="Adam", lr=0.05)
-    run = dict(train_dataloader=data, train_cfg=dict(max_epochs=1), **NO_VAL)
+    run = dict(train_dataloader=data, train_cfg=dict(max_epochs=1))
     plain = make_runner(optim_wrapper=dict(optimizer=optimizer), **run).train()
     amp = dict(type="AmpOptimWrapper", dtype="float32", loss_scale=1024.0, optimizer=optimizer)
     scaled = make_runner(optim_wrapper=amp, **run).train()
@@ -321,7 +316,6 @@ def test_several_optimizers_act_in_their_phases(make_runner):
             b=dict(type="MultiStepLR", milestones=[1], gamma=0.1, by_epoch=False),
         ),
         custom_hooks=[Watch()],
-        **NO_VAL,
     )
     state = runner.train()
     # a moves by 3 x 1 an iteration; b by lr x 2 x a: 0.5 x 2 x 3, then 0.05 x 2 x 6
@@ -337,7 +331,7 @@ def test_a_number_for_each_group_fits_the_groups_of_the_rules(make_runner):
     cycle = dict(type="OneCycleLR", eta_max=[0.5, 1.0, 0.25], div_factor=5.0, by_epoch=False)
     runner = make_runner(
         model=model, train_dataloader=batches(4), param_scheduler=cycle,
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1), paramwise_cfg=rules), **NO_VAL,
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1), paramwise_cfg=rules),
     )  # fmt: skip
     runner.prepare_training(abstract=True)
     lrs = runner.optim_wrapper.get_lr()
@@ -367,7 +361,6 @@ def test_a_frozen_pattern_freezes_in_each_phase(make_runner, steps_per_call):
         train_cfg=dict(max_epochs=1, phases=[("disc", 2), ("gen", 1)], steps_per_call=steps_per_call),
         optim_wrapper={name: dict(optimizer=dict(type="SGD", lr=1.0)) for name in ("gen", "disc")},
         custom_hooks=[Freeze()],
-        **NO_VAL,
     )
     state = runner.train()
     # in four iterations gen moves in two, and disc twice in each
@@ -391,7 +384,6 @@ def test_a_frozen_pattern_that_matches_no_parameter_is_refused(make_runner, name
         ),
         optim_wrapper=dict.fromkeys(names, sgd) if names else sgd,
         custom_hooks=[Freeze()],
-        **NO_VAL,
     )
     with pytest.raises(ValueError, match=r"hyperparams\['frozen:heads'\].*must .* part of a parameter path.*'head.w'"):
         runner.train()
@@ -439,7 +431,7 @@ def test_hyperparameters_are_sent_to_an_accelerator_when_they_change(make_runner
     schedule = dict(type="LinearLR", start_factor=0.5, end=8, by_epoch=False) if changes else None
     settings = dict(
         train_dataloader=batches(8), train_cfg=dict(by_epoch=False, max_iters=8, steps_per_call=steps_per_call),
-        optim_wrapper=ADAMW, param_scheduler=schedule, **NO_VAL,
+        optim_wrapper=ADAMW, param_scheduler=schedule,
     )  # fmt: skip
     strategy = Accelerator()
     state = make_runner(parallel=strategy, **settings).train()

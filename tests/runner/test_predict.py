@@ -18,7 +18,7 @@ X = np.random.RandomState(1).randn(10, 2).astype(np.float32)
 @pytest.fixture
 def runner(make_runner):
     """Return a Runner whose weights are (1, 2) and whose bias is 3."""
-    runner = make_runner(train_cfg=dict(max_epochs=1), val_dataloader=None, val_cfg=None, val_evaluator=None)
+    runner = make_runner(train_cfg=dict(max_epochs=1))
     state = runner.train()
     runner.state = state.replace(params=dict(w=jnp.array([1.0, 2.0]), b=jnp.array(3.0)))
     return runner
@@ -89,14 +89,14 @@ def test_an_equal_shape_is_compiled_once(runner):
 def test_the_weights_are_those_of_the_validation_also_from_a_checkpoint(make_runner, tmp_path, evaluate_on_ema):
     hook = dict(type="EMAHook", momentum=0.1, evaluate_on_ema=evaluate_on_ema)
     checkpoints = dict(logger=None, checkpoint=dict(type="CheckpointHook", interval=2))
-    runner = make_runner(custom_hooks=[hook], default_hooks=checkpoints)
+    runner = make_runner(custom_hooks=[hook], default_hooks=checkpoints, validates=True)
     state = runner.train()
     used = state.hook_state["EMAHook"].params if evaluate_on_ema else state.params
     expected = X @ np.asarray(used["w"]) + np.asarray(used["b"])
     np.testing.assert_allclose(runner.predict(dict(x=X)), expected, rtol=1e-6)
-    fresh = make_runner(tmp_path / "fresh", custom_hooks=[hook], load_from=runner.work_dir)
+    fresh = make_runner(tmp_path / "fresh", custom_hooks=[hook], load_from=runner.work_dir, validates=True)
     np.testing.assert_allclose(fresh.predict(dict(x=X)), expected, rtol=1e-6)
-    resumed = make_runner(runner.work_dir, custom_hooks=[hook], resume=True)
+    resumed = make_runner(runner.work_dir, custom_hooks=[hook], resume=True, validates=True)
     np.testing.assert_allclose(resumed.predict(dict(x=X)), expected, rtol=1e-6)
 
 

@@ -121,15 +121,15 @@ BY_FUNCTION = {**WITHIN_AN_EPOCH, "param_scheduler": optax.warmup_cosine_decay_s
 )
 def test_a_resumed_run_ends_with_the_same_bits(make_runner, tmp_path, changes, validations):
     whole = Average()
-    uninterrupted = make_runner(work_dir=tmp_path / "whole", **arguments(whole, **changes))
+    uninterrupted = make_runner(work_dir=tmp_path / "whole", **arguments(whole, **changes), validates=True)
     expected = uninterrupted.train()
 
-    broken = make_runner(work_dir=tmp_path / "broken", **arguments(Average(), **changes))
+    broken = make_runner(work_dir=tmp_path / "broken", **arguments(Average(), **changes), validates=True)
     broken.register_hook(StopAfter(10))
     with pytest.raises(KeyboardInterrupt):
         broken.train()
     again = Average()
-    runner = make_runner(work_dir=tmp_path / "broken", **arguments(again, **changes), resume=True)
+    runner = make_runner(work_dir=tmp_path / "broken", **arguments(again, **changes), resume=True, validates=True)
     state = runner.train()
 
     assert bits(state) == bits(expected)
@@ -171,7 +171,6 @@ def test_a_resume_after_a_run_that_failed_in_its_first_step_names_the_earlier_ch
     with pytest.raises(KeyError):
         make_runner(
             default_hooks=SAVE, model=FunctionalModel(lambda: {"w": np.zeros(2)}, fail),
-            val_dataloader=None, val_cfg=None, val_evaluator=None,
         ).train()  # fmt: skip
     with pytest.raises(ConfigError, match="got none; checkpoints of earlier runs are in earlier_1$"):
         make_runner(default_hooks=SAVE, resume="must")
@@ -284,7 +283,7 @@ def test_a_checkpoint_has_the_learning_rate_of_the_next_step(make_runner, tmp_pa
 def test_checkpoints_are_written_at_their_interval_and_at_the_end(make_runner, tmp_path, hook, train_cfg, expected):
     make_runner(
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", **hook), logger=None),
-        train_cfg=train_cfg, val_dataloader=None, val_cfg=None, val_evaluator=None,
+        train_cfg=train_cfg,
     ).train()  # fmt: skip
     found = sorted(
         p.name for p in (tmp_path / "run").iterdir() if p.is_dir() and p.name.startswith(("epoch_", "iter_"))
@@ -356,11 +355,11 @@ def test_the_schedules_after_a_resume_are_those_of_the_config(make_runner, tmp_p
 
 
 def test_a_validation_before_training_does_not_replace_the_weights_to_load(make_runner, tmp_path):
-    trained = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1)).train()
+    trained = make_runner(default_hooks=SAVE, train_cfg=dict(max_epochs=1), validates=True).train()
     runner = make_runner(
         work_dir=tmp_path / "tuned",
         load_from=tmp_path / "run",
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0)),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0)), validates=True,
     )
     before = runner.val()["loss"]
     state = runner.train()

@@ -5,8 +5,6 @@ import functools
 import itertools
 import json
 import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,6 @@ from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
 from jengine.runner import Runner
 
-NO_VALIDATION = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
 
 
@@ -349,7 +346,7 @@ SGD = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=2, clip_grad=
     ],
 )  # fmt: skip
 def test_each_setting_that_differs_is_named(make_runner, trained, caplog, arguments, changes, expected):
-    runner = make_runner(**{**NO_VALIDATION, **arguments(**changes)}, resume=trained[arguments])
+    runner = make_runner(**arguments(**changes), resume=trained[arguments])
     with (
         caplog.at_level("INFO", "jengine"),
         contextlib.suppress(ValueError),
@@ -368,7 +365,7 @@ def test_numerical_flags_of_jax_are_compared(make_runner, trained, flag, value):
     before = getattr(jax.config, flag)
     jax.config.update(flag, value)
     try:
-        runner = make_runner(**{**NO_VALIDATION, **objects()}, resume=trained[objects])
+        runner = make_runner(**objects(), resume=trained[objects])
         assert runner.run.described.settings[f"jax.config.{flag}"] == value  # as `train` does before all else
     finally:
         jax.config.update(flag, before)
@@ -380,14 +377,14 @@ def test_numerical_flags_of_jax_are_compared(make_runner, trained, flag, value):
 
 def test_other_data_are_refused_by_an_exact_resume(make_runner, trained):
     other = DataLoader(data(first=1.0), 4, sampler=DefaultSampler(16, shuffle=True))
-    arguments = {**NO_VALIDATION, **objects(train_dataloader=other)}
+    arguments = {**objects(train_dataloader=other)}
     with pytest.raises(ConfigError, match="train_dataloader.dataset.arrays.x"):
         make_runner(**arguments, load_from=str(trained[objects]), resume="exact").train()
 
 
 def test_another_computation_with_the_same_settings_is_reported(make_runner, trained, monkeypatch):
     def train():
-        runner = make_runner(**{**NO_VALIDATION, **objects(), "train_cfg": dict(max_epochs=2)}, resume=trained[objects])
+        runner = make_runner(**{**objects(), "train_cfg": dict(max_epochs=2)}, resume=trained[objects])
         runner.train()
         return read_log(runner).count("The computation of the training step (update) has changed since the checkpoint")
 
@@ -396,7 +393,7 @@ def test_another_computation_with_the_same_settings_is_reported(make_runner, tra
     assert train() == 1
 
 
-def test_descriptions_do_not_depend_on_the_process():
+def test_descriptions_do_not_depend_on_the_process(run_python):
     program = """
 import functools, optax, numpy as np
 import jax, jax.numpy as jnp
@@ -421,7 +418,8 @@ result = [flatten_description(describe(values)), [hash_jaxpr(f.trace(jnp.ones(3)
     run = (
         f"import json; scope = {{'__name__': 'program'}}; exec({program!r}, scope); print(json.dumps(scope['result']))"
     )
-    process = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True)
+    process = run_python(run)
+    assert process.returncode == 0, process.stderr
     assert json.loads(process.stdout) == own["result"]
     assert " at 0x" not in process.stdout
 

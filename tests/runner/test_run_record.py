@@ -40,7 +40,7 @@ def test_a_checkpoint_names_the_versions_of_python_jax_and_the_platform(make_run
 def test_a_finished_run_records_its_groups_times_versions_and_progress(make_runner):
     schedule = dict(type="LinearLR", start_factor=0.5, by_epoch=False, end=4)
     runner = make_runner(
-        default_hooks=dict(logger=dict(type="LoggerHook", interval=2), checkpoint=None), param_scheduler=schedule
+        default_hooks=dict(logger=dict(type="LoggerHook", interval=2), checkpoint=None), param_scheduler=schedule, validates=True
     )
     runner.train()
     record = read_record(runner)
@@ -76,6 +76,6 @@ def test_a_failed_run_records_the_error_and_a_resumed_one_a_second_session(make_
 
 
 def test_a_run_that_only_validates_has_no_record(make_runner):
-    runner = make_runner()
+    runner = make_runner(validates=True)
     runner.val()
     assert not pathlib.Path(runner.log_dir, "run.json").exists()

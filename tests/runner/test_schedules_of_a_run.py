@@ -65,8 +65,7 @@ def run(make_runner):
         recorder = Recorder(change)
         runner = make_runner(
             work_dir=work_dir, optim_wrapper=SGD, param_scheduler=schedules, train_cfg=dict(max_epochs=epochs),
-            default_hooks=dict(checkpoint=checkpoint, logger=None), resume=resume, val_dataloader=None, val_cfg=None,
-            val_evaluator=None, custom_hooks=[recorder, *([] if stop is None else [Stop(stop)])], **changes,
+            default_hooks=dict(checkpoint=checkpoint, logger=None), resume=resume, custom_hooks=[recorder, *([] if stop is None else [Stop(stop)])], **changes,
         )  # fmt: skip
         with contextlib.suppress(KeyboardInterrupt):
             runner.train()

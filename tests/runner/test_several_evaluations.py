@@ -23,7 +23,7 @@ SEVERAL = dict(
 @pytest.fixture
 def make(make_runner):
     """Return a function that makes a Runner with the validations `clean` and, every third epoch, `robust`."""
-    return lambda **changes: make_runner(**{**SEVERAL, "train_cfg": dict(max_epochs=5), **changes})
+    return lambda **changes: make_runner(**{**SEVERAL, "train_cfg": dict(max_epochs=5), **changes}, validates=True)
 
 
 def read_lines(runner):
@@ -33,7 +33,7 @@ def read_lines(runner):
 
 def test_each_evaluation_has_the_result_that_it_has_alone(make_runner, make):
     for loader, name in ((CLEAN, "clean"), (ROBUST, "robust")):
-        alone = make_runner(val_dataloader=loader).val()["loss"]
+        alone = make_runner(val_dataloader=loader, validates=True).val()["loss"]
         assert make().val()[f"{name}/loss"] == alone
 
 

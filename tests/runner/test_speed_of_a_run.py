@@ -30,7 +30,7 @@ def read_last_scalars(runner):
 
 
 def train_with_fake_clock(make_runner, **changes):
-    runner = make_runner(default_hooks={}, **changes)
+    runner = make_runner(default_hooks={}, validates=True, **changes)
     ticks = itertools.count()
     clock = Stopwatch(lambda: float(next(ticks)))
     runner.run = dataclasses.replace(runner.run, stopwatch=clock)  # one second for each reading of the clock
@@ -89,7 +89,7 @@ def test_waiting_for_the_device_is_time_of_the_step(make_runner):
             self.unfinished.append(len(device.tokens))
 
     watch, device = Watch(), SlowDevice()
-    runner = make_runner(default_hooks={}, custom_hooks=[watch])
+    runner = make_runner(default_hooks={}, custom_hooks=[watch], validates=True)
     runner.run = dataclasses.replace(runner.run, stopwatch=Stopwatch(lambda: device.now), limiter=device)
     runner.train()
     logged = read_last_scalars(runner)

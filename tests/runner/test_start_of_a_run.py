@@ -62,8 +62,7 @@ def train_deep_model(make_runner, **changes):
     )
     runner = make_runner(
         model=deep_model(), optim_wrapper=optim_wrapper, train_cfg=dict(by_epoch=False, max_iters=1, val_interval=9),
-        default_hooks=None, custom_hooks=[*[Hook() for _ in range(8)], dict(type="EMAHook")],
-        val_dataloader=None, val_cfg=None, val_evaluator=None, **changes,
+        default_hooks=None, custom_hooks=[*[Hook() for _ in range(8)], dict(type="EMAHook")], **changes,
     )  # fmt: skip
     runner.train()
     return runner
@@ -102,7 +101,7 @@ def test_all_details_are_printed_at_the_level_debug(make_runner, capsys):
 def test_the_start_names_the_mesh(make_runner, capsys, parallel):
     data = make_runner().train_dataloader.dataset
     loader = dict(batch_size=8, dataset=data)
-    make_runner(parallel=parallel, train_dataloader=loader, val_dataloader=loader).train()
+    make_runner(parallel=parallel, train_dataloader=loader, val_dataloader=loader, validates=True).train()
     assert "devices:    8 x cpu, mesh {'data': 8" in capsys.readouterr().out
 
 
@@ -114,7 +113,7 @@ def test_only_the_first_call_of_each_step_can_be_reported_as_compiling(make_runn
         return contextlib.nullcontext()
 
     monkeypatch.setattr(programs, "report_if_slow", report_if_slow)
-    make_runner().train()
+    make_runner(validates=True).train()
     assert names == ["compiling the training step", "compiling the step of the validation"]
 
 

@@ -46,9 +46,9 @@ def schedules():
 @pytest.mark.parametrize("train_cfg", [SINGLE, CHUNKS], ids=["single steps", "chunks"])
 def test_training_continues_after_an_error_between_iterations(make_runner, tmp_path, train_cfg):
     settings = dict(param_scheduler=schedules(), train_cfg=train_cfg)
-    expected = make_runner(tmp_path / "whole", **settings).train()
+    expected = make_runner(tmp_path / "whole", **settings, validates=True).train()
     for stage in ("before_train_epoch", "before_val", "before_val_epoch", "before_val_iter", "after_val_iter"):
-        runner = make_runner(tmp_path / stage, custom_hooks=[FailOnce(stage)], **settings)
+        runner = make_runner(tmp_path / stage, custom_hooks=[FailOnce(stage)], **settings, validates=True)
         with pytest.raises(ZeroDivisionError):
             runner.train()
         state = runner.train()
@@ -60,14 +60,14 @@ def test_training_continues_after_an_error_between_iterations(make_runner, tmp_p
 @pytest.mark.parametrize("train_cfg", [SINGLE, CHUNKS], ids=["single steps", "chunks"])
 def test_training_does_not_continue_after_an_error_that_some_hooks_have_not_seen(make_runner, tmp_path, train_cfg):
     settings = dict(param_scheduler=schedules(), train_cfg=train_cfg, default_hooks=SAVE)
-    expected = make_runner(tmp_path / "whole", **settings).train()
+    expected = make_runner(tmp_path / "whole", **settings, validates=True).train()
     for stage in ("before_train_iter", "after_train_iter", "after_train_epoch", "after_val_epoch", "after_val"):
-        runner = make_runner(tmp_path / stage, custom_hooks=[FailOnce(stage)], **settings)
+        runner = make_runner(tmp_path / stage, custom_hooks=[FailOnce(stage)], **settings, validates=True)
         with pytest.raises(ZeroDivisionError):
             runner.train()
         with pytest.raises(RuntimeError, match=r"cannot continue: it stopped with an error at iteration \d"):
             runner.train()
-        state = make_runner(tmp_path / stage, resume=True, **settings).train()  # from the last checkpoint
+        state = make_runner(tmp_path / stage, resume=True, **settings, validates=True).train()  # from the last checkpoint
         jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
 
 

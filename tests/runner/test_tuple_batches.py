@@ -67,7 +67,7 @@ def make_tuple_runner(make_runner):
             val_dataloader=dict(dataset=make_dataset(18, val_labels), batch_size=8),
             val_evaluator=dict(type="Accuracy", label=1, prediction=0),
             randomness=dict(seed=0),
-        ), **changes})  # fmt: skip
+        ), **changes}, validates=True)  # fmt: skip
 
     return make
 

@@ -63,7 +63,6 @@ def arguments(data=None, **changes):
         train_dataloader=data,
         train_cfg=dict(max_epochs=1),
         optim_wrapper=dict(optimizer=SGD),
-        val_dataloader=None, val_cfg=None, val_evaluator=None,
     )  # fmt: skip
     return {**base, **changes}
 
@@ -135,7 +134,7 @@ def test_validation_counts_each_batch_once_and_prediction_returns_one_result_per
         **arguments(
             train_cfg=dict(max_epochs=1, on_recompile="warn"), val_dataloader=Stream(batches), val_cfg=dict(),
             val_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: jnp.square(predictions)),
-        )
+        ), validates=True
     )  # fmt: skip
     w = np.asarray(runner.train().params["w"])
     expected = [batch.nodes @ w for batch in batches]
@@ -152,7 +151,7 @@ def test_metrics_count_every_label_of_a_batch(make_runner):
     cfg = dict(max_epochs=1, on_recompile="warn")
     data = dict(dataset=batches, batch_axis=None)
     evaluation = dict(val_dataloader=data, val_cfg=dict(), val_evaluator=dict(type="Accuracy"))
-    runner = make_runner(**{**arguments(data, model=model, train_cfg=cfg), **evaluation})
+    runner = make_runner(**{**arguments(data, model=model, train_cfg=cfg), **evaluation}, validates=True)
     runner.train()
     correct = [batch["nodes"].argmax(axis=1) == batch["label"] for batch in batches]
     assert runner.validations[-1][2]["accuracy/top1"] == pytest.approx(np.mean(np.concatenate(correct)))

@@ -129,7 +129,8 @@ class BaseDataset:
         self.data_list: list[Record] = []
         # Two arrays instead of a list of dicts: worker processes that are forked share their pages,
         # while reading a list changes its reference counts and copies it.
-        self.data_bytes, self.data_address = np.zeros(0, np.uint8), np.zeros(0, np.int64)
+        self.data_bytes = np.zeros(0, np.uint8)
+        self.data_address = np.zeros(0, np.int64)
         if not lazy_init:
             self.full_init()
 

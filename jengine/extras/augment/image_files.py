@@ -95,10 +95,11 @@ class LoadImage:
 
     def __call__(self, sample: Sample) -> Sample:
         """Return the sample with the image."""
-        if self.path not in sample:
+        if not isinstance(sample, Mapping) or self.path not in sample:
+            found = sorted(sample) if isinstance(sample, Mapping) else f"the sample {sample!r:.80}"
             raise ConfigError(
-                f"`LoadImage.path` must be an entry of the samples, got {self.path!r}: "
-                f"{sorted(sample)}"
+                f"`LoadImage.path` must be an entry of the samples, got {self.path!r} for {found}; "
+                f"a sample is a dict, such as {{{self.path!r}: 'new/a.png'}}"
             )
         rest = {name: value for name, value in sample.items() if name != self.path}
         path = apply_backend_args("LoadImage.path", sample[self.path], self.backend_args)

@@ -10,8 +10,7 @@ from jengine.config.registry import HOOKS
 from jengine.hooks.ema import cast_average
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.train.average import AverageState
-from jengine.train.kinds import ExponentialMovingAverage
+from jengine.train.average import AverageState, ExponentialMovingAverage
 from jengine.train.traced_hooks import StepContext
 
 PyTree = Any

@@ -33,6 +33,15 @@ provides = {
         "SoftLabels": "jengine.extras.augment.augments",
     },
     "jengine.model": {"PreprocessedModel": "jengine.extras.augment.preprocessed"},
+    "path_records": {
+        "as_record": "jengine.extras.augment.inputs",
+    },
+    "own_data": {
+        "find_metainfo": "jengine.extras.augment.inputs",
+        "is_inputs": "jengine.extras.augment.inputs",
+        "open_inputs": "jengine.extras.augment.inputs",
+        "read_rows": "jengine.extras.augment.inputs",
+    },
     "names": {
         "force_full_init": "jengine.extras.augment.base_dataset",
         "read_image": "jengine.extras.augment.image_files",

@@ -213,9 +213,10 @@ def _read_stacks() -> str:
 
 
 def _start_worker(directory: str, *_: int) -> None:
-    """Let this worker process write its stacks on a signal, and end with the parent, also after a
-    kill, which runs no cleanup in the parent.
+    """Let this worker process write its stacks on a signal, print them if native code ends it, and
+    end with the parent, also after a kill, which runs no cleanup in the parent.
     """
+    faulthandler.enable()
     if hasattr(faulthandler, "register"):  # Windows has no such signal
         file = open(os.path.join(directory, str(os.getpid())), "w")  # noqa: SIM115 - kept open
         faulthandler.register(signal.SIGUSR1, file, all_threads=True)

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
-from jengine.checkpoint.commit import INCOMING, OUTGOING, OWN, beside, check_free, list_removable
+from jengine.checkpoint.commit import INCOMING, OUTGOING, OWN, beside, list_removable, list_replaced
 from jengine.checkpoint.manifest import (
     COMMIT,
     MANIFEST,
@@ -42,7 +42,7 @@ _LAG = 60  # seconds that a listing may take to show a new object
 
 def begin(path: PurePath, run: str) -> None:
     """Prepare a save to `path`, from which a checkpoint with the same name is removed now."""
-    files = check_free(path, run)
+    files = list_replaced(path, run)
     # Before objects are removed: this mark says that what is there is incomplete.
     write_bytes(beside(path, INCOMING), run.encode())
     _remove_objects(path, files)

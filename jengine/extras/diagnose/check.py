@@ -9,10 +9,10 @@ import argparse
 import contextlib
 import functools
 import importlib.util
+import math
 import pathlib
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,14 +26,18 @@ from jengine.config import paths
 from jengine.config.errors import ConfigError
 from jengine.config.frames import own_frames
 from jengine.data.batch_check import Batch
-from jengine.extras.diagnose.failing_examples import describe_examples, find_examples
+from jengine.extras.diagnose.failing_examples import describe_examples, fetch, find_examples
 from jengine.extras.diagnose.first_failure import (
     Failure,
     describe_error,
     find_failure,
+    find_line,
     named_nnx_layers,
 )
+from jengine.extras.diagnose.leaked_tracers import checked_leaks
+from jengine.extras.diagnose.wrong_labels import describe_bad_values
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
+from jengine.train.state import TrainState
 
 PyTree = Any
 _STAGES = ("before_train_iter", "after_train_iter")
@@ -58,26 +62,32 @@ class CheckError(FloatingPointError):
 
     Attributes:
       examples: indices in the batch of the examples with which alone the step fails.
+      batch: the batch, on the devices.
     """
 
     examples: Sequence[int] = ()
+    batch: Batch = None
 
 
 class StepChecks:
     """Checks of a run with `check=True`.
 
     Args:
-      strategy: must compute the step as one program in one process.
+      strategy: places the arrays and compiles the steps.
+
+    Raises:
+      ConfigError: replicas of several devices.
     """
 
     def __init__(self, strategy: Any) -> None:
-        count = jax.process_count()
-        if strategy.axis_name is not None or count > 1:
+        sizes = strategy.mesh_shape
+        if strategy.axis_name is not None and math.prod(sizes.values()) > strategy.replicas:
             raise ConfigError(
-                "`check` must be used with `SingleDevice` or `Pjit` in one process, got "
-                f"{type(strategy).__name__}{f' in {count} processes' if count > 1 else ''}"
+                "`check` must be used with replicas of one device or with `Pjit`, got "
+                f"{type(strategy).__name__} with the mesh {dict(sizes)}: JAX cannot check what "
+                "is mapped over one axis and partitioned over another"
             )
-        self._is_single = not strategy.mesh_shape
+        self._is_single = not strategy.mesh_shape and jax.process_count() == 1
 
     def prepare_loop(self, loop: Any) -> None:
         """Let a training loop run single steps, which compile once."""
@@ -103,8 +113,33 @@ class StepChecks:
             getattr(wrapper, "loss_scale", None) is not None
             for wrapper in wrappers_by_name(optim_wrapper).values()
         )
-        eager = step if self._is_single else None
-        return CheckedProgram(program, eager, has_examples, may_overflow=has_scale)
+        return CheckedProgram(
+            program,
+            _describe_step,
+            batch_at=1,
+            eager=step if self._is_single else None,
+            has_examples=has_examples,
+            may_overflow=has_scale,
+        )
+
+    def check_evaluation(
+        self, program: Callable[..., Any], phase: str, has_examples: bool, may_overflow: bool
+    ) -> "CheckedProgram":
+        """Return a program that checks what it computes.
+
+        Args:
+          program: the compiled step of the evaluation.
+          phase: 'validation' or 'test'.
+          has_examples: see `check_program`.
+          may_overflow: of a prediction in float16.
+        """
+        return CheckedProgram(
+            program,
+            lambda *_: f"the {phase}",
+            batch_at=3,
+            has_examples=has_examples,
+            may_overflow=may_overflow,
+        )
 
     def wrap_stage(self, hook: Any, stage: str, method: Callable[..., None]) -> Any:
         """Return the method of a hook of the user such that it may not wait for the device."""
@@ -119,9 +154,11 @@ class StepChecks:
             except (jax.errors.JaxRuntimeError, _ReadError) as error:
                 if isinstance(error, jax.errors.JaxRuntimeError) and "Disallowed" not in str(error):
                     raise
+                line = find_line(error)
+                place = f", at {line}" if line else ""
                 raise CheckError(
                     f"{type(hook).__name__}.{stage} moves values between host and device in "
-                    f"iteration {runner.iter}{_describe_place(error)}. Let jengine log metrics, or "
+                    f"iteration {runner.iter}{place}. Let jengine log metrics, or "
                     "use `jax.device_get` and `jax.device_put` every n iterations"
                 ) from None
 
@@ -129,27 +166,33 @@ class StepChecks:
 
 
 class CheckedProgram:
-    """Compiled training step that raises `CheckError` where a check fails.
+    """Compiled step of a training or an evaluation that raises `CheckError` where a check fails.
 
     Args:
-      program: the compiled step, `(state, batch, inputs) -> (state, metrics)`.
-      step: the same, not compiled, which runs once without compilation; or None.
+      program: the compiled step.
+      describe: returns what the step is of, for its arguments.
+      batch_at: the index of the batch among the arguments.
       has_examples: see `StepChecks.check_program`.
       may_overflow: whether NaN and infinite values are no errors.
+      eager: the step that is not compiled, which runs once without compilation; or None.
     """
 
     def __init__(
         self,
         program: Callable[..., Any],
-        step: Callable[..., Any] | None,
-        has_examples: bool,
+        describe: Callable[..., str],
+        batch_at: int,
         *,
+        has_examples: bool,
         may_overflow: bool = False,
+        eager: Callable[..., Any] | None = None,
     ) -> None:
         self._program = program
-        self._step = step
+        self._describe = describe
+        self._batch_at = batch_at
         self._has_examples = has_examples
         self._may_overflow = may_overflow
+        self._eager = eager
         self._errors: Any = checkify.user_checks | checkify.index_checks
         if not may_overflow:
             self._errors |= checkify.float_checks
@@ -157,24 +200,23 @@ class CheckedProgram:
         # not donated: what failed can be computed again
         self._checked = jax.jit(checkify.checkify(self._run, errors=self._errors))
 
-    def __call__(self, state: Any, batch: Batch, inputs: PyTree) -> Any:
+    def __call__(self, *args: Any) -> Any:
         """Run one step.
 
         Raises:
-          CheckError: a check failed. Exception: JAX's own for a tracer that is left behind.
+          CheckError: a check failed. LeakedTracerError: a tracer is left behind.
         """
-        args = state, batch, inputs
-        with named_nnx_layers(), _corrected_scatter():
+        with named_nnx_layers(), _corrected_rules():
             if self._is_first:
-                with jax.checking_leaks():
+                with checked_leaks():
                     jax.eval_shape(self._program, *args)
             error, (result, is_finite) = self._checked(*args)
-            error, is_finite = jax.device_get((error, is_finite))
+            error, is_finite = fetch((error, is_finite))
             text = describe_error(error)
             if text is not None or not is_finite:
                 self._fail(Failure(text or "a value is not finite"), *args)
-            if self._is_first and self._step is not None:
-                self._run_eagerly(self._step, *args)
+            if self._is_first and self._eager is not None:
+                self._run_eagerly(self._eager, *args)
         self._is_first = False
         return result
 
@@ -182,12 +224,13 @@ class CheckedProgram:
         """Trace the step without the checks."""
         return self._program.trace(*shapes)  # type: ignore[attr-defined]
 
-    def _run(self, state: Any, batch: Batch, inputs: PyTree) -> tuple[Any, jax.Array]:
-        new_state, metrics = result = self._program(state, batch, inputs)
-        values = dict(zip(metrics.names, metrics.values, strict=True))
-        losses = [value for name, value in values.items() if name == "loss"]
-        checked = [] if self._may_overflow else [*losses, *jax.tree.leaves(new_state.params)]
-        floats = [x for x in checked if jnp.issubdtype(x.dtype, jnp.inexact)]
+    def _run(self, *args: Any) -> tuple[Any, jax.Array]:
+        result = self._program(*args)
+        checked: list[Any] = []
+        if isinstance(result[0], TrainState) and not self._may_overflow:
+            losses = dict(zip(result[1].names, result[1].values, strict=True))
+            checked = [losses.get("loss", 0.0), *jax.tree.leaves(result[0].params)]
+        floats = [x for x in checked if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
         return result, jnp.all(jnp.array([True, *(jnp.isfinite(x).all() for x in floats)]))
 
     def _run_eagerly(self, step: Callable[..., Any], *args: Any) -> None:
@@ -199,55 +242,77 @@ class CheckedProgram:
             error.add_note("in the step without compilation, which `check` runs once")
             raise
 
-    def _fail(self, failure: Failure, state: Any, *inputs: Any) -> None:
-        args = state, *inputs
+    def _fail(self, failure: Failure, *args: Any) -> None:
         program = jax.make_jaxpr(self._program)(*args)
         failure = find_failure(program, args, self._errors) or failure
+        at = self._batch_at
+        batch = args[at]
         examples = []
         size = 0
-        if self._has_examples and not isinstance(inputs[0], tuple):
+        if self._has_examples and not isinstance(batch, tuple):
             examples = find_examples(
-                lambda batch: self._fails(state, batch, *inputs[1:]), inputs[0]
+                lambda batch: self._fails(*args[:at], batch, *args[at + 1 :]), batch
             )
-            size = max((len(x) for x in jax.tree.leaves(inputs[0]) if jnp.ndim(x)), default=0)
+            size = max((len(x) for x in jax.tree.leaves(batch) if jnp.ndim(x)), default=0)
         found = describe_examples(examples, size)
         where = f", {found}" if found else ""
-        error = CheckError(
-            f"{failure.text} in the step of iteration {int(jax.device_get(state.step))}{where}"
-            f"{failure.describe()}"
-        )
+        error = CheckError(f"{failure.text} in {self._describe(*args)}{where}{failure.describe()}")
         error.examples = examples if found else ()
-        for name, tree in (("the batch", inputs[0]), ("the parameters", state.params)):
-            if bad := _list_non_finite(tree):
-                error.add_note(f"before the step, not finite in {name}: {', '.join(bad)}")
+        error.batch = batch
+        if bad := describe_bad_values(fetch(batch)):
+            error.add_note(f"before the step, {bad}")
+        state = args[0]
+        params = state.params if isinstance(state, TrainState) else state
+        if bad := ", ".join(_list_non_finite(params)):
+            error.add_note(f"before the step, not finite in the parameters: {bad}")
         raise error
 
     def _fails(self, *args: Any) -> bool:
         error, (_, is_finite) = self._checked(*args)
+        error, is_finite = fetch((error, is_finite))
         return error.get() is not None or not is_finite
 
 
-@contextlib.contextmanager
-def _corrected_scatter() -> Iterator[None]:
-    """Within the body, let JAX check scatters with batch dimensions, where its own rule fails.
+def _describe_step(state: TrainState, *_: Any) -> str:
+    return f"the step of iteration {int(fetch(state.step))}"
 
-    The gradient of `take_along_axis` has one, and with it many a cross entropy.
+
+@contextlib.contextmanager
+def _corrected_rules() -> Iterator[None]:
+    """Within the body, let JAX check scatters with batch dimensions, and mapped programs within a
+    mesh, where its own rules fail.
+
+    The gradient of `take_along_axis` has such a scatter, and with it many a cross entropy.
     """
     rules: Any = sys.modules.get(checkify.checkify.__module__)
     check = getattr(rules, "scatter_oob", None)
-    if check is None:  # another version of JAX has another rule
+    checks = getattr(rules, "error_checks", {})
+    mapped = next((each for each in checks if each.name == "shard_map"), None)
+    if check is None or mapped is None:  # another version of JAX has other rules
         yield
         return
+    check_mapped = checks[mapped]
 
     def corrected(operand: Any, indices: Any, updates: Any, numbers: Any) -> Any:
         axes = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
         return check(operand, indices, updates, numbers._replace(inserted_window_dims=axes))
 
+    def corrected_mapped(*args: Any, **params: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+            error, outputs = check_mapped(*args, **params)
+        # that of the first device with one: what follows takes the error of one program
+        if failed := list(error._pred.values()):
+            first = jnp.argmax(jnp.stack(failed).any(0))
+            error = jax.tree.map(lambda x: x[first], error)
+        return error, outputs
+
     rules.scatter_oob = corrected
+    checks[mapped] = corrected_mapped
     try:
         yield
     finally:
         rules.scatter_oob = check
+        checks[mapped] = check_mapped
 
 
 def _list_non_finite(tree: PyTree) -> list[str]:
@@ -255,7 +320,7 @@ def _list_non_finite(tree: PyTree) -> list[str]:
         path
         for path, leaf in paths.flatten(tree).items()
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-        if not jax.device_get(jnp.isfinite(jnp.asarray(leaf)).all())
+        if not jnp.isfinite(leaf).all()
     ]
 
 
@@ -291,14 +356,6 @@ def _forbidden_reads() -> Iterator[None]:
             setattr(kind, name, method)
 
 
-def _describe_place(error: BaseException) -> str:
-    own = own_frames(error)
-    if not own:
-        return ""
-    frame = traceback.extract_tb(own[-1], limit=1)[0]
-    return f", at {frame.filename}:{frame.lineno}: {frame.line}"
-
-
 # --- The command ---
 
 
@@ -307,7 +364,13 @@ def train_check(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     modules beside the config.
     """
     with _checked_annotations(pathlib.Path(args.config.partition(".py:")[0]).parent):
-        return train(build_runner(args, overrides, resume=args.resume, check=True), args.argv)
+        try:
+            return train(build_runner(args, overrides, resume=args.resume, check=True), args.argv)
+        except Exception as error:
+            # its message names the function, whose frames jaxtyping has removed
+            if type(error).__module__ == "jaxtyping" and not own_frames(error):
+                raise error.with_traceback(None) from None
+            raise
 
 
 def _checked_annotations(directory: pathlib.Path) -> contextlib.AbstractContextManager[Any]:

@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from jengine.cli.parser import Commands
+from jengine.extras.diagnose.arguments import add_shortcuts
 
 _ROOM = "jengine.extras.diagnose"
 _TRAIN = f"{_ROOM}.debug"
@@ -37,6 +38,7 @@ def add_commands(commands: Commands) -> None:
     """Add `schedule`, `lr-find`, `coord-check`, `model`, `groups`, `data`, `replay`, `inspect`,
     `profile` and `stacks`, and options of `train`.
     """
+    add_shortcuts(commands["train"])
     short = commands["train"].add_mutually_exclusive_group()
     debug = (
         "try everything in three steps: memory, hooks, a validation, a save and a restore; leaves "

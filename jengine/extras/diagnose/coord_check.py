@@ -21,6 +21,7 @@ from jengine.data.masking import whole_batches
 from jengine.extras.diagnose.groups import save_figure
 from jengine.extras.diagnose.layer_outputs import find_outputs
 from jengine.hooks.hook import Hook
+from jengine.logging.console import write_line
 from jengine.logging.tables import format_table
 
 FLAT = 0.2  # the steepest slope that still counts as flat
@@ -77,7 +78,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         rows.append([layer, *(f"{x:.3g}" for x in changes), f"{slope:+.2f}", f"{size:+.2f}"])
         rows[-1].append(verdict)
     title = f"Mean absolute change of activations in {args.steps} steps, over widths"
-    print(format_table(columns, rows, title=title))
+    write_line(format_table(columns, rows, title=title))
     steep = [row[0] for row in rows if row[-1] != "flat"]
     print(
         f"not flat: {', '.join(steep)} (slopes are of the logarithms; flat is at most {FLAT})"

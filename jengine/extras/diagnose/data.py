@@ -23,8 +23,10 @@ from jengine.extras.diagnose.drawn_batches import (
     describe_entry,
     draw_batches,
 )
+from jengine.logging.console import write_line
 from jengine.logging.convert import import_pillow
 from jengine.logging.tables import format_table
+from jengine.runner.config_checks import adapt_config
 
 _MAX_IMAGES = 64
 _POSITION = {
@@ -37,7 +39,7 @@ _POSITION = {
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Draw batches and print the report. Neither the model nor an array on a device is created."""
-    cfg = load(args, overrides)
+    cfg, _ = adapt_config(load(args, overrides))
     mode, _, name = args.loader.partition(".")
     section = loader_path(mode, name)
     loaders = list_dataloaders(cfg)
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     settings = {**loop, **loop.get(name, {})} if isinstance(loop, Mapping) else {}
     for label, text in _describe_loader(loader, drawn, args, settings.get("epoch_length")):
         print(f"  {label:<20} {text}")
-    print(f"\n{_format_entries(drawn)}")
+    write_line(f"\n{_format_entries(drawn)}")
     if sheet is not None:
         print(f"\n{_write_sheet(drawn, loader.metainfo, sheet)}")
 

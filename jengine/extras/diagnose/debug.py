@@ -23,6 +23,7 @@ from jengine.extras.diagnose.silent_faults import SilentFaults
 from jengine.extras.diagnose.unreached import describe_unreached
 from jengine.hooks.hook import Hook
 from jengine.hooks.runner_protocol import RunnerProtocol
+from jengine.logging.console import write_line
 from jengine.logging.tables import format_table
 from jengine.runner.config_checks import is_epoch_based, train_loop_config
 from jengine.runner.runner import Runner
@@ -54,7 +55,7 @@ class DebugHook(Hook):
         self._stop = runner.iter + max(_STEPS, runner.train_loop.steps_per_call)
         self._silent = SilentFaults(runner)
         self.report += [*describe_memory(runner), *describe_unreached(runner)]
-        print("\n".join(self.report), flush=True)
+        write_line("\n".join(self.report))
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
@@ -117,7 +118,7 @@ def train_debug(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         )
         stages = {stage for each in hooks for stage in each.get_triggered_stages()}
         lines.append(f"{len(hooks) - 1} hooks, in {len(stages)} stages")
-    print("\n".join(["", "Everything worked:", *(f"  {line}" for line in lines)]))
+    write_line("\n".join(["", "Everything worked:", *(f"  {line}" for line in lines)]))
     if hook.faults:
         print("\n".join(["But look at these first:", *(f"  {line}" for line in hook.faults)]))
     iterations = f"{length:,}" if math.isfinite(length) else "an unknown number of"

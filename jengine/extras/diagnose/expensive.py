@@ -34,6 +34,15 @@ _TEXT = re.compile(r"^%?([\w.-]+) = ")  # of an event on a TPU
 _TRANSFORM = re.compile(r"^(?:transpose|jvp|vmap|remat|checkpoint|rematted_computation)\((.*)\)$")
 # parts of a path that are no layers
 _NO_LAYERS = ("while", "body", "cond", "closed_call", "checkpoint", "rematted_computation")
+_COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "all-to-all",
+    "reduce-scatter",
+    "collective-permute",
+    "collective-broadcast",
+    "ragged-all-to-all",
+)
 _CALLERS = ("while", "conditional", "call")  # their time is that of what they call
 
 
@@ -108,6 +117,23 @@ def find_places(text: str) -> dict[str, tuple[str, Place]]:
         place = parse_place(name)
         found[operation] = code, place._replace(layer=place.layer or lines.get(frame, ""))
     return found
+
+
+def list_collectives(text: str) -> list[str]:
+    """Return the collectives in a compiled program, each with its layer or line.
+
+    >>> list_collectives('  %r = f32[] all-reduce(%x), metadata={op_name="jit(f)/head/add"}')
+    ['all-reduce in head']
+    """
+    found = []
+    for code, place in find_places(text).values():
+        if code.startswith(_COLLECTIVES) and not code.endswith("-done"):
+            where = f" in {place.layer}" if place.layer else f" of {place.operation}"
+            if ":" in place.layer:  # XLA has combined some
+                where = " of several layers"
+            backward = " (backward)" if place.is_backward else ""
+            found.append(f"{code.removesuffix('-start')}{where}{backward}")
+    return list(dict.fromkeys(found))
 
 
 def _find_lines(text: str) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The layer in which a network failed, for errors whose message has only two shapes."""
 
 import inspect
-import itertools
 import re
 import sys
 import traceback
@@ -11,13 +10,13 @@ from typing import Any, NamedTuple
 
 from jengine.config.errors import ConfigError, UnknownNameError
 from jengine.extras.diagnose.locate import PLACE, locate_argument
+from jengine.extras.diagnose.stacks import find_call
 from jengine.model.model import Model
 from jengine.model.selection import describe_array, describe_tree
 
 _BATCH = "with the first batch of "
 _LIBRARIES = ("flax", "equinox", "haiku")
 _SPACE = {1: "length", 2: "height, width", 3: "depth, height, width"}
-_ENGINE = (*_LIBRARIES, "jax", "jaxlib", "jengine", "optax", "chex", "numpy")
 
 
 class _Found(NamedTuple):
@@ -65,8 +64,8 @@ def _describe_failure(error: BaseException, cfg: Any, example: str) -> list[str]
         listed = f": {describe_tree(found.inputs, 'call')}" if found.inputs else ""
         return [f"in the layer {found.name}{listed}"]
     notes = [message]
-    if own := _own_frames(error):
-        frame, line = own[-1]
+    if call := _find_call(error):
+        frame, line = call
         notes.append(f"called in {frame.f_code.co_name} at {frame.f_code.co_filename}:{line}")
     if path := locate_argument(cfg, f"{adapter}.module"):
         notes.append(f"{PLACE}`{path}`")
@@ -160,9 +159,9 @@ def _describe_call(error: BaseException) -> str | None:
 
     None without one.
     """
-    if not (own := _own_frames(error)):
+    if (call := _find_call(error)) is None:
         return None
-    frame, _ = own[-1]
+    frame, _ = call
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     arguments = {name: frame.f_locals[name] for name in names if name in frame.f_locals}
@@ -176,16 +175,6 @@ def _describe_call(error: BaseException) -> str | None:
     return f"{code.co_name} was called with {', '.join(listed)}" if listed else None
 
 
-def _own_frames(error: BaseException) -> list[tuple[types.FrameType, int]]:
-    """Return the calls of the user's functions with their lines, without those of the script
-    that starts the run.
-    """
-    inner = itertools.dropwhile(
-        lambda call: not _is_library(call[0]), traceback.walk_tb(error.__traceback__)
-    )
-    return [(frame, line) for frame, line in inner if not _is_library(frame)]
-
-
-def _is_library(frame: types.FrameType) -> bool:
-    name = frame.f_globals.get("__name__", "").partition(".")[0]
-    return name in _ENGINE or name in sys.stdlib_module_names
+def _find_call(error: BaseException) -> tuple[types.FrameType, int] | None:
+    calls = [*traceback.walk_tb(error.__traceback__)]
+    return find_call(reversed(calls), lambda call: call[0].f_code.co_filename)

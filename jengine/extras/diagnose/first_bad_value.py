@@ -1,7 +1,5 @@
 """The first value that was not finite in the step of a loss that was not."""
 
-import contextlib
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +11,7 @@ from jengine.checkpoint.restore import load
 from jengine.config.paths import flatten, map_with_path
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
+from jengine.extras.diagnose.failing_examples import draw_again, list_some
 from jengine.extras.diagnose.inspection import (
     Origin,
     RecordedValue,
@@ -27,7 +26,6 @@ from jengine.logging.loss_watch import NonFiniteLossError
 from jengine.logging.slow_call import report_if_slow
 from jengine.train.initial_state import StateInitializer
 
-_MAX_EXAMPLES = 5
 _MAX_REPEATED = 100  # steps of a training that is repeated
 _TREES = {
     "loss": "loss",
@@ -183,10 +181,8 @@ def _describe_examples(value: RecordedValue) -> str:
     total = value.bad_examples.size
     if len(examples) == total:
         return ", in all examples of the batch"
-    shown = ", ".join(map(str, examples[:_MAX_EXAMPLES]))
-    more = f" and {len(examples) - _MAX_EXAMPLES} more" if len(examples) > _MAX_EXAMPLES else ""
     plural = "s" if len(examples) > 1 else ""
-    return f", in the example{plural} {shown}{more} of the batch"
+    return f", in the example{plural} {list_some(examples)} of the batch"
 
 
 def _list_steps(run: Any, iteration: int) -> Iterator[_Step]:
@@ -259,10 +255,7 @@ def _find_batch(run: Any, iteration: int) -> Any:
     loader = run.train_dataloader
     count = run.train_loop.batches_per_iteration
     if loader.has_random_access:
-        epoch, start = divmod(iteration * count, loader.length or 1)
-        with contextlib.closing(loader.copy_at_epoch(epoch)) as again:
-            again.set_epoch(epoch, start)
-            batches = [select_arrays(batch) for batch in itertools.islice(again, count)]
+        batches = [*draw_again(loader, iteration * count, count)]
         return (batches[0] if count == 1 else tuple(batches)) if len(batches) == count else None
     if iteration == run.train_loop.iter and run.train_loop.batch is not None:
         return select_arrays(run.train_loop.batch)

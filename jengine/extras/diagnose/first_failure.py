@@ -4,20 +4,21 @@ The program runs again, an operation at a time, on the arguments with which it f
 """
 
 import contextlib
-import functools
+import math
 import re
-import traceback
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import checkify
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
+from jax.sharding import PartitionSpec
 
 from jengine.config.frames import own_frames
 from jengine.extras.diagnose.nnx_calls import wrapped_calls
+from jengine.extras.diagnose.stacks import describe_line
 
 PyTree = Any
 # JAX's transformations in the names of scopes, and scopes that it adds itself
@@ -34,23 +35,19 @@ class Failure(NamedTuple):
       text: which check, as text: 'NaN from `log`'.
       layer: dotted path of the module in whose call it is, or the class of the network; '' outside.
       is_backward: whether it computes gradients.
-      frame: the user's line; None in code of libraries alone.
+      line: the user's line, see `describe_line`; '' in code of libraries alone.
     """
 
     text: str
     layer: str = ""
     is_backward: bool = False
-    frame: traceback.FrameSummary | None = None
+    line: str = ""
 
     def describe(self) -> str:
         """Return where it is, as the end of a sentence."""
         parts = [", in the backward pass" if self.is_backward else ""]
         parts += [f", in the layer {self.layer}" if self.layer else ""]
-        if self.frame is not None:
-            code = f": {self.frame.line}" if self.frame.line else ""
-            parts.append(
-                f", at {self.frame.filename}:{self.frame.lineno} in {self.frame.name}{code}"
-            )
+        parts += [f", at {self.line}" if self.line else ""]
         return "".join(parts)
 
 
@@ -100,29 +97,33 @@ class _Search:
 
     def __init__(self, errors: Any) -> None:
         self._errors = errors
+        self._mesh: Any = None  # of the `shard_map` whose body runs, see `_run_mapped`
+        self._axes: tuple[str, ...] = ()
         self.infinite: Failure | None = None
 
     def run(
         self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], trail: Sequence[JaxprEqn]
     ) -> list[Any]:
         """Return the outputs; raise `_Found` at the first failure. `trail` has the outer calls."""
-        values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+        values: dict[Any, Any] = dict(zip(jaxpr.constvars, map(self._spread, consts), strict=True))
         values.update(zip(jaxpr.invars, args, strict=True))
 
         def read(var: Any) -> Any:
-            return var.val if isinstance(var, Literal) else values[var]
+            return self._spread(var.val) if isinstance(var, Literal) else values[var]
 
         for eqn in jaxpr.eqns:
-            with eqn.ctx.manager:
-                outputs = self._evaluate(eqn, [read(var) for var in eqn.invars], (*trail, eqn))
+            outputs = self._evaluate(eqn, [read(var) for var in eqn.invars], (*trail, eqn))
             values.update(zip(eqn.outvars, outputs, strict=True))
         return [read(var) for var in jaxpr.outvars]
 
     def _evaluate(self, eqn: JaxprEqn, args: list[Any], trail: Sequence[JaxprEqn]) -> list[Any]:
         params = eqn.params
         name = eqn.primitive.name
-        if name == "cond":
-            branch = params["branches"][int(args[0])]
+        if name == "shard_map" and self._mesh is None:
+            return self._run_mapped(params, args, trail)
+        # devices may take different branches of a mapped program
+        if name == "cond" and (index := int(args[0].min())) == int(args[0].max()):
+            branch = params["branches"][index]
             return self.run(branch.jaxpr, branch.consts, args[1:], trail)
         inner = params.get("jaxpr", params.get("call_jaxpr"))
         if inner is not None and name not in ("scan", "shard_map"):
@@ -130,8 +131,10 @@ class _Search:
             body, consts = (inner.jaxpr, inner.consts) if closed else (inner, ())
             return self.run(body, consts, args, trail)
 
+        @self._over_devices
         def bind(*args: Any) -> list[Any]:
-            outputs = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
+            with eqn.ctx.manager:
+                outputs = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
             return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
         if name.startswith((*_CHECKED, "scatter")):
@@ -155,6 +158,56 @@ class _Search:
         self.infinite = self.infinite or _describe(f"an infinite value from `{name}`", trail)
         return outputs
 
+    def _run_mapped(
+        self, params: dict[str, Any], args: list[Any], trail: Sequence[JaxprEqn]
+    ) -> list[Any]:
+        """Run the body of a `shard_map`, an operation at a time on all devices.
+
+        Its values have an axis for the devices in front.
+        """
+        self._mesh = params["mesh"]
+        self._axes = tuple(
+            name for name in self._mesh.axis_names if name in params["newly_manual_axes"]
+        )
+        stacked = PartitionSpec(self._axes)
+        split = self._map(lambda *xs: [x[None] for x in xs], params["in_specs"], stacked)
+        join = self._map(lambda *xs: [x[0] for x in xs], stacked, params["out_specs"])
+        try:
+            outputs = self.run(params["jaxpr"], (), split(*args), trail)
+        finally:
+            self._mesh = None
+        result: list[Any] = join(*outputs)
+        return result
+
+    def _over_devices(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """Return a function of one device as that of values of all within a `shard_map`."""
+        if self._mesh is None:
+            return function
+        stacked = PartitionSpec(self._axes)
+
+        def run(*args: Any) -> list[Any]:
+            return [x[None] for x in function(*(x[0] for x in args))]
+
+        return self._map(run, stacked, stacked)
+
+    def _map(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+        mapped = jax.shard_map(
+            function,
+            mesh=self._mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=set(self._axes),
+            check_vma=False,
+        )
+        return jax.jit(mapped)
+
+    def _spread(self, value: Any) -> Any:
+        """Return a constant as a value of all devices."""
+        if self._mesh is None:
+            return value
+        count = math.prod(self._mesh.shape[name] for name in self._axes)
+        return np.broadcast_to(value, (count, *np.shape(value)))
+
     def _search_scan(
         self, params: dict[str, Any], args: list[Any], trail: Sequence[JaxprEqn]
     ) -> None:
@@ -166,9 +219,10 @@ class _Search:
         carry = args[carry_at:inputs_at]
         inputs = args[inputs_at:]
         order = range(params["length"])
-        step = jax.jit(checkify.checkify(jaxpr_as_fun(body), self._errors))
+        step = jax.jit(checkify.checkify(self._over_devices(jaxpr_as_fun(body)), self._errors))
         for index in reversed(order) if params["reverse"] else order:
-            each = [*consts, *carry, *(x[index] for x in inputs)]
+            at = index if self._mesh is None else (slice(None), index)
+            each = [*consts, *carry, *(x[at] for x in inputs)]
             error, outputs = step(*each)
             if error.get() is not None or not _are_finite(outputs):
                 suffix = f", in iteration {index} of a scan,"
@@ -209,7 +263,19 @@ def _describe(text: str, trail: Sequence[JaxprEqn], error: Any = None) -> Failur
         except checkify.JaxRuntimeError as thrown:
             cause = thrown.__cause__
             tracebacks.append(None if cause is None else cause.__traceback__)
-    return Failure(text, _find_layer(scopes), "transpose(" in scopes, _find_frame(tracebacks))
+    raised = [Exception().with_traceback(tb) for tb in tracebacks]
+    lines = [line for error in raised if (line := find_line(error))]
+    line = lines[-1] if lines else ""
+    return Failure(text, _find_layer(scopes), "transpose(" in scopes, line)
+
+
+def find_line(error: BaseException) -> str:
+    """Return the user's innermost line in the traceback of an error; '' for none."""
+    own = own_frames(error)
+    if not own:
+        return ""
+    code = own[-1].tb_frame.f_code
+    return describe_line(code.co_filename, own[-1].tb_lineno, code.co_name)
 
 
 def _find_layer(scopes: str) -> str:
@@ -223,45 +289,22 @@ def _find_layer(scopes: str) -> str:
     return ".".join(names[1:] or names)
 
 
-def _find_frame(
-    tracebacks: Sequence[types.TracebackType | None],
-) -> traceback.FrameSummary | None:
-    """Return the user's innermost line, from the tracebacks of an operation and of the calls
-    around it, the outermost first.
-    """
-    own = [frame for tb in tracebacks for frame in own_frames(Exception().with_traceback(tb))]
-    return traceback.extract_tb(own[-1], limit=1)[0] if own else None
-
-
 @contextlib.contextmanager
 def named_nnx_layers() -> Iterator[None]:
     """Give the operations that are traced inside the paths of the NNX modules in whose calls
     they are, as Linen does by itself.
     """
-    names: list[tuple[Any, dict[int, str]]] = []  # the calls, with the paths in the outermost one
+    outer: list[str] = []  # the paths of the calls that are open
 
-    def name_call(call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if names and names[-1][0] is self:  # of a base class
-                return call(self, *args, **kwargs)
-            paths = names[0][1] if names else _list_paths(self)
-            outer = f"{paths.get(id(names[-1][0]), '')}." if names else ""
-            path = paths.get(id(self), "") or type(self).__name__
-            names.append((self, paths))
-            try:
-                with jax.named_scope(path.removeprefix(outer)):
-                    return call(self, *args, **kwargs)
-            finally:
-                names.pop()
-
-        return run
+    def name_call(module: Any, path: str, call: Callable[[], Any]) -> Any:
+        name = path or type(module).__name__
+        inner = name.removeprefix(f"{outer[-1]}.") if outer else name
+        outer.append(path)
+        try:
+            with jax.named_scope(inner):
+                return call()
+        finally:
+            outer.pop()
 
     with wrapped_calls(name_call):
         yield
-
-
-def _list_paths(network: Any) -> dict[int, str]:
-    from flax import nnx
-
-    return {id(layer): ".".join(map(str, path)) for path, layer in nnx.iter_modules(network)}

@@ -7,6 +7,7 @@ from typing import Any
 
 from jengine.cli.commands import load, temporary_runner
 from jengine.config.errors import ConfigError, require_extra
+from jengine.logging.console import write_line
 from jengine.logging.tables import format_table
 
 
@@ -37,4 +38,4 @@ def groups(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         if not runner.is_training_configured:
             raise ConfigError("there are no parameter groups: the config has no optim_wrapper")
         columns, rows = runner.build_optimizer().group_table(with_roles=True)
-        print(format_table(columns, rows, title="Parameter groups"))
+        write_line(format_table(columns, rows, title="Parameter groups"))

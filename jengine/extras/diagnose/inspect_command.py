@@ -14,6 +14,7 @@ from jengine.extras.diagnose.inspection import (
     read_statistics,
     split_layers,
 )
+from jengine.logging.console import write_line
 from jengine.logging.tables import format_table
 
 
@@ -54,4 +55,4 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
                         *(f"{100 * numbers[key]:.3g} %" for key in STATISTICS[3:]),
                     ]
                 )
-        print(format_table(columns, rows, title="Values of a training step"))
+        write_line(format_table(columns, rows, title="Values of a training step"))

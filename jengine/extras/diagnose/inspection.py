@@ -97,7 +97,9 @@ def compile_inspection(
                 available[path] = None
                 return None
             shapes.setdefault(path, (array.shape, str(array.dtype)))
-            return _measure(array, axis, bins, arrays, size)
+            # what all replicas have counts once
+            mapped = None if path.startswith(("params.", "updates.")) else axis
+            return _measure(array, mapped, bins, arrays, size)
 
         available: dict[str, None] = {}
         values, seen = collect(step, visit, state, batch, hyperparams)

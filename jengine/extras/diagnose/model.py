@@ -13,6 +13,7 @@ from jengine.config.plugins import load_provided, provided
 from jengine.data.batch_check import Batch
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
+from jengine.logging.console import write_line
 from jengine.runner.runner import Runner
 
 _WIDTH = 160  # columns, unless a terminal has fewer
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         # One real batch: shapes decide the table, and no config states them.
         batch = select_arrays(loader.example())
         with whole_batches(loader.batch_axis is None):
-            print(
+            write_line(
                 runner.model.tabulate(
                     batch, min(_WIDTH, shutil.get_terminal_size((_WIDTH, 24)).columns)
                 ).rstrip()

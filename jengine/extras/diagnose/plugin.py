@@ -5,7 +5,7 @@ provides = {
         "CheckInvalidLossHook": "jengine.extras.diagnose.invalid_loss",
         "ClassNumCheckHook": "jengine.extras.diagnose.class_count",
         "EmptyCacheHook": "jengine.extras.diagnose.memory",
-        "HistogramHook": "jengine.extras.diagnose.histogram",
+        "HistogramHook": "jengine.extras.diagnose.inspect_hook",
         "InspectHook": "jengine.extras.diagnose.inspect_hook",
         "MemoryProfilerHook": "jengine.extras.diagnose.memory",
         "NumClassCheckHook": "jengine.extras.diagnose.class_count",
@@ -27,6 +27,12 @@ provides = {
         "profile": "jengine.extras.diagnose.commands",
         "stacks": "jengine.extras.diagnose.commands",
     },
+    "argument_hints": {
+        "explain_arguments": "jengine.extras.diagnose.arguments",
+    },
+    "shortcuts": {
+        "expand_shortcuts": "jengine.extras.diagnose.arguments",
+    },
     "config_checks": {
         "check_packages": "jengine.extras.diagnose.missing_packages",
     },
@@ -45,6 +51,7 @@ provides = {
         "list_changed_arguments": "jengine.extras.diagnose.changed_arguments",
         "find_first_bad_value": "jengine.extras.diagnose.first_bad_value",
         "list_host_entries": "jengine.extras.diagnose.host_entries",
+        "name_deeper_setting": "jengine.extras.diagnose.deeper_settings",
         "name_failing_samples": "jengine.extras.diagnose.failing_examples",
         "name_model_settings": "jengine.extras.diagnose.model_settings",
         "name_unregistered": "jengine.extras.diagnose.unregistered",
@@ -79,6 +86,8 @@ provides = {
         "FrozenAttributes": "jengine.extras.diagnose.frozen_attributes",
         "ProfileRequests": "jengine.extras.diagnose.profile_requests",
         "ProgressWatch": "jengine.extras.diagnose.progress_watch",
+        "SlowestProcess": "jengine.extras.diagnose.slowest_process",
+        "RepeatedCompiles": "jengine.extras.diagnose.repeated_compiles",
     },
     "names": {
         "Findings": "jengine.extras.diagnose.replay",

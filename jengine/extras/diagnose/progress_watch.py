@@ -21,11 +21,13 @@ from jengine.config.storage import (
     storage_path,
     write_bytes,
 )
+from jengine.extras.diagnose.failing_examples import list_some
 from jengine.extras.diagnose.stacks import find_own_lines, name_stacks
 from jengine.extras.diagnose.stalls import iteration_times
 from jengine.hooks.iter_timer import PERIOD
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.watchdog import LIMIT
+from jengine.model.selection import describe_tree
 from jengine.parallel.processes import get_client
 
 STACKS_REQUEST = "stacks_request.json"  # in the work dir, written by `jengine stacks`
@@ -33,7 +35,7 @@ _SAMPLE = 0.1  # seconds between two looks at the stopwatch
 _LOOK = 1.0  # at the request, and at the progress
 _ANSWER = 5.0  # for the other processes to send their stacks
 _MAX_SENT = 100_000  # characters of the stacks of another process
-_MAX_ARRAYS = 8  # of a batch
+_MAX_COLLECTIVES = 8
 _MAX_OTHERS = 8  # processes
 _BOARD = "jengine/watch/"  # start of the keys in the coordination service
 
@@ -183,10 +185,12 @@ class _Thread(threading.Thread):
             tokens: list[Any] = list(run.limiter.tokens)  # whose type lacks `is_ready`
             count = sum(not token.is_ready() for token in tokens)
             last = runner.programs.last
-            if count and last is not None:
-                lines.append(f"the device has not finished {count} calls of {last[0]}")
-        if arrays := _describe_batch(getattr(loop, "batch", None)):
-            lines.append(f"the batch has {arrays}")
+            if last is not None and (count or run.stopwatch.current == "step"):
+                calls = f"has not finished {count} calls of" if count else "computes"
+                collectives = _describe_collectives(last[1], last[2])
+                lines.append(f"the device {calls} {last[0]}{collectives}")
+        if (batch := getattr(loop, "batch", None)) is not None:
+            lines.append(describe_tree(batch, "batch"))
         if self._board is not None:
             others = self._board.collect()
             lines += self._board.describe(others)
@@ -261,10 +265,13 @@ def answer_name(name: str) -> str:
     return f"stacks_{name}.txt"
 
 
-def _describe_batch(batch: Any) -> str:
-    arrays = [
-        f"{jax.tree_util.keystr(path)} {leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(batch)
-        if hasattr(leaf, "dtype")
-    ]
-    return ", ".join(arrays[:_MAX_ARRAYS])
+def _describe_collectives(program: Any, shapes: Any) -> str:
+    """Return the collectives of a program, in which processes and devices wait for one another."""
+    from jengine.extras.diagnose.expensive import list_collectives
+
+    if shapes is None or jax.device_count() == 1:
+        return ""
+    name = f"jit_{program.trace(*shapes).fun_name}"  # JAX has kept the trace
+    modules = [m for x in jax.devices()[0].client.live_executables() for m in x.hlo_modules()]
+    found = [each for m in modules if m.name == name for each in list_collectives(m.to_string())]
+    return f", with {list_some(list(dict.fromkeys(found)), _MAX_COLLECTIVES)}" if found else ""

@@ -1,23 +1,21 @@
 """Dumps of a failed training step, and a replay that finds the first non-finite values."""
 
-import contextlib
 import os
 import pathlib
 import pickle
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import checkify
 
-from jengine.config.frames import own_frames
 from jengine.config.paths import flatten
 from jengine.config.storage import LARGE, read_bytes
 from jengine.data.batch_check import Batch
 from jengine.extras.diagnose.failing_examples import find_examples
-from jengine.optim.wrapper_dict import wrappers_by_name
+from jengine.extras.diagnose.first_failure import find_failure, named_nnx_layers
 from jengine.train.phases import PhaseConfig
 from jengine.train.state import TrainState
 from jengine.train.step import build_train_step
@@ -94,7 +92,8 @@ class Findings(NamedTuple):
 
     metrics: dict[str, float]
     non_finite: dict[str, int]  # path -> number of infinite or NaN elements, in computation order
-    operation: str  # the first operation with a non-finite result, and the source line; '' for none
+    # the first operation with a non-finite result, its layer and the user's line; '' for none
+    operation: str
     # indices in the batch, at most 16, with which alone a loss or a gradient is not finite; None if
     # they were not looked for
     examples: list[int] | None
@@ -154,9 +153,12 @@ def replay_step(
     }
     non_finite = {path: int(n) for path, n in ordered.items() if n}
     operation = ""
-    # JAX's search for the operation never ends in a step with a mapped axis
-    if non_finite and next(iter(wrappers_by_name(optim_wrapper).values())).axis_name is None:
-        operation = _find_operation(compile_step(step), state, batch, hyperparams)
+    if non_finite:
+        args = state, batch, hyperparams
+        with named_nnx_layers():
+            program = jax.make_jaxpr(compile_step(step))(*args)
+            failure = find_failure(program, args, checkify.float_checks)
+        operation = f"{failure.text}{failure.describe()}" if failure else ""
     examples = find_examples(lambda part: _fails(run(part)), batch) if bisect else None
     return Findings(values, non_finite, operation, examples)
 
@@ -205,18 +207,3 @@ def _count_non_finite(name: str, tree: PyTree) -> dict[str, jax.Array]:
         for path, leaf in flatten(tree).items()
         if jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
     }
-
-
-def _find_operation(step: Callable[..., Any], *args: Any) -> str:
-    """Return the first operation in `step` with a non-finite result, by JAX's search."""
-    try:
-        # the redirection hides the line that JAX prints when its search starts
-        with jax.debug_nans(True), jax.debug_infs(True), contextlib.redirect_stdout(None):
-            jax.block_until_ready(step(*args))
-    except FloatingPointError as error:
-        lines = [str(error).splitlines()[0]]
-        for frame in own_frames(error)[-1:]:  # the innermost one
-            (summary,) = traceback.extract_tb(frame, limit=1)
-            lines.append(f"{summary.filename}:{summary.lineno}: {summary.line}")
-        return "\n  ".join(lines)
-    return ""

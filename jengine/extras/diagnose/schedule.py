@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jengine.cli.commands import load
+from jengine.config.containers import resolve
 from jengine.config.errors import ConfigError, config_path
 from jengine.data.build import build_dataloader
 from jengine.data.step_values import is_step_values, parse_step_values
@@ -14,7 +15,7 @@ from jengine.extras.diagnose.groups import save_figure
 from jengine.optim.schedules.chain import chain_of, value_range
 from jengine.optim.schedules.scheduler_builder import build_param_schedulers
 from jengine.optim.wrapper_builder import check_optim_wrapper
-from jengine.runner.config_checks import is_epoch_based, train_loop_config
+from jengine.runner.config_checks import adapt_config, is_epoch_based, train_loop_config
 from jengine.train.phases import batches_per_iteration
 
 _WIDTH = 72
@@ -97,6 +98,7 @@ def preview_schedules(cfg: Mapping[str, Any], epoch_length: int | None = None) -
       ConfigError: the config does not train, or a value is out of range, such as a negative
         learning rate. Also the errors of building its parts.
     """
+    cfg, _ = adapt_config(resolve(cfg))
     for section in ("train_cfg", "optim_wrapper"):
         if cfg.get(section) is None:
             raise ConfigError(f"the config must have {section} to have schedules, got no {section}")

@@ -9,22 +9,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from jengine.config import paths
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
+from jengine.extras.diagnose.failing_examples import list_some
 from jengine.extras.diagnose.inspection import (
     compile_inspection,
     put_batch,
     read_statistics,
     split_layers,
 )
+from jengine.extras.diagnose.nnx_calls import wrapped_calls
+from jengine.extras.diagnose.traced_values import OUTPUT, collect, mark
 from jengine.train.phases import batches_per_iteration
 
 PyTree = Any
 _LARGE = 1e4  # rms of activations, over the largest input
 _UNSCALED = 32.0  # a larger mean of pixels comes from no normalization
-_MAX_PATHS = 5
+_PREDICTION = "prediction"
 
 logger = logging.getLogger("jengine")
 
@@ -47,7 +51,13 @@ class SilentFaults:
         if not self._is_single:
             return lines
         lines += self._describe_unchanged()
-        for search in (self._describe_inputs, self._describe_mixing, self._describe_layers):
+        searches = (
+            self._describe_inputs,
+            self._describe_mixing,
+            self._describe_dropout,
+            self._describe_layers,
+        )
+        for search in searches:
             try:  # a search must not end a run that trains
                 lines += search()
             except Exception as error:
@@ -70,8 +80,8 @@ class SilentFaults:
         lines = []
         if states:
             lines.append(
-                f"The steps have not changed {_list(states)}: does the network get `train=True`, "
-                "or a BatchNorm `use_running_average=not train`?"
+                f"The steps have not changed {list_some(states)}: does the network get "
+                "`train=True`, or a BatchNorm `use_running_average=not train`?"
             )
         params = [path for path in same if path.startswith("params.")]
         if params and len(params) == sum(path.startswith("params.") for path in self._before):
@@ -109,19 +119,73 @@ class SilentFaults:
         state = run.state
         # all become the first example: its prediction must stay
         other = jax.tree.map(lambda x: np.repeat(x[:1], size, 0) if np.ndim(x) else x, batch)
-        predict = jax.jit(run.model.predict)
+        order: list[str] = []
+
+        def predict(batch: Any) -> Any:
+            return mark(_PREDICTION, run.model.predict(state.params, state.model_state, batch))
+
+        def first_rows(batch: Any) -> dict[str, jax.Array]:
+            rows, _ = collect(predict, lambda _, x: x[0] if x.shape[:1] == (size,) else None, batch)
+            order[:] = rows
+            return rows
+
         with whole_batches(loader.batch_rules is not None):
-            first, second = (predict(state.params, state.model_state, x) for x in (batch, other))
-        for x, y in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
-            if x.ndim and len(x) == size and jnp.issubdtype(x.dtype, jnp.floating):
-                change = float(jnp.abs(x[0] - y[0]).max())
-                if change > 1e-3 * float(jnp.abs(x).max()):
-                    return [
-                        f"The prediction for an example changes by {change:.2g} if others in its "
-                        "batch change: look for a mean, norm, softmax or reshape over axis 0 in "
-                        f"{type(run.model).__name__}'s network."
-                    ]
-        return []
+            first, second = map(jax.jit(first_rows), (batch, other))
+        change = {path: float(jnp.abs(first[path] - second[path]).max()) for path in order}
+        moved = [x for x in order if change[x] > 1e-3 * float(jnp.abs(first[x]).max())]
+        if not moved or _top(moved[-1]) != _PREDICTION:
+            return []
+        before = order[: order.index(moved[0])]
+        place = f" after the outputs of {before[-1]}" if before else ""
+        if _top(moved[0]) not in (OUTPUT, _PREDICTION):
+            place += f"{',' * bool(before)} before those of {moved[0]}"
+        return [
+            f"The prediction for an example changes by {change[moved[-1]]:.2g} if others in its "
+            "batch change: look for a mean, norm, softmax, mask or reshape over axis 0"
+            f"{place or ' in the model'}."
+        ]
+
+    def _describe_dropout(self) -> list[str]:
+        """Return a sentence about layers for dropout that drop nothing in the loss."""
+        run = self._run
+        state = run.state
+        loader = run.train_dataloader
+        idle: dict[str, None] = {}
+
+        def note(module: Any, path: str, inputs: Any, output: Any) -> Any:
+            is_dropout = "drop" in type(module).__name__.lower() and bool(
+                getattr(module, "rate", 0)
+            )
+            if is_dropout and any(output is x for x in inputs):
+                idle[path] = None
+            return output
+
+        def note_linen(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+            path = ".".join(context.module.path)
+            return note(context.module, path, args, call(*args, **kwargs))
+
+        def loss(params: PyTree, model_state: PyTree) -> Any:
+            batch = select_arrays(loader.example())
+            return run.model.loss(
+                params,
+                model_state,
+                batch,
+                rng=jax.random.key(0),
+                hyperparams=run.step_hyperparams(),
+            )
+
+        with (
+            whole_batches(loader.batch_rules is not None),
+            nn.intercept_methods(note_linen),
+            wrapped_calls(lambda module, path, call: note(module, path, call.args, call())),
+        ):
+            jax.eval_shape(loss, state.params, state.model_state)
+        if not idle:
+            return []
+        return [
+            f"{list_some([*idle])} drops nothing in training: does the network get "
+            "`train=True`, or the layer `deterministic=False`?"
+        ]
 
     def _describe_layers(self) -> list[str]:
         """Return sentences about layers whose outputs are all zero or very large."""
@@ -157,7 +221,8 @@ def describe_layers(
     lines = []
     if dead:
         lines.append(
-            f"All outputs of {_list(dead)} are zero: the units are dead, or the inputs are zero."
+            f"All outputs of {list_some(dead)} are zero: the units are dead, or the inputs are "
+            "zero."
         )
     if large:
         path, rms = large[0]
@@ -168,6 +233,5 @@ def describe_layers(
     return lines
 
 
-def _list(names: list[str]) -> str:
-    more = f" and {len(names) - _MAX_PATHS} more" if len(names) > _MAX_PATHS else ""
-    return f"{', '.join(names[:_MAX_PATHS])}{more}"
+def _top(path: str) -> str:
+    return path.partition(".")[0]

@@ -20,7 +20,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jengine.config.paths import flatten
-from jengine.extras.diagnose.nnx_calls import wrapped_calls
+from jengine.extras.diagnose.nnx_calls import path_of, wrapped_calls
 
 PyTree = Any
 Visit = Callable[[str, jax.Array], PyTree]  # (path, marked array) -> small arrays; None to skip
@@ -129,28 +129,8 @@ def _patched_modules() -> Iterator[None]:
     """Let all NNX modules, and `sow` of both libraries, mark what they return within the body."""
     from flax import nnx
 
-    path_name = "_path_of_marks"
-    active: set[int] = set()
-
-    def mark_nnx(call: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(call)
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if _counts.get() is None:
-                return call(self, *args, **kwargs)
-            if path_name not in vars(self):
-                # The network, before transformations split it: a string is part of the structure
-                for path, module in nnx.iter_modules(self):
-                    setattr(module, path_name, ".".join(map(str, path)))
-            if id(self) in active:  # of a base class, which the class itself has called
-                return call(self, *args, **kwargs)
-            active.add(id(self))
-            try:
-                output = call(self, *args, **kwargs)
-            finally:
-                active.discard(id(self))
-            return _mark_call(getattr(self, path_name), output)
-
-        return run
+    def mark_nnx(module: Any, path: str, call: Callable[[], Any]) -> Any:
+        return _mark_call(path, call())
 
     def sow_linen(self: Any, col: str, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
         if _counts.get() is not None and not self.is_initializing():
@@ -159,7 +139,7 @@ def _patched_modules() -> Iterator[None]:
         return linen_sow(self, col, name, value, *args, **kwargs)
 
     def sow_nnx(self: Any, kind: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> Any:
-        own = vars(self).get(path_name, "")
+        own = path_of(self)
         value = _mark_call(f"{own}.{name}" if own else name, value)
         return nnx_sow(self, kind, name, value, *args, **kwargs)
 

@@ -15,6 +15,7 @@ from jax.custom_derivatives import SymbolicZero
 from jengine.config import paths
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
+from jengine.extras.diagnose.failing_examples import list_some
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.parallel.replica_axis import map_per_replica
@@ -85,9 +86,8 @@ def describe_unreached(run: Any) -> list[str]:
             unreached += list_of(name, wrapper)
     if not unreached:
         return []
-    more = f" and {len(unreached) - 10} more" if len(unreached) > 10 else ""
     return [
-        f"No loss reaches the parameters {', '.join(unreached[:10])}{more}: a weight decay moves "
+        f"No loss reaches the parameters {list_some(unreached, 10)}: a weight decay moves "
         "them, though their gradients are zero. Freeze them by requires_grad=False in custom_keys, "
         "or by `trainable` or `wrt` of the model."
     ]

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,6 +15,7 @@ from jengine.config import paths
 from jengine.config.storage import storage_path
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
+from jengine.extras.diagnose.failing_examples import draw_again, list_some
 from jengine.extras.diagnose.labels import LABEL_SETTINGS, OUTPUT_SETTINGS, find_wrong_labels
 from jengine.extras.diagnose.locate import locate_sizes
 from jengine.logging.loss_watch import NonFiniteLossError
@@ -25,7 +25,6 @@ from jengine.parallel.replica_axis import map_per_replica
 from jengine.runner.components import list_directories
 
 PyTree = Any
-_MAX_EXAMPLES = 5
 
 
 def name_wrong_labels(error: BaseException, context: Mapping[str, Any]) -> list[str] | None:
@@ -105,10 +104,7 @@ def _search(run: Any, iteration: int) -> str | None:
             yield from batch if count > 1 else [batch]
         loader = run.train_dataloader
         if loader.has_random_access:
-            epoch, start = divmod(iteration * count, loader.length or 1)
-            with contextlib.closing(loader.copy_at_epoch(epoch)) as again:
-                again.set_epoch(epoch, start)
-                yield from map(select_arrays, itertools.islice(again, count))
+            yield from draw_again(loader, iteration * count, count)
 
     with contextlib.suppress(Exception):  # the data may fail as well
         return next(filter(None, (_check_batch(run, batch) for batch in batches())), None)
@@ -152,11 +148,9 @@ def describe_bad_values(batch: PyTree) -> str | None:
         x = np.asarray(leaf)
         if np.ndim(x) and np.issubdtype(x.dtype, np.inexact) and not np.isfinite(x).all():
             bad = np.flatnonzero(~np.isfinite(x).all(axis=tuple(range(1, x.ndim))))
-            listed = ", ".join(map(str, bad[:_MAX_EXAMPLES]))
-            more = f" and {len(bad) - _MAX_EXAMPLES} more" if len(bad) > _MAX_EXAMPLES else ""
             return (
                 f"the entry {path!r} of the batch has values that are not finite, in example "
-                f"{listed}{more}: look at the data"
+                f"{list_some(bad.tolist())}: look at the data"
             )
     return None
 

@@ -135,7 +135,8 @@ class CheckPointHook(HookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""
-        self._kept, self._evicting = list(state_dict["kept"]), list(state_dict["evicting"])
+        self._kept = list(state_dict["kept"])
+        self._evicting = list(state_dict["evicting"])
         if state_dict["saved"] is not None:
             iteration, name = state_dict["saved"]
             self._latest = iteration, name

@@ -10,7 +10,7 @@ from jengine.config.errors import ConfigError, closest
 from jengine.config.registry import HOOKS
 from jengine.extras.imix.hook_base import HookBase
 from jengine.extras.imix.levels import PriorityStatus
-from jengine.optim.amp import AmpOptimWrapper
+from jengine.extras.optimizers.amp import AmpOptimWrapper
 from jengine.optim.transforms.clip import parse_clip_grad
 
 

@@ -20,7 +20,7 @@ _SKIPPED = {"site-packages", "test", "tests", "idle_test", "encodings"}
 class StandardLibrary(TokenWindows):
     """Windows over the sources and documentation in Python's standard library.
 
-    Samples are `TokenWindows` samples with `num_bytes`. The splits read different files.
+    Samples are those of `TokenWindows`, with `num_bytes`. The splits read different files.
 
     Args:
       length: window length in tokens.
@@ -37,7 +37,7 @@ class StandardLibrary(TokenWindows):
     ) -> None:
         self.tokenizer = train_tokenizer(vocab_size)
         tokens = encode_all(read_standard_library(split), self.tokenizer)
-        super().__init__(tokens, length, self.tokenizer.token_bytes())
+        super().__init__(tokens, length)
         self.vocab_size = self.tokenizer.vocab_size
 
 

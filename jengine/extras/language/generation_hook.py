@@ -51,7 +51,8 @@ class GenerationHook(Hook):
                 "dict(type='TextGenerator', model=..., tokenizer=...), got "
                 f"{type(runner.model).__name__}"
             )
-        self._generator, self._dataset = generator, generator.make_prompts(self._prompts)
+        self._generator = generator
+        self._dataset = generator.make_prompts(self._prompts)
 
     def after_train_iter(
         self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None

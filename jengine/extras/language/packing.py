@@ -11,6 +11,7 @@ import numpy as np
 from jengine.config.annotations import Count
 from jengine.config.errors import ConfigError
 from jengine.extras.language.records import TextFormat, encode_record
+from jengine.extras.language.token_windows import Tokens
 from jengine.extras.language.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -158,9 +159,9 @@ def _to_row(sizes: np.ndarray | None, row: Mapping[str, np.ndarray]) -> dict[str
     }
 
 
-def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
+def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> Tokens:
     """Concatenate the tokens for all texts, each with an end-of-document token: int32[N], for
-    `TokenWindows`.
+    `TokenWindows`, with the bytes of the vocabulary.
 
     >>> from jengine.extras.language.tokenizers import ByteTokenizer
     >>> encode_all(["a", "bc"], ByteTokenizer()).tolist()
@@ -169,4 +170,6 @@ def encode_all(texts: Iterable[str], tokenizer: Tokenizer) -> np.ndarray:
     parts = [np.append(tokenizer.encode(text), tokenizer.end_token) for text in texts]
     if not parts or isinstance(texts, str):
         raise ValueError(f"encode_all: `texts` must be one or more texts, got {texts!r:.50}")
-    return np.concatenate(parts).astype(np.int32)
+    tokens = np.concatenate(parts).astype(np.int32).view(Tokens)
+    tokens.token_bytes = tokenizer.token_bytes()
+    return tokens

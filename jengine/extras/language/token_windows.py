@@ -17,6 +17,19 @@ _ENDINGS = ("at night", "in spring", "once more", "without a sound")
 _SENTENCE = (_ARTICLES, _ADJECTIVES, _NOUNS, _VERBS, _ARTICLES, _ADJECTIVES, _NOUNS, _ENDINGS)
 
 
+class Tokens(np.ndarray):
+    """Tokens int32[N] with the bytes of each token of their vocabulary, as `encode_all` makes them.
+
+    Attributes:
+      token_bytes: int32[V], which slices have too; None for an array that was made otherwise.
+    """
+
+    token_bytes: np.ndarray | None
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.token_bytes = getattr(source, "token_bytes", None)
+
+
 @DATASETS.register_module()
 class TokenWindows:
     """Windows over a token sequence, for a language model that predicts each next token.
@@ -33,8 +46,9 @@ class TokenWindows:
         directory, see `local_copy`.
       length: number of tokens in a window.
       token_bytes: int[V], how many bytes each token of the vocabulary stands for, as
-        `tokenizer.token_bytes()` returns, or a `.npy` file. With it, samples have `num_bytes`,
-        int32[length], the bytes of each target, which `BitsPerByte` needs.
+        `tokenizer.token_bytes()` returns, or a `.npy` file; None for those of tokens from
+        `encode_all`. With it, samples have `num_bytes`, int32[length], the bytes of each target,
+        which `BitsPerByte` needs.
 
     Raises:
       ValueError: tokens that are not one axis of integers, or fewer than a window needs.
@@ -43,6 +57,7 @@ class TokenWindows:
     def __init__(self, tokens: Any, length: Count, token_bytes: Any = None) -> None:
         # Mapped: corpora are larger than memory, and processes on a machine share the pages.
         self.tokens = _read_array(tokens)
+        token_bytes = getattr(tokens, "token_bytes", None) if token_bytes is None else token_bytes
         self.token_bytes = None if token_bytes is None else _read_array(token_bytes)
         self.length = length
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
@@ -97,4 +112,4 @@ class Sentences(TokenWindows):
         rng = np.random.RandomState(("train", "test").index(split))
         chosen = zip(*(rng.choice(part, sentences) for part in _SENTENCE), strict=True)
         self.text = "".join(f"{' '.join(words)}.\n" for words in chosen)
-        super().__init__(np.frombuffer(self.text.encode(), np.uint8), length)
+        super().__init__(np.frombuffer(self.text.encode(), np.uint8), length, np.ones(256, int))

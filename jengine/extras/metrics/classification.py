@@ -130,10 +130,8 @@ class ConfusionMatrix(PairMetric):
         require_class_indices(
             labels, num_classes, f"{type(self).__name__}.label", self.ignore_index
         )
-        labels, predicted = (
-            jnp.asarray(labels),
-            self._classes(jnp.asarray(predictions), jnp.asarray(labels)),
-        )
+        labels = jnp.asarray(labels)
+        predicted = self._classes(jnp.asarray(predictions), labels)
         # before the conversion, as 255 is -1 in an int8
         mask = element_mask(batch, labels, self.ignore_index)
         labels = labels.astype(jnp.int32)

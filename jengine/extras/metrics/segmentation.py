@@ -1,5 +1,8 @@
 """Semantic segmentation metrics from one confusion matrix."""
 
+from collections.abc import Sequence
+from typing import Literal
+
 import numpy as np
 
 from jengine.config.annotations import Count
@@ -9,17 +12,25 @@ from jengine.logging.console import current_logger
 from jengine.logging.tables import format_table
 from jengine.model.selection import Selector
 
+Measure = Literal["mIoU", "mDice", "mFscore"]
+# What is measured for each class
+_COLUMNS: dict[Measure, tuple[str, ...]] = {
+    "mIoU": ("IoU", "Acc"),
+    "mDice": ("Dice", "Acc"),
+    "mFscore": ("Fscore", "Precision", "Recall"),
+}
+
 
 @METRICS.register_module()
 class IoUMetric(ConfusionMatrix):
-    """Pixel accuracy `aAcc`, mean intersection over union `mIoU` and mean class accuracy `mAcc`, as
-    fractions.
+    """Pixel accuracy `aAcc`, mean intersection over union `mIoU` and mean class accuracy `mAcc`, or
+    other means over the classes, as fractions.
 
     Counts are integers on the device, so that results do not depend on the batch size. Padded
     examples and pixels with `ignore_index` are ignored. Another label out of range makes all
-    results NaN; in a run it is an error. `mIoU` leaves out classes that occur in neither labels nor
-    predictions, `mAcc` classes that do not occur in the labels. A table with one row per class is
-    logged.
+    results NaN; in a run it is an error. A mean leaves out classes for which a value is 0 / 0:
+    `mIoU` those that occur in neither labels nor predictions, `mAcc` those without labels. A table
+    with one row per class is logged.
 
     >>> metric = IoUMetric(num_classes=2)
     >>> labels = np.array([[[0, 0], [1, 1]]])
@@ -34,6 +45,8 @@ class IoUMetric(ConfusionMatrix):
       prediction: prediction entry, logits float[B, H, W, C] or class indices int[B, H, W]; None if
         the predictions are an array.
       prefix: prefix for the result names; none by default.
+      iou_metrics: one or several: 'mIoU', 'mDice' for `mDice` and `mAcc`, 'mFscore' for `mFscore`,
+        `mPrecision` and `mRecall`.
     """
 
     def __init__(
@@ -43,16 +56,19 @@ class IoUMetric(ConfusionMatrix):
         label: Selector = "label",
         prediction: Selector | None = None,
         prefix: str | None = None,
+        iou_metrics: Measure | Sequence[Measure] = ("mIoU",),
     ) -> None:
         super().__init__(num_classes, label, prediction, ignore_index=ignore_index, prefix=prefix)
+        measures = [iou_metrics] if isinstance(iou_metrics, str) else iou_metrics
+        self._columns = [*dict.fromkeys(name for kind in measures for name in _COLUMNS[kind])]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """`aAcc`, `mIoU`, `mAcc`."""
-        return ("aAcc", "mIoU", "mAcc")
+        """`aAcc`, and the means of the values for each class."""
+        return ("aAcc", *(f"m{name}" for name in self._columns))
 
     def compute(self, state: Confusion) -> dict[str, float]:
-        """Return the three fractions.
+        """Return the fractions.
 
         NaN where no pixel was counted, and with labels out of range.
         """
@@ -65,17 +81,23 @@ class IoUMetric(ConfusionMatrix):
         # true class only.
         true = matrix.sum(axis=1)
         predicted = matrix[:, :-1].sum(axis=0)
-        iou = divide(correct, true + predicted - correct, np.nan)
-        accuracy = divide(correct, true, np.nan)
+        recall = divide(correct, true, np.nan)
+        precision = divide(correct, predicted, np.nan)
+        values = {
+            "IoU": divide(correct, true + predicted - correct, np.nan),
+            "Acc": recall,
+            "Dice": divide(2 * correct, true + predicted, np.nan),
+            "Fscore": divide(2 * precision * recall, precision + recall, np.nan),
+            "Precision": precision,
+            "Recall": recall,
+        }
         classes = self.dataset_meta.get("classes", ())
-        names = classes if len(classes) == len(iou) else range(len(iou))
-        rows = [
-            (str(name), f"{i:.4f}", f"{a:.4f}")
-            for name, i, a in zip(names, iou, accuracy, strict=True)
-        ]
-        current_logger().info("\n" + format_table(("class", "IoU", "Acc"), rows))
+        names = map(str, classes if len(classes) == len(true) else range(len(true)))
+        columns = [[f"{x:.4f}" for x in values[name]] for name in self._columns]
+        table = format_table(("class", *self._columns), zip(names, *columns, strict=True))
+        current_logger().info("\n" + table)
         all_pixels = float(divide(correct.sum(), true.sum(), np.nan))
-        return {"aAcc": all_pixels, "mIoU": _nanmean(iou), "mAcc": _nanmean(accuracy)}
+        return {"aAcc": all_pixels} | {f"m{name}": _nanmean(values[name]) for name in self._columns}
 
 
 def _nanmean(values: np.ndarray) -> float:

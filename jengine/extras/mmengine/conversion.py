@@ -313,8 +313,11 @@ class Conversion:
                     )
                 )
             elif kind:
-                kept.append({**transform, "type": f"my_data.{kind}"})
-                names.append(kept[-1]["type"])
+                own = f"my_data.{kind.rpartition('/')[2]}"
+                if "/" in kind:  # torchvision/Normalize
+                    self._whole(f"{place}.type", "changed", f"{kind} to {own}")
+                kept.append({**transform, "type": own})
+                names.append(own)
             else:
                 kept.append(transform)
         if names:

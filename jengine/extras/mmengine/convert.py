@@ -16,6 +16,7 @@ from jengine.config.plugins import load_each
 from jengine.extras.mmengine.conversion import Conversion
 from jengine.extras.mmengine.conversion_rows import Row, describe, list_lost
 from jengine.extras.mmengine.flat import load_flat
+from jengine.logging.console import write_line
 from jengine.logging.tables import format_table
 
 _OLD_MARKS = ("data", "runner", "lr_config", "optimizer_config")
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     text, table = _convert_file(path)
     if args.out:
         pathlib.Path(args.out).write_text(text, encoding="utf-8")
-        print(table)
+        write_line(table)
         print(f"wrote {args.out}; search it for TODO")
     else:
         print(text, end="")

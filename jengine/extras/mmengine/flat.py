@@ -91,7 +91,9 @@ class FlatConfig:
                     unread.append(key)
         if unread:
             _LOGGER.warning("%s: nothing reads %s, which go to `vars`.", name, ", ".join(unread))
-        if late := sorted(self.set_too_late - set(SECTIONS)):
+        # None takes back what a base file has
+        set_late = [key for key in self.set_too_late if self.values.get(key) is not None]
+        if late := sorted(set(set_late) - set(SECTIONS)):
             _LOGGER.warning(
                 "%s: setting %s has no effect, because a base file has already read the old value; "
                 "set the keys of the sections instead.",

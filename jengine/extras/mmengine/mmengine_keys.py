@@ -117,6 +117,9 @@ def adapt_config(cfg: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """
     reject_foreign_sections(cfg)
     cfg, changes = drop_without_effect(cfg)
+    scaling = cfg.get("auto_scale_lr")
+    if isinstance(scaling, dict) and "enable" not in scaling:  # in MMEngine a flag of the command
+        changes.append(Change("auto_scale_lr", "with `enable=True` it scales the learning rates"))
     return cfg, describe_changes(changes)
 
 

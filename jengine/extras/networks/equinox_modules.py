@@ -19,7 +19,7 @@ from jengine.config import paths
 from jengine.config.errors import ConfigError
 from jengine.extras.networks.path_rules import check_match, compile_rule, is_match
 from jengine.model.model import FROZEN, ModelState, Params, PyTree
-from jengine.model.module_types import ModuleType, describe_modules, has_equinox_modules
+from jengine.model.module_types import ModuleType, find_module_types, has_equinox_modules
 
 # A function of the dotted path and the array, or regular expressions for paths
 Trainable = Callable[[str, Any], bool] | Sequence[str] | None
@@ -48,7 +48,7 @@ def list_module_types(tree: PyTree) -> dict[str, ModuleType]:
             fields,
             {name: x.shape for name, x in fields.items() if _is_trained(x)},
         )
-    return describe_modules(modules, _layer_shapes)
+    return find_module_types(modules, _layer_shapes)
 
 
 def _layer_shapes(kind: str, a: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -116,7 +116,8 @@ class LoRA(ModelWrapper):
         leaves = paths.flatten(params)
         # The inner model's own containers are built again for each call: nested dicts may not be
         # what it takes.
-        self._treedef, self._paths = jax.tree.structure(params), list(leaves)
+        self._treedef = jax.tree.structure(params)
+        self._paths = list(leaves)
         trained = {
             path: leaf
             for path, leaf in leaves.items()

@@ -103,7 +103,8 @@ class _BoundArguments:
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._args, self._kwargs = args, dict(kwargs)
+        self._args = args
+        self._kwargs = dict(kwargs)
         positions = [i for i, value in enumerate(args) if _has_arrays(value)]
         self.arrays = {
             "args": {str(i): args[i] for i in positions},

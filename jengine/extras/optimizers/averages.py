@@ -1,4 +1,4 @@
-"""Averages of MMDetection and MMPretrain, whose weight changes with the step."""
+"""Parameter averages of MMEngine, MMDetection and MMPretrain whose weight changes with the step."""
 
 import dataclasses
 import math
@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jengine.config.annotations import Count, Decay, Positive
-from jengine.train.average import AVERAGES
-from jengine.train.kinds import MomentumAverage, Weight
+from jengine.train.average import AVERAGES, Average, MomentumAverage, Weight
 
 
 @AVERAGES.register_module()
@@ -75,3 +74,43 @@ class CosineEMA(MomentumAverage):
             self.end_momentum
             - (self.end_momentum - self.momentum) * (jnp.cos(math.pi * progress) + 1) / 2
         )
+
+
+@AVERAGES.register_module()
+@dataclasses.dataclass(frozen=True)
+class StochasticWeightAverage(Average):
+    """Average with equal weights (Izmailov et al., 2018, arXiv:1803.05407).
+
+    Args:
+      interval: the average is updated every `interval` updates.
+    """
+
+    interval: Count = 1
+
+    def weight(self, steps: jax.Array) -> jax.Array:
+        """Return one over the number of values, including the new one."""
+        # The running mean: new value number n moves the mean of n - 1 values by 1 / n.
+        return 1.0 / (steps // self.interval + 1).astype(float)
+
+
+@AVERAGES.register_module()
+@dataclasses.dataclass(frozen=True)
+class MomentumAnnealingEMA(MomentumAverage):
+    """Exponential average with the weight `max(momentum, gamma / (gamma + steps))`, which is large
+    early in training.
+
+    Args:
+      momentum: the minimum new value's weight, in (0, 1).
+      gamma: positive; the larger it is, the more slowly the weight decreases.
+      interval: the average is updated every `interval` updates.
+    """
+
+    momentum: Weight = 2e-4
+    gamma: Positive = 100
+    interval: Count = 1
+
+    def weight(self, steps: jax.Array) -> jax.Array:
+        """Return a weight that decreases from 1 to `momentum`."""
+        # Near step 0 the quotient is near 1, so that the average follows the parameters at first.
+        gamma = jnp.asarray(self.gamma, float)
+        return jnp.maximum(jnp.asarray(self.momentum, float), gamma / (gamma + steps.astype(float)))

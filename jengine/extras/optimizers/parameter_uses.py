@@ -16,6 +16,7 @@ from typing import Any
 import jax.extend
 import optax
 
+from jengine.extras.optimizers.own_step import UpdateContext
 from jengine.extras.optimizers.traced_arrays import (
     COUNT,
     EXPERTS,
@@ -39,7 +40,6 @@ from jengine.extras.optimizers.traced_arrays import (
 from jengine.model.model import Model
 from jengine.model.roles import Role
 from jengine.optim.wrapper import OptimWrapper
-from jengine.train.own_step import UpdateContext
 from jengine.train.phases import Phase
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext

@@ -4,8 +4,11 @@ provides = {
     "AVERAGES": {
         "CosineEMA": "jengine.extras.optimizers.averages",
         "ExpMomentumEMA": "jengine.extras.optimizers.averages",
+        "MomentumAnnealingEMA": "jengine.extras.optimizers.averages",
+        "StochasticWeightAverage": "jengine.extras.optimizers.averages",
     },
     "HOOKS": {
+        "EarlyStoppingHook": "jengine.extras.optimizers.early_stopping",
         "LookaheadHook": "jengine.extras.optimizers.evaluated_params",
         "ScheduleFreeHook": "jengine.extras.optimizers.evaluated_params",
     },
@@ -33,6 +36,9 @@ provides = {
         "TorchMuon": "jengine.extras.optimizers.orthogonal_momentum",
         "muon": "jengine.extras.optimizers.orthogonal_momentum",
     },
+    "OPTIM_WRAPPERS": {
+        "AmpOptimWrapper": "jengine.extras.optimizers.amp",
+    },
     "PARAM_SCHEDULERS": {
         "CosineRestartLR": "jengine.extras.optimizers.schedules",
         "CosineRestartMomentum": "jengine.extras.optimizers.schedules",
@@ -47,11 +53,24 @@ provides = {
         "ReduceOnPlateauMomentum": "jengine.extras.optimizers.plateau",
         "ReduceOnPlateauParamScheduler": "jengine.extras.optimizers.plateau",
     },
+    "jengine.hooks": {
+        "EarlyStoppingHook": "jengine.extras.optimizers.early_stopping",
+    },
+    "jengine.optim": {
+        "AmpOptimWrapper": "jengine.extras.optimizers.amp",
+    },
+    "jengine.train": {
+        "LossGradients": "jengine.extras.optimizers.own_step",
+        "UpdateContext": "jengine.extras.optimizers.own_step",
+        "MomentumAnnealingEMA": "jengine.extras.optimizers.averages",
+        "StochasticWeightAverage": "jengine.extras.optimizers.averages",
+    },
     "names": {
         "EvaluatedParamsHook": "jengine.extras.optimizers.evaluated_params",
         "compress_moments": "jengine.extras.optimizers.small_state",
     },
     "optimizer_parts": {
+        "build_own_step": "jengine.extras.optimizers.own_step",
         "build_base": "jengine.extras.optimizers.parametrizations",
         "parse_base": "jengine.extras.optimizers.parametrizations",
         "parametrize": "jengine.extras.optimizers.parametrizations",

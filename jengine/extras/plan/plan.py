@@ -20,6 +20,7 @@ from jengine.extras.plan.plan_process import PlanError, compile_candidates
 from jengine.extras.plan.plan_report import format_plan, format_search
 from jengine.extras.plan.program_costs import Plan, compile_plan
 from jengine.extras.plan.topologies import Topology, check_compiler, parse_topology
+from jengine.logging.console import write_line
 from jengine.parallel.mesh import MeshSizes, build_mesh, find_data_shard
 
 
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         found = (_plan_on_cpus if args.topology is None else _plan_on_chips)(args, overrides, mesh)
         fits = found["fits"]
         text = format_plan(found)
-    print(encode(found, indent=1) if args.json else text)
+    write_line(encode(found, indent=1) if args.json else text)
     # None on CPUs, whose memory is not that of the chips, is no failure.
     return 1 if fits is False else 0
 

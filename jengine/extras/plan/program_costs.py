@@ -23,7 +23,7 @@ from jengine.extras.plan.peak_flops import get_peak_flops
 from jengine.extras.plan.topologies import Chip
 from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Rules
-from jengine.runner.config_checks import check_top_level
+from jengine.runner.config_checks import read_top_level
 from jengine.runner.runner import Runner
 from jengine.train.initial_state import StateInitializer
 from jengine.train.state import TrainState
@@ -69,7 +69,7 @@ def compile_plan(
             "resume": False,
             "load_from": None,
         }
-        arguments, _ = check_top_level({**cfg, **settings}, Runner.__init__)
+        arguments, _ = read_top_level({**cfg, **settings}, Runner.__init__)
         runner = Runner(**{name: value for name, value in arguments.items() if name != "vars"})
         try:
             runner.prepare_training(abstract=True)

@@ -19,6 +19,8 @@ from jengine.extras.report.inventory import (
     list_checkpoint_entries,
     remove_checkpoints,
 )
+from jengine.extras.report.table_format import count
+from jengine.logging.console import write_line
 from jengine.logging.tables import format_table
 
 _NO_METRICS = ("step", "iter", "epoch", "mode", "time", "data_time")  # in a line of the log
@@ -45,7 +47,7 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
             _make_row(entry, training, logged if entry.meta.get("iter") == last.get("iter") else {})
             for entry in entries
         ]
-        print(
+        write_line(
             format_table(
                 columns,
                 rows,
@@ -53,7 +55,7 @@ def ls(args: argparse.Namespace, overrides: Sequence[str]) -> None:
             )
         )
         print(
-            f"{len(entries)} checkpoints, "
+            f"{count(len(entries), 'checkpoint')}, "
             f"{format_bytes(sum(entry.size for entry in entries), digits=1)}",
             end="",
         )
@@ -129,12 +131,12 @@ def show(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     rows = [
         [name, describe(leaf), format_bytes(sizes[name], digits=1)] for name, leaf in stored.items()
     ]
-    print(format_table(["array", "type", "size"], rows, align=["left", "left", "right"]))
+    write_line(format_table(["array", "type", "size"], rows, align=["left", "left", "right"]))
     items: collections.Counter[str] = collections.Counter()
     for name, size in sizes.items():
         items[name.partition(".")[0]] += size
     totals = ", ".join(f"{item} {format_bytes(size, digits=1)}" for item, size in items.items())
-    print(f"{len(stored)} arrays: {totals}")
+    print(f"{count(len(stored), 'array')}: {totals}")
 
 
 def _list_contents(metadata: Mapping[str, Any], meta: Mapping[str, Any]) -> list[str]:

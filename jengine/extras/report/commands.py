@@ -57,6 +57,11 @@ def _add_report(commands: Commands) -> None:
         help="the page to write (default: report.html)",
     )
     report.add_argument(
+        "--png",
+        metavar="FILE",
+        help="draw the curves into a .png, .pdf or .svg file instead of writing the page",
+    )
+    report.add_argument(
         "--images",
         type=int,
         metavar="N",
@@ -86,7 +91,7 @@ def _add_table(commands: Commands) -> None:
     text = "print runs with the hyperparameters that differ and their metrics"
     table = commands.add(
         "table",
-        "jengine.extras.report.run_table:print_table",
+        "jengine.extras.report.table_command:print_table",
         text,
         commands.traceback,
         runs_code=False,
@@ -105,6 +110,14 @@ def _add_table(commands: Commands) -> None:
         help="sort by a column, named as in the table (default: best first)",
     )
     table.add_argument("--reverse", action="store_true", help="reverse the order of the rows")
+    table.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="draw a metric over the iterations, mean and spread over seeds (.pdf, .svg or .png)",
+    )
+    table.add_argument(
+        "--metric", metavar="NAME", help="the metric to draw (default: the main one)"
+    )
     styles = table.add_mutually_exclusive_group()
     for style in ("csv", "markdown", "latex"):
         styles.add_argument(

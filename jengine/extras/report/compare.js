@@ -32,7 +32,7 @@ function entries() {
   if (!isGrouped()) return runs.map(run => ({ name: run.name, text: settings(run), color: color(run), item: run, runs: [run] }));
   return data.table.groups.map((group, index) => {
     const members = runs.filter(run => run.group === index), text = settings(group) || "all runs";
-    return { name: text, text: `${members.length} seeds`, color: palette(index, data.table.groups.length), item: group, runs: members };
+    return { name: text, text: count(members.length, "seed"), color: palette(index, data.table.groups.length), item: group, runs: members };
   }).filter(entry => entry.runs.length);
 }
 function hideOthers(runs) {
@@ -62,26 +62,38 @@ function renderRuns() {
   const worst = metrics[main] === "greater" ? -Infinity : Infinity, score = run => run.values.best[main] ?? worst;
   if (many) shown.sort((a, b) => metrics[main] === "greater" ? score(b) - score(a) : score(a) - score(b));
   $("run-list").className = many ? "many" : "";
-  $("run-list").replaceChildren(...shown.map(run => {
-    const box = el("input", { type: "checkbox", checked: !hidden.has(run.name), onchange: () => toggle([run]) });
-    const only = el("button", { type: "button", class: "only", title: "Show only this run, or all again", onclick: event => { event.preventDefault(); hideOthers([run]); } }, "only");
+  keepFocus($("run-list"), shown.map(run => {
+    const box = el("input", { type: "checkbox", checked: !hidden.has(run.name), "data-focus": `card ${run.name}`, onchange: () => toggle([run]) });
+    const only = onlyButton([run], run.name, "card");
     const total = Object.values(run.seconds).reduce((sum, value) => sum + value, 0);
     const epoch = run.max_epochs && run.epoch_length ? `, epoch ${Math.min(run.max_epochs, Math.floor(run.iter / run.epoch_length))} of ${run.max_epochs}` : "";
     const facts = [
       run.max_iters ? `${run.iter.toLocaleString("en")} of ${run.max_iters.toLocaleString("en")} iterations${epoch}` : `${run.iter.toLocaleString("en")} iterations`,
       total ? duration(total) : null, run.started ? `started ${run.started}` : null, run.sessions > 1 ? `${run.sessions} sessions` : null,
-      ...Object.entries(run.test).map(([name, value]) => `test ${name} ${format(value)}`),
+      ...run.tests.flatMap(test => Object.entries(test.metrics).map(([name, value]) => `test ${name} ${format(value)}${test.checkpoint ? ` (${test.checkpoint})` : ""}`)),
     ].filter(Boolean).join(" · ");
     const value = run.values.best[main] ?? run.values.final[main];
-    const metric = value === undefined ? null : el("span", { class: "metric", title: `${main in run.values.best ? "best" : "last"} ${main}` }, format(value));
+    const metric = value === undefined ? null : el("span", { class: "metric" }, el("span", { class: "unseen" }, `${main in run.values.best ? "best" : "last"} ${main} `), format(value));
     const status = el("span", { class: `status ${run.status.split(" ")[0]}` }, run.status);
     const notes = many && run.notes.length ? [el("div", { class: "note", title: run.notes.join("\n") }, run.notes[0])] : run.notes.map(note => el("div", { class: "note" }, note));
     const title = many ? [run.path, settings(run), facts].join("\n") : run.path;
-    return el("label", { class: hidden.has(run.name) ? "hidden-run" : null, "--color": color(run), title },
-      box, el("span", { class: "swatch" }), el("span", { class: "run-name" }, run.name), data.runs.length > 1 ? only : null, metric, status,
-      el("div", { class: "progress" }, el("div", { style: `width:${run.max_iters ? Math.min(100, 100 * run.iter / run.max_iters) : 0}%` })),
+    const done = run.max_iters ? Math.round(Math.min(100, 100 * run.iter / run.max_iters)) : 0;
+    return el("div", { class: hidden.has(run.name) ? "run hidden-run" : "run", role: "listitem", "--color": color(run), title },
+      el("label", {}, box, el("span", { class: "swatch" }), el("span", { class: "run-name" }, run.name)), data.runs.length > 1 ? only : null, metric, status,
+      el("div", { class: "progress", role: "progressbar", "aria-label": `iterations of ${run.name}`, "aria-valuenow": String(done) }, el("div", { style: `width:${done}%` })),
       many ? null : el("div", { class: "facts" }, facts), ...notes);
   }));
+  if (!shown.length) $("run-list").append(el("p", { class: "empty" }, `No run has all of these words: ${search}`));
+}
+function onlyButton(runs, name, place) {
+  const click = event => { event.preventDefault(); hideOthers(runs); };
+  return el("button", { type: "button", class: "only", title: "Show only this, or all again", "aria-label": `only ${name}`, "data-focus": `only ${place} ${name}`, onclick: click }, "only");
+}
+function keepFocus(root, children) {
+  // Replace the children; the new control in the place of the one with the focus has it then.
+  const key = root.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+  root.replaceChildren(...children);
+  if (key !== undefined) [...root.querySelectorAll("[data-focus]")].find(node => node.dataset.focus === key)?.focus();
 }
 
 // --- The table. ---
@@ -89,15 +101,16 @@ function renderRuns() {
 function columns() {
   // Headings, and how to find the value of a run or a group: a number, text, or `[mean, spread, seeds]`.
   const { hyperparams, metrics } = data.table, arrow = { greater: " ↑", less: " ↓" };
-  const found = Object.entries(hyperparams).map(([path, name]) => ({ key: path, name, title: path, get: item => item.hyperparams[path] }));
+  const status = { key: "status", name: "status", get: item => isGrouped() ? countStatus(item) : item.status };
+  const found = [status, ...Object.entries(hyperparams).map(([path, name]) => ({ key: path, name, title: path, get: item => item.hyperparams[path] }))];
   for (const [metric, rule] of Object.entries(metrics)) {
     if (rule) found.push({ key: `best ${metric}`, name: `best ${metric}${arrow[rule]}`, rule, metric, get: item => item.values.best[metric] });
     found.push({ key: `last ${metric}`, name: `last ${metric}`, rule, get: item => item.values.final[metric] });
   }
-  if (isGrouped()) return [...found, { key: "seeds", name: "seeds", get: item => item.runs.length }, { key: "status", name: "status", get: countStatus }];
+  if (isGrouped()) return [...found, { key: "seeds", name: "seeds", get: item => item.runs.length }];
   const total = run => Object.values(run.seconds).reduce((sum, value) => sum + value, 0);
   return [...found, { key: "seed", name: "seed", get: run => run.seed }, { key: "iterations", name: "iterations", get: run => run.iter },
-    { key: "time", name: "time", get: total, show: duration }, { key: "status", name: "status", get: run => run.status }];
+    { key: "time", name: "time", get: total, show: duration }];
 }
 function countStatus(group) {
   // The status of all runs in a group, or how many have each: a crash shows in a mean.
@@ -131,8 +144,8 @@ function renderTable() {
   }));
   const sortBy = key => () => { state.reverse = state.sort === key && !state.reverse; state.sort = key; save(); renderTable(); };
   const isNumeric = column => rows.some(row => typeof plain(column.get(row.item)) === "number");
-  const heading = column => el("th", { class: isNumeric(column) ? "number" : null, title: column.title || null, "aria-sort": state.sort !== column.key ? null : isDescending(column) ? "descending" : "ascending" },
-    el("button", { type: "button", onclick: sortBy(column.key) }, column.name));
+  const heading = column => el("th", { class: isNumeric(column) ? "number" : null, scope: "col", title: column.title || null, "aria-sort": state.sort !== column.key ? null : isDescending(column) ? "descending" : "ascending" },
+    el("button", { type: "button", "data-focus": `sort ${column.key}`, onclick: sortBy(column.key) }, column.name));
   const cell = (row, column) => {
     const value = column.get(row.item), number = plain(value);
     const reached = column.metric && !Array.isArray(value) && row.item.best.find(item => item.metric === column.metric)?.best;
@@ -142,10 +155,14 @@ function renderTable() {
     return el("td", { class: [typeof number === "number" ? "number" : "", isBest ? "best" : ""].join(" ").trim() || null },
       column.show ? column.show(value) : format(number), spread, when ? el("small", {}, ` ${when}`) : null);
   };
-  const first = row => el("td", { class: "run-cell" }, el("button", { type: "button", class: "toggle", "--color": color(row.runs[0]), title: "Hide or show", "aria-pressed": String(!row.runs.every(run => hidden.has(run.name))), onclick: () => toggle(row.runs) }),
-    several ? el("button", { type: "button", class: "only", title: "Show only this, or all again", onclick: () => hideOthers(row.runs) }, "only") : null, row.name);
-  $("table").replaceChildren(el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, isGrouped() ? "" : "run"), ...list.map(heading))),
-    el("tbody", {}, ...rows.map(row => el("tr", { class: row.runs.every(run => hidden.has(run.name)) ? "hidden-run" : null }, first(row), ...list.map(column => cell(row, column)))))));
+  const first = row => {
+    const name = row.name || settings(row.item) || "all runs", isShown = !row.runs.every(run => hidden.has(run.name));
+    const press = el("button", { type: "button", class: "toggle", "--color": color(row.runs[0]), title: "Hide or show", "aria-label": `show ${name}`, "aria-pressed": String(isShown), "data-focus": `show ${name}`, onclick: () => toggle(row.runs) });
+    return el("th", { class: "run-cell", scope: "row" }, press, several ? onlyButton(row.runs, name, "row") : null, row.name);
+  };
+  keepFocus($("table"), [el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, isGrouped() ? "setting" : "run"), ...list.map(heading))),
+    el("tbody", {}, ...rows.map(row => el("tr", { class: row.runs.every(run => hidden.has(run.name)) ? "hidden-run" : null }, first(row), ...list.map(column => cell(row, column))))))]);
+  $("table").hidden = !rows.length;
   const shown = visibleRuns().length;
   $("shown").textContent = several ? `${shown} of ${data.runs.length} runs shown` : "";
   $("show-all").hidden = shown === data.runs.length;
@@ -156,6 +173,7 @@ function renderTable() {
 // --- Parallel coordinates: a line for each run through its hyperparameters to the main metric. ---
 
 const SCALE = [[122, 72, 178], [75, 105, 180], [33, 145, 140], [94, 201, 98], [253, 200, 37]];  // from the worst to the best
+const AXIS_WIDTH = 105;  // pixels, at least
 const BETWEEN = 24;  // points from one axis to the next, which the pointer can find
 
 function scaleColor(share) {
@@ -200,6 +218,9 @@ function renderParallel() {
     const number = score(entry), text = [`<b>${escapeHtml(entry.name)}</b>`, escapeHtml(entry.text), typeof number === "number" ? `best ${escapeHtml(main)} ${format(number)}` : ""].filter(Boolean).join("<br>");
     return { x, y, type: "scatter", mode: "lines", name: entry.name, legendgroup: entry.name, line: { width: 2, color: typeof number === "number" ? scaleColor(quality(entry)) : css("--muted") }, hovertemplate: `${text}<extra></extra>` };
   });
+  // On a phone the axes keep their distance, and the plot scrolls.
+  $("parallel-plot").style.minWidth = `${axes.length * AXIS_WIDTH}px`;
+  const described = `Parallel coordinates of ${shown.length} runs: ${axes.map(axis => axis.name).join(", ")}. The table has the values.`;
   const label = (x, y, text, more) => ({ x, y, text: escapeHtml(text), showarrow: false, font: { size: 11 }, ...more });
   Plotly.react($("parallel-plot"), series, {
     margin: { l: 60, r: 60, t: 34, b: 14 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest", hoverdistance: 12,
@@ -207,9 +228,10 @@ function renderParallel() {
     xaxis: { visible: false, range: [-0.05, axes.length - 0.95], fixedrange: true }, yaxis: { visible: false, range: [-0.06, 1.06], fixedrange: true },
     shapes: axes.map((_, i) => ({ type: "line", x0: i, x1: i, y0: 0, y1: 1, line: { color: css("--line"), width: 2 }, layer: "below" })),
     annotations: axes.flatMap((axis, i) => [label(i, 1.06, axis.name, { yanchor: "bottom", font: { size: 12, color: css("--text") } }),
-      ...axis.ticks.map(([y, text]) => label(i, y, text, { xanchor: i === axes.length - 1 ? "left" : "right", xshift: i === axes.length - 1 ? 6 : -6, bgcolor: translucent(css("--card"), 0.8) }))]),
+      ...axis.ticks.map(([y, text]) => label(i, y, text.length > 14 ? `${text.slice(0, 13)}…` : text, { xanchor: i === axes.length - 1 ? "left" : "right", xshift: i === axes.length - 1 ? 6 : -6, bgcolor: translucent(css("--card"), 0.8) }))]),
     hoverlabel: hoverLabel(),
   }, { responsive: true, displayModeBar: false });
+  describeSvg($("parallel-plot"), described);
   followPointer($("parallel-plot"));
 }
 

@@ -13,6 +13,7 @@ from jengine.config.dump import parse_config
 from jengine.config.load import load_config
 from jengine.config.overrides import apply_overrides
 from jengine.config.storage import read_text
+from jengine.logging.console import write_line
 from jengine.logging.tables import format_table
 
 
@@ -26,7 +27,7 @@ def diff(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         [path, *("" if value is ABSENT else repr(value) for value in pair)]
         for path, pair in differences.items()
     ]
-    print(format_table(["key", args.config, args.other], rows))
+    write_line(format_table(["key", args.config, args.other], rows))
 
 
 def _load_any(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -125,7 +125,8 @@ def format_time(seconds: Mapping[str, float], goodput: Goodput) -> list[str]:
     lines = [table]
     if goodput.sessions:
         lines.append(f"goodput: {goodput.share:.1%} of the time in steps{lost}")
-    hits, misses = compilation_counter.cache_hits, compilation_counter.cache_misses
+    hits = compilation_counter.cache_hits
+    misses = compilation_counter.cache_misses
     return [*lines, f"compilation cache: {hits} programs found, {misses} compiled"]
 
 

@@ -38,6 +38,7 @@ function duration(seconds) {
   const whole = Math.round(seconds), h = Math.floor(whole / 3600), m = Math.floor(whole / 60) % 60;
   return h ? `${h} h ${m} min` : m ? `${m} min ${whole % 60} s` : `${format(Number(seconds.toPrecision(3)))} s`;
 }
+function count(number, noun) { return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`; }
 function css(name) { return getComputedStyle(document.documentElement).getPropertyValue(name).trim(); }
 function runName(run) {
   return el("span", { class: "name" }, el("span", { class: "swatch", "--color": color(run) }), run.name);
@@ -124,12 +125,30 @@ function draw(panel) {
     responsive: true, displaylogo: false, displayModeBar: panel.node.classList.contains("full") ? true : TOUCH ? false : "hover",
     modeBarButtons: [["zoom2d", "pan2d", "resetScale2d", "toImage"]],  // none that would send the chart to a server
   };
-  Plotly.react(panel.plot, traces(panel), layout(panel), settings);
+  const curves = traces(panel);
+  Plotly.react(panel.plot, curves, layout(panel), settings);
+  describeSvg(panel.plot, describeCurves(panel, curves));
   if (!panel.listening) {
     panel.listening = true;
     panel.plot.on("plotly_relayout", event => follow(panel, event));
     followPointer(panel.plot);
   }
+}
+
+function describeSvg(plot, text) {
+  // Plotly lays several drawings over each other, which are one picture.
+  const [first, ...others] = plot.querySelectorAll(".main-svg");
+  first.setAttribute("role", "img");
+  first.setAttribute("aria-label", text);
+  others.forEach(svg => svg.setAttribute("aria-hidden", "true"));
+}
+
+function describeCurves(panel, curves) {
+  // What a screen reader says in the place of the plot: each curve with its last value, of many their number.
+  const named = curves.filter(curve => curve.name), last = curve => format(curve.y.findLast(value => value !== null));
+  if (!named.length) return `${panel.name}: all runs are hidden`;
+  const values = named.slice(0, MANY).map(curve => `${curve.name} ends at ${last(curve)}`).join("; ");
+  return `${panel.name}, ${count(named.length, "curve")}. ${values}${named.length > MANY ? "; the table has the others" : ""}`;
 }
 
 function follow(source, event) {
@@ -175,12 +194,12 @@ function icon() {
 
 function makePanel(name, group) {
   const panel = { name, group, log: state.log, dirty: true, visible: false, listening: false };
-  panel.logButton = el("button", { type: "button", title: "Logarithmic scale", onclick: () => { panel.log = !panel.log; mark(); draw(panel); } }, "log");
-  const expand = el("button", { type: "button", title: "Enlarge", onclick: () => enlarge(panel) }, icon());
+  panel.logButton = el("button", { type: "button", title: "Logarithmic scale", "aria-label": `log scale of ${name}`, onclick: () => { panel.log = !panel.log; mark(); draw(panel); } }, "log");
+  panel.expand = el("button", { type: "button", title: "Enlarge", "aria-label": `enlarge ${name}`, "aria-pressed": "false", onclick: () => enlarge(panel) }, icon());
   panel.plot = el("div", { class: "plot" });
   panel.warn = el("div", { class: "warn" });
   panel.key = el("small", { class: "key" });
-  panel.node = el("div", { class: "panel", "data-name": name }, el("h3", {}, el("span", { title: name }, name), panel.key, panel.logButton, expand), panel.warn, panel.plot);
+  panel.node = el("div", { class: "panel", "data-name": name }, el("h3", {}, el("span", { title: name }, name), panel.key, panel.logButton, panel.expand), panel.warn, panel.plot);
   function mark() { panel.logButton.setAttribute("aria-pressed", panel.log); }
   panel.mark = mark;
   mark();
@@ -191,6 +210,7 @@ function makePanel(name, group) {
 function enlarge(panel) {
   const full = panel.node.classList.toggle("full");
   document.body.classList.toggle("has-full", full);
+  panel.expand.setAttribute("aria-pressed", full);
   draw(panel);
   Plotly.Plots.resize(panel.plot);
 }
@@ -204,7 +224,10 @@ function describe(panel) {
     thinned ? `${thinned.y.length.toLocaleString("en")} of ${thinned.total.toLocaleString("en")} points` : "",
   ].filter(Boolean).join(" · ");
   const bad = series.filter(item => item.not_finite);
-  panel.warn.textContent = bad.map(item => `${item.run.name}: ${item.not_finite.count} values are not finite, the first at iteration ${item.not_finite.first}`).join("; ");
+  const lost = ({ count, first }) => count === 1 ? `1 value is not finite, at iteration ${first}` : `${count} values are not finite, the first at iteration ${first}`;
+  panel.warn.textContent = [
+    visibleRuns().length ? "" : "All runs are hidden.", bad.map(item => `${item.run.name}: ${lost(item.not_finite)}`).join("; "),
+  ].filter(Boolean).join(" ");
 }
 
 function renderCurves() {
@@ -226,7 +249,7 @@ function renderCurves() {
       const isOpen = open.has(group) ? open.get(group) : OPEN.has(group) || filter !== "";
       root.append(el("details", { open: isOpen, "data-group": group, "--columns": String(members.length) }, el("summary", {}, group, " ", el("small", {}, String(members.length))), grid));
     }
-    if (!shown.length) root.append(el("p", { class: "empty" }, data.panels.length ? "No curve has this name." : "There are no curves yet."));
+    if (!shown.length) root.append(el("p", { class: "empty" }, data.panels.length ? `No curve has a name with ${filter}.` : "There are no curves yet: a run draws them from its first log line on."));
   }
   panels.forEach(describe);
 }
@@ -235,11 +258,11 @@ function renderCurves() {
 
 function table(headings, rows, numbers = []) {
   const cell = (tag, value, index) => {
-    const attributes = { class: numbers.includes(index) ? "number" : null };
+    const attributes = { class: numbers.includes(index) ? "number" : null, scope: tag === "th" ? "col" : null };
     if (value && value.tagName === "TD") return value;
     return el(tag, attributes, value instanceof Node ? value : String(value ?? ""));
   };
-  return el("div", { class: "scroll" }, el("table", {},
+  return el("div", { class: "scroll", tabindex: "0" }, el("table", {},
     el("thead", {}, el("tr", {}, ...headings.map((value, i) => cell("th", value, i)))),
     el("tbody", {}, ...rows.map(row => el("tr", {}, ...row.map((value, i) => cell("td", value, i)))))));
 }
@@ -290,6 +313,7 @@ function renderTime() {
     yaxis: { automargin: true, autorange: "reversed", fixedrange: true, type: "category" },
     hoverlabel: { bgcolor: css("--card"), bordercolor: css("--line"), font: { color: css("--text") } },
   }, { responsive: true, displayModeBar: false });
+  describeSvg(bars, "Time of each run by phase; the table below has the numbers");
 }
 
 function renderConfig() {
@@ -300,7 +324,7 @@ function renderConfig() {
   function fill() {
     const rows = all.checked ? data.config : differing;
     body.replaceChildren(rows.length
-      ? table(["", ...data.runs.map(runName)], rows.map(row => [row.path, ...row.values.map(value => el("td", { class: row.differs && all.checked && several ? "value best" : "value" }, value))]))
+      ? table(["key", ...data.runs.map(runName)], rows.map(row => [row.path, ...row.values.map(value => el("td", { class: row.differs && all.checked && several ? "value best" : "value" }, value))]))
       : el("p", { class: "empty" }, "The configs are equal."));
   }
   fill();
@@ -313,7 +337,7 @@ function renderGroups() {
   section("groups", "Parameter groups", ...runs.map(run => {
     const { columns, rows } = run.groups;
     const numbers = columns.map((name, i) => ["tensors", "parameters", "lr", "weight decay"].includes(name) ? i : -1);
-    const size = `${run.model.parameters.toLocaleString("en")} parameters in ${run.model.tensors} tensors, ${format(run.model.bytes / 2 ** 20)} MiB`;
+    const size = `${count(run.model.parameters, "parameter")} in ${count(run.model.tensors, "tensor")}, ${format(run.model.bytes / 2 ** 20)} MiB`;
     return el("details", { open: runs.length < 3 }, el("summary", {}, runName(run), " ", el("small", {}, size)), table(columns, rows, numbers));
   }));
 }
@@ -333,7 +357,7 @@ function renderPictures() {
   section("pictures", "Pictures", ...names.map(name => {
     const found = data.runs.map(run => [run, run.images.find(image => image.name === name)]).filter(pair => pair[1]);
     const steps = [...new Set(found.flatMap(([, image]) => image.items.map(item => item.step)))].sort((a, b) => a - b);
-    const slider = el("input", { type: "range", min: 0, max: steps.length - 1, "aria-label": "step", oninput: () => show(Number(slider.value)) });
+    const slider = el("input", { type: "range", min: 0, max: steps.length - 1, "aria-label": `step of ${name}`, oninput: () => show(Number(slider.value)) });
     slider.value = steps.length - 1;
     const label = el("output"), strip = el("div", { class: "strip" });
     function show(index) {
@@ -341,9 +365,10 @@ function renderPictures() {
       strip.replaceChildren(...found.map(([run, image]) => {
         const item = [...image.items].reverse().find(candidate => candidate.step <= steps[index]);
         if (!item) return "";
-        const picture = el("img", { src: item.url, alt: `${name}, step ${item.step}`, onload: event => event.target.classList.toggle("small", event.target.naturalWidth < 160), onclick: () => view(item.url, `${run.name}: ${name}, step ${item.step}`) });
+        const picture = el("img", { src: item.url, alt: `${name}, step ${item.step}`, onload: event => event.target.classList.toggle("small", event.target.naturalWidth < 160) });
+        const zoom = el("button", { type: "button", class: "zoom", title: "Enlarge", onclick: () => view(item.url, `${run.name}: ${name}, step ${item.step}`) }, picture);
         const some = image.total > image.items.length ? `, ${image.items.length} of ${image.total} steps` : "";
-        return el("figure", {}, picture, el("figcaption", {}, runName(run), ` step ${item.step}${some}`));
+        return el("figure", {}, zoom, el("figcaption", {}, runName(run), ` step ${item.step}${some}`));
       }));
     }
     show(steps.length - 1);
@@ -354,6 +379,7 @@ function renderPictures() {
 function view(url, text) {
   const [image, caption] = [$("viewer").querySelector("img"), $("viewer").querySelector("p")];
   image.src = url;
+  image.alt = text;
   caption.textContent = text;
   image.onload = () => image.classList.toggle("small", image.naturalWidth < 400);
   $("viewer").showModal();
@@ -362,9 +388,8 @@ function view(url, text) {
 // --- The page. ---
 
 function render() {
-  const plural = data.runs.length === 1 ? "1 run" : `${data.runs.length} runs`;
   document.title = `${data.runs.map(run => run.name).join(", ")} - jengine report`;
-  $("created").textContent = `${plural}, ${data.created}`;
+  $("created").textContent = `${count(data.runs.length, "run")}, ${data.created}`;
   $("created").className = data.refresh ? "live" : "";
   const facts = (...names) => data.runs.map(run => names.map(name => run[name]));
   renderCurves();
@@ -402,6 +427,7 @@ function connectControls() {
     save(); applyTheme(); render();
   };
   DARK.onchange = () => { applyTheme(); render(); };
+  addEventListener("beforeprint", () => panels.forEach(panel => panel.dirty && draw(panel)));  // all, not only those in sight
   document.addEventListener("keydown", event => {
     const full = document.querySelector(".panel.full");
     if (event.key === "Escape" && full) enlarge(panels.get(full.dataset.name));

@@ -160,7 +160,7 @@ def _describe_run(
             for slow in run.stalls.get("slowest", [])
         ],
         "best": find_best(curves, run.config),
-        "test": run.test,
+        "tests": run.tests,
         "images": images,
     }
 

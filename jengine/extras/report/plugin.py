@@ -23,6 +23,9 @@ provides = {
         "list_validations": "jengine.extras.report.validations",
         "report_time": "jengine.extras.report.goodput",
     },
+    "test_records": {
+        "record_test": "jengine.extras.report.tests",
+    },
     "names": {
         "Goodput": "jengine.extras.report.goodput",
         "collect_data": "jengine.extras.report.page",

@@ -17,6 +17,8 @@ from jengine.config.storage import (
 from jengine.config.work_dir import RECORD
 
 _READ = re.compile(r"[^/]+\.json|vis_data/([^/]+\.(json|py)|.+\.png)")  # below a log directory
+SCALARS = pathlib.PurePath("vis_data", "scalars.json")
+_EVALUATED = re.compile(rb'"mode": ?"(test|val)"')  # in a line of scalars
 _roots: dict[pathlib.Path, str] = {}  # URLs by the local directory with their copies
 _fetched: dict[pathlib.Path, FileInfo] = {}
 
@@ -75,7 +77,21 @@ def _fetch_newest(
 def _fetch_log_dir(url: str, copy: pathlib.Path) -> bool:
     files = list_files(url)
     _fetch(url, copy, {name: info for name, info in files.items() if _READ.fullmatch(name)})
-    return RECORD in files or "vis_data/scalars.json" in files
+    return is_training(copy)
+
+
+def is_training(log_dir: pathlib.Path) -> bool:
+    """Return whether a directory has the logs of a training, not only of tests or validations.
+
+    Those of other programs have no record, but scalars.
+    """
+    if (log_dir / RECORD).is_file():
+        return True
+    path = log_dir / SCALARS
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return any(not _EVALUATED.search(line) for line in file)
 
 
 def _fetch(url: str, copy: pathlib.Path, files: dict[str, FileInfo] | dict[str, None]) -> None:

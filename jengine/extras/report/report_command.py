@@ -5,9 +5,11 @@ import contextlib
 from collections.abc import Sequence
 
 from jengine.config.errors import ConfigError
+from jengine.extras.report.figures import draw_page
 from jengine.extras.report.page import collect_data
 from jengine.extras.report.page import report as report
 from jengine.extras.report.server import make_server
+from jengine.extras.report.table_format import count
 from jengine.logging.console import escape_control
 
 _REFRESH = 5.0  # seconds
@@ -17,10 +19,16 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Write the page, or serve it until an interrupt."""
     if args.images is not None and args.images < 1:
         raise ConfigError(f"`--images` must be at least 1, got {args.images}")
+    if args.png:
+        data = collect_data(args.work_dirs, args.images)
+        draw_page(args.png, data)
+        print(escape_control(f"{args.png} shows the curves of {count(len(data['runs']), 'run')}"))
+        return
     page = report(*args.work_dirs, images=args.images)
     if not args.serve:
         page.save(args.out)
-        print(escape_control(f"{args.out} shows {len(page.runs)} runs: {', '.join(page.runs)}"))
+        shown = count(len(page.runs), "run")
+        print(escape_control(f"{args.out} shows {shown}: {', '.join(page.runs)}"))
         for name, note in page.notes():
             print(escape_control(f"  {name}: {note}"))
         return

@@ -14,12 +14,12 @@ from jengine.config.dump import parse_config
 from jengine.config.errors import ConfigError, did_you_mean
 from jengine.config.work_dir import RECORD
 from jengine.extras.report.foreign_files import ForeignFiles, conform, get_dict, is_number
-from jengine.extras.report.remote import TIMESTAMP, fetch_runs, origin
-from jengine.extras.report.run_metrics import TIMES, Points, read_curves
+from jengine.extras.report.remote import SCALARS, TIMESTAMP, fetch_runs, is_training, origin
+from jengine.extras.report.run_metrics import Points, read_curves
+from jengine.extras.report.tests import read_tests
 
 # In the work dir of a sweep's run: `overrides`, and `error` or `pruned`.
 TRIAL = "trial.json"
-_SCALARS = pathlib.PurePath("vis_data", "scalars.json")
 _STEP = re.compile(r"(.+)_(\d+)")  # the name of an image and its step
 _IMAGE_DIR = "vis_image"
 _RECORD_FORM: dict[str, Any] = {
@@ -55,8 +55,8 @@ class ReportedRun:
     rows: list[dict[str, Any]]  # the lines in `vis_data/scalars.json`
     # steps and PNG files, in order, by image name
     images: Mapping[str, list[tuple[int, pathlib.Path]]]
-    # the metrics of a test at the end of the run; empty if there was none
-    test: Mapping[str, float]
+    # the tests of its weights, the newest last, with the entries of `tests.json`
+    tests: Sequence[Mapping[str, Any]] = ()
     # `trial.json`; empty unless it is of a sweep
     trial: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # `stalls.json`: the slowest iterations, and seconds by cause; empty if there is none
@@ -71,6 +71,11 @@ class ReportedRun:
         return read_curves(self.rows)
 
     @property
+    def test(self) -> Mapping[str, float]:
+        """The metrics of the newest test; empty if there was none."""
+        return self.tests[-1]["metrics"] if self.tests else {}
+
+    @property
     def iter(self) -> int:
         """The number of iterations trained."""
         iterations = [session.get("iter", 0) for session in self.record["sessions"]]
@@ -81,7 +86,7 @@ class ReportedRun:
         """The directory with the checkpoints: the log directory itself if a trial failed before
         it had one.
         """
-        return self.log_dir.parent if _is_log_dir(self.log_dir) else self.log_dir
+        return self.log_dir.parent if is_training(self.log_dir) else self.log_dir
 
 
 def read_runs(work_dirs: Sequence[str]) -> dict[str, ReportedRun]:
@@ -127,7 +132,7 @@ def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathli
         raise FileNotFoundError(
             f"WORK_DIR must be a directory, got {path}, which does not exist{suggest_path(path)}"
         )
-    if _is_log_dir(path):
+    if is_training(path):
         return [path]
     files = ForeignFiles(path)
     found = [
@@ -139,8 +144,10 @@ def find_runs(path: pathlib.Path, notes: list[str] | None = None) -> list[pathli
         notes += dict.fromkeys(files.notes)
     if not found:
         reasons = "".join(f"; {note}" for note in dict.fromkeys(files.notes))
+        if any((child / SCALARS).is_file() for child in (path, *_directories(files, path))):
+            reasons += "; it has only tests, which are shown with the training of their weights"
         raise NoRunError(
-            f"WORK_DIR must contain a run (TIMESTAMP/{RECORD} or TIMESTAMP/{_SCALARS}), got "
+            f"WORK_DIR must contain a run (TIMESTAMP/{RECORD} or TIMESTAMP/{SCALARS}), got "
             f"{path}{reasons}"
         )
     # A work dir is itself a run, even if directories below it look like runs.
@@ -172,18 +179,17 @@ def name_runs(log_dirs: list[pathlib.Path]) -> list[str]:
 def read_run(log_dir: pathlib.Path) -> ReportedRun:
     """Read a run, which may be from anyone; nothing outside the log directory is read."""
     files = ForeignFiles(log_dir)
-    if not _is_log_dir(log_dir):
+    if not is_training(log_dir):
         trial = _read_trial(log_dir)
         notes = [trial["error"]] if "error" in trial else []
         status = "failed" if notes else "waiting"
-        return ReportedRun(files, notes, log_dir, status, {"sessions": []}, {}, [], {}, {}, trial)
+        return ReportedRun(files, notes, log_dir, status, {"sessions": []}, {}, [], {}, (), trial)
     record = _read_record(files)
     config = _read_config(files)
     trial = _read_trial(log_dir.parent)
     status = "pruned" if trial.get("pruned") else _find_status(log_dir, record)
     if "error" in trial and status not in ("training", "finished"):
         status = "failed"
-    tested = files.read_json(log_dir / f"{log_dir.name}.json")
     return ReportedRun(
         files,
         files.notes,
@@ -195,12 +201,8 @@ def read_run(log_dir: pathlib.Path) -> ReportedRun:
         trial=trial,
         stalls=conform(files.read_json(files.root / STALLS), _STALLS_FORM, STALLS, []) or {},
         images=_list_images(files, config),
-        test={name: x for name, x in tested.items() if is_number(x) and name not in TIMES},
+        tests=read_tests(files),
     )
-
-
-def _is_log_dir(path: pathlib.Path) -> bool:
-    return (path / RECORD).is_file() or (path / _SCALARS).is_file()
 
 
 def _directories(files: ForeignFiles, path: pathlib.Path) -> list[pathlib.Path]:
@@ -218,7 +220,7 @@ def _newest_run(work_dir: pathlib.Path, files: ForeignFiles) -> pathlib.Path | N
     A trial without one itself; else None.
     """
     trial = work_dir if (work_dir / TRIAL).is_file() else None
-    return max(filter(_is_log_dir, _directories(files, work_dir)), default=trial)
+    return max(filter(is_training, _directories(files, work_dir)), default=trial)
 
 
 def _find_status(log_dir: pathlib.Path, record: Mapping[str, Any]) -> str:
@@ -269,12 +271,12 @@ def _read_config(files: ForeignFiles) -> dict[str, Any]:
 
 
 def _read_rows(files: ForeignFiles) -> list[dict[str, Any]]:
-    path = files.root / _SCALARS
+    path = files.root / SCALARS
     text = files.read_text(path)
     if text is None:
         if not os.path.lexists(path):
             files.notes.append(
-                f"{_SCALARS} does not exist: a LocalVisBackend of the visualizer writes it with "
+                f"{SCALARS} does not exist: a LocalVisBackend of the visualizer writes it with "
                 "the first log line"
             )
         return []
@@ -296,7 +298,7 @@ def _read_rows(files: ForeignFiles) -> list[dict[str, Any]]:
         else:
             unreadable += 1
     if unreadable:
-        files.notes.append(f"{unreadable} lines of {_SCALARS} cannot be read")
+        files.notes.append(f"{unreadable} lines of {SCALARS} cannot be read")
     return rows
 
 

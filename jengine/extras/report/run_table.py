@@ -1,24 +1,22 @@
 """Table of runs: the hyperparameters that differ, final and best metrics, and means over seeds."""
 
-import argparse
 import collections
 import dataclasses
 import math
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jengine.config.errors import ConfigError, closest
 from jengine.config.merge import remove_delete_keys
+from jengine.config.plugins import load_provided
 from jengine.config.scores import sort_key, split_words
 from jengine.extras.report.remote import origin
 from jengine.extras.report.run_files import ReportedRun, read_runs
 from jengine.extras.report.run_metrics import find_best, flatten_config, list_saved_metrics
-from jengine.extras.report.table_format import Cell, Spread, format_cells, sort_cells, spread
-from jengine.logging.console import escape_control
+from jengine.extras.report.table_format import Cell, Spread, format_cells, spread
 
 # Differences that are no hyperparameters unless a sweep sets them: names, places, and what is drawn
 # and logged
@@ -81,18 +79,10 @@ class RunRow:
         """Return the best checkpoint in the work dir, of a metric if `save_best` has several.
 
         Raises:
-          FileNotFoundError: there is none, or more than one.
+          FileNotFoundError, ConfigError: see `jengine.checkpoint.find_best_checkpoint`.
         """
-        name = "*" if metric is None else f"{metric.replace('/', '_')}_*"
-        found = sorted(map(str, pathlib.Path(self.work_dir).glob(f"best_{name}")))
-        # Several metrics may have a best checkpoint each: choosing one in silence could be the
-        # wrong one.
-        if len(found) != 1:
-            raise FileNotFoundError(
-                f"{self.work_dir} must have one checkpoint best_{name}, as `save_best` of the "
-                f"CheckpointHook makes it, got {', '.join(map(os.path.basename, found)) or 'none'}"
-            )
-        return found[0]
+        find_best = load_provided("jengine.checkpoint", "find_best_checkpoint")
+        return str(find_best(self.work_dir, metric or True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +157,7 @@ class RunTable:
         Raises:
           ConfigError: no run has this metric, or its direction is unknown.
         """
-        name = self._check_metric(metric)
+        name = self.find_metric(metric)
         found = [row for row in self.rows if name in row.best]
         return min(found, key=lambda row: _rank(row.best[name], self.rules[name]))
 
@@ -179,7 +169,7 @@ class RunTable:
         Raises:
           ConfigError: no run has this metric, or its direction is unknown.
         """
-        name = self._check_metric(metric) if metric or self.rules else ""
+        name = self.find_metric(metric) if metric or self.rules else ""
         by_settings: dict[str, list[RunRow]] = {}
         # Best first, so that a group is represented by its best run.
         for row in sorted(
@@ -238,7 +228,12 @@ class RunTable:
         """
         return format_cells(*self.cells(group), style)
 
-    def _check_metric(self, metric: str | None) -> str:
+    def find_metric(self, metric: str | None) -> str:
+        """Return a metric, or the main one for None.
+
+        Raises:
+          ConfigError: no run has this metric, or its direction is unknown.
+        """
         known = [name for name in self.metrics if name in self.rules]
         if metric is None and known:
             return known[0]
@@ -435,17 +430,3 @@ def _describe(
         final=final,
         config=_setting(values),
     )
-
-
-def print_table(args: argparse.Namespace, overrides: Sequence[str]) -> None:
-    """Print runs with the hyperparameters that differ and their metrics."""
-
-    found = read_table(args.work_dirs)
-    headings, rows = found.cells(args.group)
-    if args.sort:
-        sort_cells(headings, rows, args.sort, args.reverse)
-    elif args.reverse:
-        rows.reverse()
-    print(format_cells(headings, rows, args.style))
-    for note in found.notes:
-        print(escape_control(note), file=sys.stderr)

@@ -30,6 +30,15 @@ class Spread(NamedTuple):
         return f"{self.mean:.6g} ± {self.std:.2g}" if self.seeds > 1 else f"{self.mean:.6g}"
 
 
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "run"), count(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 Cell: TypeAlias = "str | int | float | Spread | None"
 
 

@@ -1,6 +1,6 @@
 """The command `jengine predict`."""
 
-from jengine.cli.parser import CHECKPOINT, Commands
+from jengine.cli.parser import Commands, add_checkpoint
 
 
 def add_commands(commands: Commands) -> None:
@@ -8,20 +8,20 @@ def add_commands(commands: Commands) -> None:
     predict = commands.add(
         "predict",
         "jengine.extras.serving.predict_command:run",
-        "write predictions of a checkpoint to a file",
+        "print predictions of a checkpoint, and write them to a file",
         commands.run,
     )
-    predict.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    add_checkpoint(predict)
     predict.add_argument(
         "--out",
-        required=True,
         metavar="FILE",
-        help="the .npz file to write, or .jsonl for generated text",
+        help="the .csv, .jsonl or .npz file to write",
     )
     data = (
-        "test, val or train for the data of the config, in order (of several: val.NAME), an .npz "
-        "file of arrays, or a "
-        ".jsonl or .txt file of prompts (default: test, or val without test data)"
+        "test, val or train for the data of the config, in order (of several: val.NAME); or your "
+        "own: a directory of images, an image, a pattern such as 'new/*.png', a .csv or .jsonl "
+        "file whose columns are the entries of a sample, an .npz file of arrays, or a .jsonl, .csv "
+        "or .txt file of prompts (default: test, or val without test data)"
     )
     predict.add_argument("--data", metavar="DATA", help=data)
     predict.add_argument(

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jengine.cli.commands import choose_checkpoint
 from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int | None:
     weights: Literal["averaged", "trained", "evaluated"] = (
         "averaged" if args.ema else "trained" if args.raw else "evaluated"
     )
-    model = load_model(args.checkpoint, weights=weights, trust=args.trust)
+    model = load_model(choose_checkpoint(args), weights=weights, trust=args.trust)
     batch = _first_batch(model) if args.input is None else dict(map(_parse_input, args.input))
     exported = export_model(
         model, batch, args.jax_export, batch_size=args.batch_size, platforms=platforms

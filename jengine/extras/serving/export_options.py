@@ -1,6 +1,6 @@
 """The option `--jax-export` of `jengine ckpt export`, next to options of other extras."""
 
-from jengine.cli.parser import CHECKPOINT, Commands
+from jengine.cli.parser import Commands, add_checkpoint
 
 _RUN = "jengine.extras.serving.export_command:run"
 
@@ -14,7 +14,7 @@ def add_commands(commands: Commands) -> None:
     else:
         text = "export the predictions as a jax.export artifact"
         export = commands.add("ckpt export", _RUN, text, commands.traceback, runs_code=False)
-        export.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+        add_checkpoint(export)
         weights = export.add_mutually_exclusive_group()
         averaged = "with the averaged parameters; an error if there are none"
         weights.add_argument("--ema", action="store_true", help=averaged)

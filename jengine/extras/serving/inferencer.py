@@ -11,6 +11,7 @@ from jengine.config.annotations import Count
 from jengine.config.containers import is_level, resolve
 from jengine.config.errors import ArgumentError, closest
 from jengine.config.load import load_config
+from jengine.config.plugins import load_each
 from jengine.data.collate import default_collate
 from jengine.data.pipeline import Pipeline
 from jengine.extras.serving.loaded_model import LoadedModel, load_model
@@ -112,6 +113,8 @@ class BaseInferencer:
         self, inputs: Sequence[Any], batch_size: int = 1, **kwargs: Any
     ) -> Iterator[PyTree]:
         """Yield batches of transformed inputs."""
+        for as_record in load_each("path_records"):
+            inputs = [as_record(self.pipeline, each) for each in inputs]
         for start in range(0, len(inputs), batch_size):
             yield default_collate(
                 [self.pipeline(each) for each in inputs[start : start + batch_size]]

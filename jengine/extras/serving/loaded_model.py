@@ -15,6 +15,7 @@ from jengine.config.dump import check_written, parse_config, parse_modules
 from jengine.config.errors import ConfigError
 from jengine.config.frames import boundary
 from jengine.config.modules import import_listed
+from jengine.config.plugins import load_provided
 from jengine.config.storage import read_text
 from jengine.data.batch_check import Batch
 from jengine.data.collate import count_examples
@@ -39,6 +40,7 @@ def load_model(
     batch_size: Count | None = None,
     weights: Weights = "evaluated",
     trust: bool = False,
+    best: bool | str = False,
 ) -> "LoadedModel":
     """Return a checkpoint's model as a function from batches to predictions, on the first device.
 
@@ -55,6 +57,7 @@ def load_model(
       weights: 'evaluated' for those that the run validates: averages with an `EMAHook`; 'averaged'
         or 'trained'.
       trust: let the config import and call anything that it names; it can then run any code.
+      best: True for the best checkpoint of a work dir, or a metric if `save_best` has several.
 
     Raises:
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist, or is incomplete or
@@ -64,6 +67,8 @@ def load_model(
     """
     from jengine.checkpoint.layout import find_checkpoint, read_meta
 
+    if best is not False:
+        checkpoint = load_provided("jengine.checkpoint", "find_best_checkpoint")(checkpoint, best)
     path = str(find_checkpoint(checkpoint, checksums=True))
     meta = read_meta(path)
     text = _read_text(path, meta)

@@ -112,7 +112,8 @@ class Predictor:
             return strategy.compile_eval_step(on_whole_batches(traced, self._is_whole))
 
         self._model = model
-        self._compile_step, self._step = compile_step, compile_step()
+        self._compile_step = compile_step
+        self._step = compile_step()
 
     def predict(
         self,

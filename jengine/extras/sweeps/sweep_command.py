@@ -13,6 +13,7 @@ from jengine.config.overrides import parse_value
 from jengine.extras.sweeps.run import SweepInterrupted, sweep
 from jengine.extras.sweeps.space import parse_grid, parse_ranges
 from jengine.extras.sweeps.trials import relative
+from jengine.logging.console import write_line
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
         command = shlex.join(["jengine", *args.argv])
         print(f"jengine: interrupted: {error}; to continue: {command}", file=sys.stderr)
         return 130
-    print(table.format(group=args.seeds > 1))
+    write_line(table.format(group=args.seeds > 1))
     print(f"all runs: jengine table {relative(directory)}")
     # By the error: the work dir of a failed run may belong to a process that still trains.
     failed = [row for row in table.rows if row.error and row.status != "finished"]

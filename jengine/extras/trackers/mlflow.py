@@ -121,10 +121,8 @@ class MLflowVisBackend(RunVisBackend):
     def load_state_dict(self, state_dict: Mapping[str, Any], step: int) -> None:
         """Continue the run in the checkpoint, unless a run is open."""
         if "run_id" in state_dict and self._experiment is None:
-            self._run_id, self._counts = (
-                state_dict["run_id"],
-                collections.Counter(state_dict["counts"]),
-            )
+            self._run_id = state_dict["run_id"]
+            self._counts = collections.Counter(state_dict["counts"])
             self._logged_steps = {}
 
     def _is_logged(self, metric: Any) -> bool:

@@ -1,6 +1,6 @@
 """The command `jengine ckpt export`."""
 
-from jengine.cli.parser import CHECKPOINT, Commands
+from jengine.cli.parser import Commands, add_checkpoint
 
 
 def add_commands(commands: Commands) -> None:
@@ -13,7 +13,7 @@ def add_commands(commands: Commands) -> None:
         commands.traceback,
         runs_code=False,
     )
-    export.add_argument("checkpoint", metavar="CHECKPOINT", help=CHECKPOINT)
+    add_checkpoint(export)
     export.add_argument(
         "file", nargs="?", metavar="FILE", help="the file to write, such as model.safetensors"
     )
@@ -33,7 +33,7 @@ def add_commands(commands: Commands) -> None:
     export.add_argument("--to", choices=["safetensors"], help=text)
     text = (
         "with --to: the directory with the config.json (default: the one that the run's load_from "
-        "names)"
+        "names, or a config of the network's own)"
     )
     export.add_argument("--like", metavar="DIR", help=text)
     export.add_argument(

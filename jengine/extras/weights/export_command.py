@@ -5,20 +5,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jengine.checkpoint.layout import find_checkpoint, read_meta
-from jengine.cli.commands import format_bytes
+from jengine.cli.commands import choose_checkpoint, format_bytes
 from jengine.config.annotations import is_mapping
+from jengine.config.containers import iter_nodes
 from jengine.config.dump import parse_config
 from jengine.config.errors import ConfigError
+from jengine.extras.networks.transformer import TransformerLM
 from jengine.extras.weights.export import export_params
 from jengine.extras.weights.hub import export_hub
-from jengine.extras.weights.huggingface import read_config
+from jengine.extras.weights.huggingface import make_config, read_config
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Export parameters."""
     if args.file is None:
         raise ConfigError("`jengine ckpt export` must have a FILE to write")
-    path = find_checkpoint(args.checkpoint)
+    path = find_checkpoint(choose_checkpoint(args))
     # items with averages -> paths of the trained values
     exchanged = read_meta(path).get("exchanged", {})
     if args.ema and "params" not in exchanged:
@@ -33,7 +35,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         raise ConfigError("`--batch-stats` must be left out with --to: a TransformerLM has none")
     tensors: Mapping[str, Any]
     if args.to is not None:
-        tensors = export_hub(path, args.file, args.like or _find_origin(path), item=item)
+        tensors = export_hub(path, args.file, args.like or _find_config(path), item=item)
     else:
         tensors = export_params(
             path, args.file, item=item, batch_stats=statistics if args.batch_stats else False
@@ -43,16 +45,22 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     print(f"{kind} of {path}: {len(tensors)} tensors, {size}, written to {args.file}")
 
 
-def _find_origin(path: str) -> str:
-    """Return the directory of the weights that a checkpoint's run has started from."""
+def _find_config(path: str) -> str | dict[str, Any]:
+    """Return the directory of the weights that a checkpoint's run has started from, or else the
+    `config.json` of its network.
+    """
     text = read_meta(path)["meta"].get("cfg")
-    load_from: Any = parse_config(text).get("load_from") if text else None
-    # A run that was fine-tuned from a Hub directory knows it: the same architecture has the same
-    # config.json.
+    cfg = parse_config(text) if text else {}
+    load_from: Any = cfg.get("load_from")
     origin = load_from.get("path") if is_mapping(load_from) else load_from
-    if not isinstance(origin, str) or not read_config(origin):
-        raise ConfigError(
-            f"`--like` must be a directory with the config.json to write: the run of {path} has "
-            "not started from one"
-        )
-    return origin
+    # A run that was fine-tuned from a Hub directory knows it, with tokenizer and chat template.
+    if isinstance(origin, str) and read_config(origin):
+        return origin
+    for _, node in iter_nodes(cfg.get("model")):
+        if is_mapping(node) and str(node.get("type")).endswith("TransformerLM"):
+            settings = {name: value for name, value in node.items() if name != "type"}
+            return make_config(TransformerLM(**settings))
+    raise ConfigError(
+        f"`--like` must be a directory with the config.json to write: the run of {path} has no "
+        "TransformerLM in its config"
+    )

@@ -357,6 +357,74 @@ def _find_activation(name: str) -> str:
     return _ACTIVATIONS[name]
 
 
+def make_config(module: TransformerLM) -> dict[str, Any]:
+    """Return the `config.json` for a `TransformerLM`: what `transformer_arguments` reads.
+
+    >>> config = make_config(TransformerLM(vocab_size=9, width=8, heads=2, kv_heads=1))
+    >>> config["model_type"], config["num_key_value_heads"]
+    ('llama', 1)
+
+    Raises:
+      ConfigError: settings that no known model type has together.
+    """
+    settings = module.make_settings()
+    activations = {value: name for name, value in _ACTIVATIONS.items() if name != "swish"}
+    activation = activations[settings.activation]
+    config: dict[str, Any] = {
+        "vocab_size": module.vocab_size,
+        "tie_word_embeddings": module.tied,
+        # The defaults are tokens of other vocabularies
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    if module.positions == "learned":
+        config |= {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "n_embd": module.width,
+            "n_layer": module.depth,
+            "n_head": settings.heads,
+            "n_inner": settings.mlp_width,
+            "n_positions": module.max_length,
+            "layer_norm_epsilon": settings.norm_epsilon,
+            "activation_function": activation,
+        }
+    else:
+        is_llama = settings.window is None
+        config |= {
+            "model_type": "llama" if is_llama else "mistral",
+            "architectures": ["LlamaForCausalLM" if is_llama else "MistralForCausalLM"],
+            "hidden_size": module.width,
+            "num_hidden_layers": module.depth,
+            "num_attention_heads": settings.heads,
+            "num_key_value_heads": settings.kv_heads,
+            "head_dim": settings.head_size,
+            "intermediate_size": settings.mlp_width,
+            "rms_norm_eps": settings.norm_epsilon,
+            "hidden_act": activation,
+            "rope_theta": settings.rotary_base,
+        }
+        if (scaling := module.rotary_scaling) is not None:
+            names = {"kind": "rope_type", "original_length": _ORIGINAL}
+            config["rope_scaling"] = {names.get(name, name): scaling[name] for name in scaling}
+            if "original_length" in scaling:
+                longest = int(scaling["original_length"] * scaling["factor"])
+                config["max_position_embeddings"] = longest
+        config |= (
+            {"attention_bias": settings.attention_bias, "mlp_bias": settings.mlp_bias}
+            if is_llama
+            else {"sliding_window": settings.window}
+        )
+    if differences := find_differences(config, module):
+        raise ConfigError(
+            f"a TransformerLM must have the settings of one of {MODEL_TYPES} to be written as "
+            f"such, got those of none: {'; '.join(differences)}".replace(
+                "that of the weights", f"that of {config['model_type']}"
+            )
+        )
+    return config
+
+
 def find_differences(config: Config, model: object) -> list[str]:
     """Return the settings of a `TransformerLM` that differ from those of the weights, though all
     shapes may fit.

@@ -9,7 +9,12 @@ provides = {
         "ckpt export": "jengine.extras.weights.commands",
     },
     "jengine.checkpoint": {
+        "find_best_checkpoint": "jengine.extras.weights.best",
+        "list_best_checkpoints": "jengine.extras.weights.best",
         "publish": "jengine.extras.weights.published_copy",
+    },
+    "hook_checks": {
+        "check_load_best": "jengine.extras.weights.best",
     },
     "names": {
         "WeightReader": "jengine.extras.weights.weight_source",

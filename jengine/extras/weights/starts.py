@@ -10,6 +10,7 @@ from jengine.checkpoint.start_from import LoadFrom, Weights
 from jengine.config.modules import import_attribute
 from jengine.config.registry import check_arguments
 from jengine.extras.weights.array_rules import RuleLike, parse_rules
+from jengine.extras.weights.best import describe_best
 from jengine.extras.weights.interpolation import Method
 from jengine.extras.weights.optimizer_state import continue_other_loop
 from jengine.extras.weights.pretrained import find_rules, load_pretrained
@@ -76,6 +77,9 @@ class AnyWeights(LoadFrom):
                     f"The model computes something else than that of {source.label}: "
                     f"{'; '.join(differences)}."
                 )
+            is_own = runner.train_loop is None and "meta" in source.meta
+            if is_own and (best := describe_best(self.path)):
+                runner.logger.info(best)
             if self.optimizer and runner.train_loop is not None:
                 continue_other_loop(
                     runner, source, report.matched, self.rename, self.item, self.strict

@@ -131,7 +131,7 @@ def is_statistic(path: str) -> bool:
 
 def _attention_aliases(path: str, attentions: set[str]) -> Iterator[Alias]:
     """Yield the PyTorch names of a parameter that belongs to one of the `attentions`."""
-    *parents, module, leaf = ("", *path.split("."))
+    *parents, module, leaf = ["", *path.split(".")]
     prefix = "".join(f"{parent}." for parent in parents[1:])
     if prefix not in attentions or leaf not in ("kernel", "bias"):
         return
@@ -177,7 +177,7 @@ def _is_attention_query(path: str, shapes: Mapping[str, tuple[int, ...]]) -> boo
 
 def _split_path(path: str) -> tuple[str, str, str]:
     """Return the path of the parent module, the module name, and the parameter name."""
-    *parent, module, leaf = ("", *path.split("."))
+    *parent, module, leaf = ["", *path.split(".")]
     return ".".join(parent), module, leaf
 
 

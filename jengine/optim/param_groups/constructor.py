@@ -29,7 +29,7 @@ from jengine.optim.param_groups.modules import (
 from jengine.optim.param_groups.paramwise_cfg import (
     FIELDS,
     check_custom_fields,
-    check_rules,
+    check_value,
     parse_custom_keys,
 )
 from jengine.optim.wrapper import OptimWrapper
@@ -39,6 +39,7 @@ logger = logging.getLogger("jengine")
 DECAY_RULES = ("bias_decay_mult", "norm_decay_mult", "dwconv_decay_mult", "flat_decay_mult")
 _LR_RULES = ("bias_lr_mult", "dcn_offset_lr_mult")
 _RULES = (*DECAY_RULES, *_LR_RULES)
+_SWITCHES = ("force_default_settings", "bypass_duplicate", "strict", "strict_upstream")
 
 
 # MMSegmentation's name
@@ -428,7 +429,8 @@ class DefaultOptimWrapperConstructor:
     def _validate_cfg(self) -> None:
         cfg = self.paramwise_cfg
         if self.paramwise_keys and not self._overrides_rules():
-            for key in cfg:
+            for key, value in cfg.items():
+                path = f"paramwise_cfg.{key}"
                 if key in ("lr_mult", "decay_mult"):
                     logger.warning(
                         "paramwise_cfg: %s has an effect only inside an entry of custom_keys", key
@@ -441,7 +443,15 @@ class DefaultOptimWrapperConstructor:
                     raise ConfigError(
                         f"`paramwise_cfg.parametrization` must be set with {key!r}, got none"
                     )
-            check_rules(cfg)
+                # None switches a rule off, which a config that inherits from another one needs
+                elif key.endswith("_mult") and value is not None:
+                    check_value(path, "lr_mult", value, 1.0)
+                elif key in _SWITCHES:
+                    check_value(path, key, value, True)
+                elif key == "dcn_modules" and not (
+                    isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
+                ):
+                    raise ConfigError(f"`{path}` must be a list of module names, got {value!r}")
         if "custom_keys" in cfg:
             cfg["custom_keys"] = parse_custom_keys(cfg["custom_keys"])
 

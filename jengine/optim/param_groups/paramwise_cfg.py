@@ -85,26 +85,6 @@ def check_custom_fields(
                 check_value(_path(key, name), name, value, known[name])
 
 
-def check_rules(cfg: Mapping[str, Any]) -> None:
-    """Check the rules other than `custom_keys`; None disables a rule.
-
-    Raises:
-      ConfigError: a multiplier that is not a number of at least 0, a switch that is not a bool, or
-        modules that are not a list of names.
-    """
-    for name, value in cfg.items():
-        path = f"paramwise_cfg.{name}"
-        # None switches a rule off, which a config that inherits from another one needs.
-        if name.endswith("_mult") and value is not None:
-            check_value(path, "lr_mult", value, 1.0)
-        elif name in ("force_default_settings", "bypass_duplicate", "strict", "strict_upstream"):
-            check_value(path, name, value, True)
-        elif name == "dcn_modules" and not (
-            isinstance(value, list | tuple) and all(isinstance(v, str) for v in value)
-        ):
-            raise ConfigError(f"`{path}` must be a list of module names, got {value!r}")
-
-
 def check_value(path: str, name: str, value: Any, example: Any) -> None:
     """Check that a value is like `example`: a bool, a finite number, or equally many numbers.
 

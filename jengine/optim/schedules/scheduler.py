@@ -89,7 +89,25 @@ class ParamScheduler:
         self.base_values: list[float] = []
         self.targets: list[float] = []
         self.scheduled: list[bool] = []
-        self._check_groups(is_resumed=last_step > -1)
+        groups = self.chain.groups
+        known = [g for g in groups if param_name in g or (self.mirrors_betas and "betas" in g)]
+        if not known:
+            raise UnknownNameError(
+                f"{type(self).__name__} must have an optimizer with a known `{param_name}`, got "
+                f"one without{closest(param_name, groups[0])}; write optax.adamw(1e-2) as "
+                "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2), and "
+                "leave out `param_scheduler` beside optax.adamw(schedule)"
+            )
+        for group in known:
+            if not is_host_number(value := group.get(param_name, 0.0)):
+                raise ConfigError(
+                    f"`{param_name}` of a parameter group must be a number, got {value!r}"
+                )
+            if last_step > -1 and f"initial_{param_name}" not in group:
+                raise UnknownNameError(
+                    f"`last_step` must be -1 unless all groups have 'initial_{param_name}', got "
+                    f"{group}"
+                )
         self.last_step = last_step
         self.seek(0 if last_step == -1 else int(begin) + last_step + 1)
         self.chain.add(self)
@@ -230,27 +248,6 @@ class ParamScheduler:
             for index, value in enumerate(self.base_values)
         ]
         return self.base_values
-
-    def _check_groups(self, is_resumed: bool) -> None:
-        """Raise an error unless a group has the value, as a number."""
-        name = self.param_name
-        groups = self.chain.groups
-        known = [g for g in groups if name in g or (self.mirrors_betas and "betas" in g)]
-        if not known:
-            raise UnknownNameError(
-                f"{type(self).__name__} must have an optimizer with a known `{name}`, got one "
-                f"without{closest(name, groups[0])}; write optax.adamw(1e-2) as "
-                "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2)"
-            )
-        for group in known:
-            if not is_host_number(group.get(name, 0.0)):
-                raise ConfigError(
-                    f"`{name}` of a parameter group must be a number, got {group[name]!r}"
-                )
-            if is_resumed and f"initial_{name}" not in group:
-                raise UnknownNameError(
-                    f"`last_step` must be -1 unless all groups have 'initial_{name}', got {group}"
-                )
 
     def _log_values(self) -> None:
         for index, value in enumerate(self.get_last_value()):

@@ -122,7 +122,9 @@ def test_errors_name_the_path(root):
         read_image(f"{root}/cat/1.png")
     with pytest.raises(FileNotFoundError, match=r"2.png"):
         read_image(f"{root}/cat/2.png")
-    with pytest.raises(ConfigError, match="`LoadImage.path` must be an entry of the samples, got 'file': "):
+    with pytest.raises(ConfigError, match="`LoadImage.path` must be an entry of the samples, got 'file' for "):
         LoadImage(path="file")({"img_path": "a.png"})
+    with pytest.raises(ConfigError, match="got 'img_path' for the sample 'cat/a.png'"):
+        LoadImage()("cat/a.png")
     with pytest.raises(ConfigError, match="`backend_args` must be None or have backend=.*, got 'lmdb'"):
         LoadImage(backend_args=dict(backend="lmdb"))

@@ -22,8 +22,6 @@ from jengine.model import (
     get_model,
 )
 
-NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
-
 
 class Watch(Hook):
     """Record the metrics of each step."""
@@ -50,7 +48,6 @@ def test_the_epoch_reaches_the_loss_without_a_new_trace(make_runner):
         model=model_reporting("epoch"),
         custom_hooks=[dict(type="SetEpochInfoHook"), watch],
         train_cfg=dict(max_epochs=3),
-        **NO_VAL,
     )
     runner.train()
     assert [out["epoch"] for out in watch.outputs] == [0] * 4 + [1] * 4 + [2] * 4
@@ -60,7 +57,7 @@ def test_the_epoch_reaches_the_loss_without_a_new_trace(make_runner):
 def test_a_parameter_warms_up_without_a_new_trace(make_runner):
     watch = Watch()
     hook = dict(type="WarmupParamHook", param_name="loss_lambda", value=0.5, warmup_epochs=1.25)
-    runner = make_runner(model=model_reporting("loss_lambda"), custom_hooks=[hook, watch], **NO_VAL)
+    runner = make_runner(model=model_reporting("loss_lambda"), custom_hooks=[hook, watch])
     runner.train()
     # epochs of 4 iterations, so that the value is reached at iteration 5
     np.testing.assert_allclose(
@@ -72,7 +69,7 @@ def test_a_parameter_warms_up_without_a_new_trace(make_runner):
 def test_a_hyperparameter_of_the_optimizer_cannot_be_warmed_up(make_runner):
     hook = dict(type="WarmupParamHook", param_name="learning_rate", value=0.5, warmup_epochs=1)
     with pytest.raises(ValueError, match="hyperparameter of the optimizer, got 'learning_rate'"):
-        make_runner(custom_hooks=[hook], **NO_VAL).train()
+        make_runner(custom_hooks=[hook]).train()
 
 
 def switched_loss_model():
@@ -99,7 +96,7 @@ RECIPE = dict(
 def test_loss_and_hyperparams_change_at_their_epochs_without_a_new_trace(make_runner):
     watch = Watch()
     runner = make_runner(
-        model=switched_loss_model(), custom_hooks=[RECIPE, watch], train_cfg=dict(max_epochs=3), **NO_VAL
+        model=switched_loss_model(), custom_hooks=[RECIPE, watch], train_cfg=dict(max_epochs=3)
     )
     runner.train()
     assert [out["loss"] for out in watch.outputs] == [0] * 4 + [1] * 8
@@ -110,7 +107,7 @@ def test_loss_and_hyperparams_change_at_their_epochs_without_a_new_trace(make_ru
 def test_a_resumed_run_has_the_recipe_of_its_epoch(make_runner):
     saving = dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None))
     make_runner(
-        model=switched_loss_model(), custom_hooks=[RECIPE], train_cfg=dict(max_epochs=2), **NO_VAL, **saving
+        model=switched_loss_model(), custom_hooks=[RECIPE], train_cfg=dict(max_epochs=2), **saving
     ).train()
     watch = Watch()
     again = make_runner(
@@ -118,7 +115,6 @@ def test_a_resumed_run_has_the_recipe_of_its_epoch(make_runner):
         custom_hooks=[RECIPE, watch],
         train_cfg=dict(max_epochs=3),
         resume=True,
-        **NO_VAL,
         **saving,
     )
     again.train()
@@ -156,7 +152,6 @@ def test_pipeline_and_augmentation_change_at_their_epochs_without_a_new_trace(ma
         model=model_reporting_batches(),
         train_dataloader=dict(batch_size=4, dataset=data, num_threads=num_threads),
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None),
-        **NO_VAL,
     )
 
     def train(epochs, **changes):
@@ -177,7 +172,6 @@ def test_a_pipeline_is_switched_once_and_a_later_resumed_run_starts_with_it(make
         model=model_reporting_batches(),
         train_dataloader=dict(batch_size=4, dataset=dict(type="TransformedDataset", dataset=ONES)),
         default_hooks=dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None),
-        **NO_VAL,
     )
     found = []
     for epochs, resume in ((2, False), (4, True)):
@@ -197,7 +191,6 @@ def test_each_batch_gets_one_of_several_augmentations_or_none(make_runner):
         train_dataloader=dict(batch_size=1, dataset=ONES),
         train_cfg=dict(max_epochs=10),
         custom_hooks=[dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=1, batch_augments=augments)]), watch],
-        **NO_VAL,
     )
     runner.train()
     shares = [np.mean([out["seen"] == level for out in watch.outputs]) for level in (10, 0, 1)]
@@ -231,7 +224,7 @@ def test_labels_become_soft_in_training_alone(make_runner):
             train_cfg=dict(max_epochs=2, steps_per_call=steps_per_call),
             val_dataloader=dict(batch_size=4, dataset=data),
             val_evaluator=dict(type="Accuracy"),
-            custom_hooks=[dict(type="BatchAugmentHook", augments=augments), *[watch] * (steps_per_call == 1)],
+            custom_hooks=[dict(type="BatchAugmentHook", augments=augments), *[watch] * (steps_per_call == 1)], validates=True,
         )
         found.append(float(runner.train().params["w"]))
         if watch.outputs:
@@ -267,7 +260,7 @@ def test_a_recipe_that_does_not_match_the_run_is_refused(make_runner, item, chan
     hook = dict(type="SwitchRecipeHook", schedule=[dict(action_epoch=2, **item)])
     data = dict(batch_size=4, dataset=ONES)
     runner = make_runner(
-        model=model_reporting_batches(), train_dataloader=data, custom_hooks=[hook], **NO_VAL, **changes
+        model=model_reporting_batches(), train_dataloader=data, custom_hooks=[hook], **changes
     )
     with pytest.raises(ValueError, match=message):
         runner.train()
@@ -300,7 +293,6 @@ def test_the_steps_of_a_chunk_have_the_hyperparams_of_single_steps(make_runner, 
                 dict(type="SetEpochInfoHook"),
                 dict(type="MeanTeacherHook", momentum=0.3),
             ],
-            **NO_VAL,
         )
         state = runner.train()
         found.append((float(state.params["w"]), float(state.hook_state["MeanTeacherHook"].params["w"])))
@@ -320,7 +312,7 @@ def train_batch_norm(make_runner, tmp_path, name, changes=None, /, **hook):
     data = dict(batch_size=4, dataset=ArrayDataset(dict(x=x)), sampler=dict(type="DefaultSampler", shuffle=False))
     model = LinenModel(Normed(), lambda outputs, batch: outputs, inputs="x")
     changes = {"custom_hooks": [dict(type="PreciseBNHook", **hook)], **(changes or {})}
-    runner = make_runner(tmp_path / name, model=model, train_dataloader=data, **NO_VAL, **changes)
+    runner = make_runner(tmp_path / name, model=model, train_dataloader=data, **changes)
     return x, runner, runner.train().model_state["batch_stats"]["norm"]
 
 
@@ -390,7 +382,7 @@ def test_recomputing_statistics_does_not_change_the_order_of_the_data(make_runne
             seen = Seen()
             runner = make_runner(
                 tmp_path / f"run{len(orders)}", model=model, train_dataloader=data, train_cfg=train_cfg,
-                custom_hooks=[*hooks, seen], **NO_VAL,
+                custom_hooks=[*hooks, seen],
             )  # fmt: skip
             runner.train()
             orders.append(seen.batches)
@@ -400,7 +392,7 @@ def test_recomputing_statistics_does_not_change_the_order_of_the_data(make_runne
 
 
 def test_a_model_without_batch_norms_logs_a_warning(make_runner, caplog):
-    runner = make_runner(custom_hooks=[dict(type="PreciseBNHook")], **NO_VAL)
+    runner = make_runner(custom_hooks=[dict(type="PreciseBNHook")])
     runner.logger.addHandler(caplog.handler)
     runner.train()
     assert "the model has no batch norm" in caplog.text
@@ -417,7 +409,7 @@ def test_a_teacher_is_part_of_the_step_and_is_validated(make_runner):
     watch = Watch()
     runner = make_runner(
         model=model, custom_hooks=[dict(type="MeanTeacherHook", momentum=0.5), watch], train_cfg=dict(max_epochs=1),
-        val_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: predictions),
+        val_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: predictions), validates=True,
     )  # fmt: skip
     state = runner.train()
     # with the rate 0.1 the weight is 0.2, 0.36, 0.488, 0.5904; the teacher goes half of the way each time
@@ -446,13 +438,13 @@ def test_a_test_merges_the_predictions_of_all_views_and_validation_does_not(make
     metric = dict(type="MeanLoss", loss=lambda predictions, batch: predictions)
     runner = make_runner(
         model=model, custom_hooks=[dict(type="PrepareTTAHook", tta_cfg=dict(type="Mirrored"))],
-        val_dataloader=data, val_evaluator=metric, test_dataloader=data, test_cfg=dict(), test_evaluator=metric,
+        val_dataloader=data, val_evaluator=metric, test_dataloader=data, test_cfg=dict(), test_evaluator=metric, validates=True,
     )  # fmt: skip
     assert runner.test()["loss"] == pytest.approx((1.5 - 1.5 + 2.5) / 3)
     assert runner.val()["loss"] == 1.5
     other = make_runner(
         custom_hooks=[dict(type="PrepareTTAHook", tta_cfg=dict(type=lambda module: module))],
-        test_dataloader=data, test_cfg=dict(), test_evaluator=metric,
+        test_dataloader=data, test_cfg=dict(), test_evaluator=metric, validates=True,
     )  # fmt: skip
     with pytest.raises(TypeError, match="tta_cfg must build a BaseTTAModel, got FunctionalModel"):
         other.test()
@@ -495,7 +487,7 @@ def test_a_run_with_the_host_hooks_traces_once_and_draws_its_test(make_runner, c
     runner = make_runner(
         model=model, train_dataloader={**data, "drop_last": True}, val_dataloader=data, val_evaluator=metric,
         test_dataloader=data, test_cfg=dict(), test_evaluator=metric, visualizer=dict(type=Pictures),
-        custom_hooks=[*(dict(type=name) for name in names), *(dict(type=name, interval=1) for name in ("CheckInvalidLossHook", "MemoryProfilerHook"))],
+        custom_hooks=[*(dict(type=name) for name in names), *(dict(type=name, interval=1) for name in ("CheckInvalidLossHook", "MemoryProfilerHook"))], validates=True,
     )  # fmt: skip
     runner.logger.addHandler(caplog.handler)
     runner.train()
@@ -510,7 +502,7 @@ def test_a_run_with_the_host_hooks_traces_once_and_draws_its_test(make_runner, c
 
 def test_a_trace_is_written_for_tensorboard(make_runner, tmp_path):
     hook = dict(type="ProfilerHook", by_epoch=False, schedule=dict(skip_first=2, active=2))
-    runner = make_runner(custom_hooks=[hook], **NO_VAL)
+    runner = make_runner(custom_hooks=[hook])
     runner.train()
     traces = list(pathlib.Path(runner.log_dir, "tf_tracing_logs", "iter_2").glob("plugins/profile/*/*.xplane.pb"))
     assert len(traces) == 1
@@ -524,7 +516,6 @@ def test_a_run_that_diverges_between_two_checks_of_the_loss_keeps_a_finite_check
     runner = make_runner(
         train_dataloader=batches,
         train_cfg=dict(by_epoch=False, max_iters=16, steps_per_call=steps_per_call, on_nonfinite="ignore"),
-        **NO_VAL,
         default_hooks=dict(
             checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=2, max_keep_ckpts=2), logger=None
         ),

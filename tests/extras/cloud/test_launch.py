@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -154,7 +152,7 @@ def test_the_processes_of_slurm_are_connected_without_a_flag_unless_one_says_non
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "mpi", "none"])
-def test_what_jax_misses_is_named_with_the_flags_that_replace_it(launcher):
+def test_what_jax_misses_is_named_with_the_flags_that_replace_it(run_python, launcher):
     code = (
         "from jengine.extras.cloud.launchers import launch\n"
         f"launch({launcher!r}, num_processes=2, **({{}} if {launcher!r} == 'mpi' else dict(process_id=0)))"
@@ -164,7 +162,7 @@ def test_what_jax_misses_is_named_with_the_flags_that_replace_it(launcher):
         for name, value in os.environ.items()
         if not name.startswith(("SLURM", "OMPI", "PMI"))
     }
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ)
+    done = run_python(code, env=environ)
     missed = dict(
         slurm="'SLURM_JOB_ID'", mpi="'OMPI_MCA_orte_hnp_uri'", none="coordinator_address should be"
     )[launcher]

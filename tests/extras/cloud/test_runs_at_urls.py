@@ -1,9 +1,6 @@
 import json
 import os
-import pathlib
 import re
-import subprocess
-import sys
 import time
 
 import pytest
@@ -74,9 +71,9 @@ def test_logs_scalars_and_config_equal_those_of_a_local_run(request, scheme, mak
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=1)),
         randomness=dict(seed=0), cfg=dict(note=1, work_dir="given by the command line"),
     )  # fmt: skip
-    local = make_runner(**settings)
+    local = make_runner(validates=True, **settings)
     local.train()
-    remote = make_runner(work_dir=url, **settings)
+    remote = make_runner(work_dir=url, validates=True, **settings)
     assert (remote.work_dir, local.local_dir) == (url, local.work_dir)
     assert os.path.dirname(remote.local_dir) == str(tmp_path / "machine")
     assert not os.path.exists(remote.local_dir)  # as long as the run may be refused
@@ -92,15 +89,12 @@ def test_logs_scalars_and_config_equal_those_of_a_local_run(request, scheme, mak
 
 
 def test_a_killed_run_continues_on_another_machine_without_lost_or_doubled_lines(
-    gs_bucket, tmp_path, monkeypatch, caplog
+    run_python, gs_bucket, tmp_path, monkeypatch, caplog
 ):
     url = f"{gs_bucket}/run"
     write_bytes(f"{gs_bucket}/configs/kill.py", CONFIG.encode())
     command = ["train", f"{gs_bucket}/configs/kill.py", "--work-dir", url, "--resume"]
-    killed = subprocess.run(
-        [sys.executable, "-m", "jengine", *command],
-        env={**os.environ, "KILL_AT": "7"}, cwd=pathlib.Path(__file__).parents[3],
-    )  # fmt: skip
+    killed = run_python("from jengine.cli import main; main()", *command, env={**os.environ, "KILL_AT": "7"})
     assert killed.returncode == -9
     assert [row["step"] for row in read_scalars(url)][:4] == [1, 2, 3, 4]  # sent before the checkpoint was sealed
     monkeypatch.setenv("JENGINE_LOCAL_DIR", str(tmp_path / "other_machine"))

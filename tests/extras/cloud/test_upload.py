@@ -3,8 +3,6 @@ import os
 import pathlib
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 
@@ -86,7 +84,7 @@ def test_a_run_continues_the_files_of_another_machine(tmp_path, url):
     assert read_all(url)["t1/image_1.png"] == b"png"
 
 
-def test_what_a_killed_process_of_this_machine_has_not_sent_is_taken_over(tmp_path, gs_bucket):
+def test_what_a_killed_process_of_this_machine_has_not_sent_is_taken_over(run_python, tmp_path, gs_bucket):
     url = f"{gs_bucket}/run"
     code = f"""
 import os, pathlib
@@ -103,7 +101,7 @@ for name, text in {{"log": "one, two", "other": "new, longer", "image_2.png": "p
 (root / "t2").write_text("of another run")
 os._exit(9)
 """
-    assert subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).parents[3]).returncode == 9
+    assert run_python(code).returncode == 9
     write(tmp_path, **{"run-00000002__t1__log": "one, three: of a run that is alive"})
     UploadedFiles(str(tmp_path / "run-00000002"), url).fetch("t3")
     second = UploadedFiles(str(tmp_path / "run-00000003"), url)

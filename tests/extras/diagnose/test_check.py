@@ -14,6 +14,7 @@ from jax.experimental import checkify
 from jengine.config import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.diagnose.check import CheckError
+from jengine.extras.diagnose.leaked_tracers import LeakedTracerError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel, NnxModel
 from jengine.runner import Runner
@@ -37,7 +38,7 @@ def make_runner(tmp_path, model, hooks=(), **settings):
         check=True,
         train_dataloader=loader,
         train_cfg=dict(max_iters=3),
-        optim_wrapper=dict(optimizer=dict(type="AdamW", lr=1e-2)),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=1e-2)),
         custom_hooks=list(hooks),
     )
     return Runner(model, tmp_path, **{**arguments, **settings})
@@ -184,7 +185,9 @@ def test_an_explicit_transfer_of_a_hook_is_no_error_and_the_losses_are_those_of_
     losses = []
     for check in (True, False):
         hook = GetsLoss()
-        make_runner(tmp_path / str(check), FunctionalModel(lambda: jnp.ones(8), fine), [hook], check=check).train()
+        adam = dict(optimizer=dict(type="AdamW", lr=1e-2))  # with a root and a division
+        model = FunctionalModel(lambda: jnp.ones(8), fine)
+        make_runner(tmp_path / str(check), model, [hook], check=check, optim_wrapper=adam).train()
         losses.append(hook.loss)
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
@@ -203,7 +206,8 @@ def test_a_tracer_that_is_left_behind_is_an_error(tmp_path):
         kept.append(batch["x"] @ params)
         return kept[-1].mean()
 
-    with pytest.raises(Exception, match="Leaked"):
+    said = r"`kept` of .*loss in .*test_check.py keeps a value of the trace, float32\[16\], made at .*kept\.append"
+    with pytest.raises(LeakedTracerError, match=said):
         make_runner(tmp_path, FunctionalModel(lambda: jnp.ones(8), loss)).train()
 
 
@@ -221,15 +225,41 @@ def test_chunks_run_as_single_steps(tmp_path):
     assert runner.iter == 4
 
 
-@pytest.mark.parametrize("parallel", ["Pjit", "DataParallel"])
-def test_a_step_over_several_devices_is_checked_if_it_is_one_program(tmp_path, parallel):
+MESHES = {
+    "Pjit": dict(type="Pjit", devices=2),
+    "fsdp": dict(type="Pjit", mesh=dict(fsdp=4), fsdp_min_size=1),
+    "DataParallel": dict(type="DataParallel", devices=2),
+}
+
+
+@pytest.mark.parametrize("parallel", MESHES)
+def test_a_step_over_several_devices_is_checked(tmp_path, parallel):
     model = LinenModel(LinenNet(), cross_entropy, inputs="x")
-    if parallel == "DataParallel":
-        with pytest.raises(ConfigError, match="`check` must be used with `SingleDevice` or `Pjit` in one process, got DataParallel"):
-            make_runner(tmp_path, model, parallel=dict(type=parallel, devices=2))
-        return
-    message, _ = fail(make_runner(tmp_path, model, parallel=dict(type=parallel, devices=2)))
-    assert re.match("NaN from `log` in the step of iteration 1, for example 5 of the batch, in the layer block, at ", message)
+    message, notes = fail(make_runner(tmp_path, model, parallel=MESHES[parallel]))
+    assert re.match("NaN from `log` in the step of iteration 1, for example 5 of the batch, in the layer block, at .*in __call__", message)
+    assert f"in ArrayDataset of train_dataloader: example 5 is sample {BAD}" in notes
+
+
+def test_replicas_of_several_devices_are_refused(tmp_path):
+    parallel = dict(type="DataParallel", devices=4, mesh=dict(data=2, fsdp=2))
+    with pytest.raises(ConfigError, match="`check` must be used with replicas of one device or with `Pjit`, got DataParallel with the mesh"):
+        make_runner(tmp_path, LinenModel(LinenNet(), cross_entropy, inputs="x"), parallel=parallel)
+
+
+EVALUATION = dict(
+    val_dataloader=dict(batch_size=16, dataset=dict(type=make_data)),
+    val_cfg=dict(),
+    val_evaluator=dict(type="MeanLoss", loss=cross_entropy),
+)
+
+
+@pytest.mark.parametrize("parallel", [None, MESHES["DataParallel"]], ids=["one device", "DataParallel"])
+def test_a_validation_is_checked(tmp_path, parallel):
+    runner = make_runner(tmp_path, LinenModel(LinenNet(), cross_entropy, inputs="x"), parallel=parallel, **EVALUATION)
+    with pytest.raises(CheckError) as caught:
+        runner.val()
+    assert re.match("NaN from `log` in the validation, for example 5 of the batch, in the layer block, at .*in __call__", str(caught.value))
+    assert f"in ArrayDataset of val_dataloader, batch 1: example 5 is sample {BAD}" in caught.value.__notes__
 
 
 def test_overflows_under_a_loss_scale_are_no_errors(tmp_path):
@@ -249,4 +279,4 @@ def test_an_input_that_is_not_finite_is_named(tmp_path):
     loader = dict(batch_size=16, dataset=dict(type=make_bad_data), sampler=dict(type="DefaultSampler", shuffle=False))
     message, notes = fail(make_runner(tmp_path, FunctionalModel(lambda: jnp.ones(8), fine), train_dataloader=loader))
     assert "for example 5 of the batch" in message
-    assert "before the step, not finite in the batch: x" in notes
+    assert "before the step, the entry 'x' of the batch has values that are not finite, in example 5: look at the data" in notes

@@ -10,8 +10,6 @@ from jengine.extras.diagnose.histogram import bin_elements
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 
-NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
-
 
 def model():
     return FunctionalModel(
@@ -60,7 +58,6 @@ def test_histograms_of_the_due_steps_are_written_by_parameter(make_runner, tmp_p
         ],
         visualizer=dict(vis_backends=[dict(type="LocalVisBackend", save_dir=str(tmp_path / "vis"))]),
         parallel=parallel,
-        **NO_VAL,
     )
     runner.train()
     lines = [json.loads(line) for line in (tmp_path / "vis" / "histograms.json").read_text().splitlines()]
@@ -79,6 +76,6 @@ def test_histograms_of_the_due_steps_are_written_by_parameter(make_runner, tmp_p
 
 def test_patterns_that_match_nothing_are_refused(make_runner):
     with pytest.raises(ValueError, match=r"HistogramHook: patterns must match a parameter, got \['kernel'\]"):
-        make_runner(custom_hooks=[dict(type="HistogramHook", patterns=["kernel"])], **NO_VAL).train()
+        make_runner(custom_hooks=[dict(type="HistogramHook", patterns=["kernel"])]).train()
     with pytest.raises(ValueError, match="one of gradients and weights must be True"):
         make_runner(custom_hooks=[dict(type="HistogramHook", gradients=False, weights=False)])

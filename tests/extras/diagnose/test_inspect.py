@@ -16,7 +16,6 @@ from jengine.hooks import Hook
 from jengine.model import LinenModel, NnxModel
 from jengine.model.losses import CrossEntropy
 
-NO_VAL = dict(val_dataloader=None, val_cfg=None, val_evaluator=None)
 STATISTICS = ("mean", "rms", "max", "zeros", "nonfinite")
 
 
@@ -86,7 +85,6 @@ def settings(tmp_path, model, hook=None, **changes):
             optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
             custom_hooks=[] if hook is None else [dict(type="InspectHook", **hook)],
             visualizer=dict(vis_backends=[dict(type="LocalVisBackend", save_dir=str(tmp_path / "vis"))]),
-            **NO_VAL,
         ),
         **changes,
     }
@@ -188,8 +186,18 @@ def test_replicas_chunks_and_micro_batches_give_the_same_statistics_and_training
             np.testing.assert_allclose(found[step][name], value, rtol=1e-3, atol=1e-5, err_msg=name)
 
 
-def test_a_path_that_matches_nothing_is_refused_with_the_closest(make_runner, tmp_path):
-    runner = make_runner(**settings(tmp_path, linen(), dict(paths=["blocs.fc"])))
+def test_the_argument_inspect_is_short_for_the_hook(make_runner, tmp_path):
+    found = []
+    for name, changes in (("hook", dict(hook=dict(paths=["blocks.fc", "loss"]))), ("argument", dict(inspect=["blocks.fc", "loss"]))):
+        make_runner(**settings(tmp_path / name, linen(), **changes)).train()
+        found.append(read(tmp_path / name))
+    assert found[0] == found[1]
+    assert "loss.loss/mean" in found[0][1]
+
+
+@pytest.mark.parametrize("changes", [dict(hook=dict(paths=["blocs.fc"])), dict(inspect=["loss", "blocs.fc"])])
+def test_a_path_that_matches_nothing_is_refused_with_the_closest(make_runner, tmp_path, changes):
+    runner = make_runner(**settings(tmp_path, linen(), **changes))
     with pytest.raises(ConfigError, match=r"a path must match a value .*'blocs.fc'; closest: blocks.fc"):
         runner.train()
 

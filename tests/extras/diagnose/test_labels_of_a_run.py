@@ -13,7 +13,7 @@ def test_a_validation_names_the_labels(make_runner, tmp_path, labels):
         train_dataloader=labelled(0, 1, 2, 0),
         train_cfg=dict(max_epochs=1),
         val_dataloader=labelled(*labels),
-        val_evaluator=dict(type="Accuracy"),
+        val_evaluator=dict(type="Accuracy"), validates=True,
     )
     with pytest.raises(
         ConfigError,

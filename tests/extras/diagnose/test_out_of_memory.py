@@ -54,7 +54,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_program_that_needs_too_much_memory_is_named_with_its_plan_and_the_remedies(make_runner, case):
     model, changes, program, plan = CASES[case]
-    runner = make_runner(model=build_model(**model), **changes)
+    runner = make_runner(model=build_model(**model), validates=case == "a validation", **changes)
     with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory allocating") as caught:
         runner.train()
     (note,) = [note for note in caught.value.__notes__ if "ran out of memory" in note]

@@ -48,7 +48,7 @@ def read_log(runner):
 
 
 def train_on(make_runner, **changes):
-    runner = make_runner(train_cfg=dict(by_epoch=False, max_iters=8, val_interval=99), **changes)
+    runner = make_runner(train_cfg=dict(by_epoch=False, max_iters=8), **changes)
     runner.train()
     return runner
 
@@ -84,7 +84,7 @@ def test_the_command_prints_the_stacks_of_a_run_whose_main_thread_hangs(make_run
         thread.join(60)  # the main thread waits here
 
     runner = make_runner(
-        train_cfg=dict(by_epoch=False, max_iters=4, val_interval=99), custom_hooks=[Act(2, ask)]
+        train_cfg=dict(by_epoch=False, max_iters=4), custom_hooks=[Act(2, ask)]
     )
     runner.train()
     assert codes == [0]
@@ -92,7 +92,7 @@ def test_the_command_prints_the_stacks_of_a_run_whose_main_thread_hangs(make_run
     assert "iteration 2 of 4, in `hooks` for" in out
     assert f"at {__file__}:" in out
     assert "in ask: thread.join(60)  # the main thread waits here" in out
-    assert "the batch has ['x'] float32[4, 2]" in out
+    assert "the batch has x f32[4,2]" in out
     assert "Thread MainThread" in out
     assert not list(pathlib.Path(runner.work_dir).glob("stacks*"))
 

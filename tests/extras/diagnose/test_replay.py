@@ -1,4 +1,5 @@
 import re
+import sys
 import textwrap
 
 import pytest
@@ -59,7 +60,7 @@ def test_the_command_in_the_error_finds_the_operation(tmp_path, monkeypatch, cap
     out = capsys.readouterr().out
     assert out.startswith("the step of iteration 3:\n  loss: nan\n")
     assert "not finite, in the order of the computation:\n  loss: 1 element\n" in out
-    assert "encountered in log" in out
+    assert "first operation:\n  NaN from `log`, at " in out
     assert 'jnp.log(params["w"])' in out
 
 
@@ -118,17 +119,87 @@ def test_the_command_with_checks_ends_at_the_first_step_that_fails(tmp_path, mon
     assert "in Ones of train_dataloader: example 1 is sample 5" in error
 
 
-def test_the_command_with_checks_lets_jaxtyping_check_the_modules_beside_the_config(tmp_path, monkeypatch, capsys):
-    packages = tmp_path / "packages"
-    packages.mkdir()
+@pytest.fixture
+def packages(tmp_path, monkeypatch):
+    """A directory for stand-ins of packages, which are forgotten afterwards."""
+    directory = tmp_path / "packages"
+    directory.mkdir()
+    monkeypatch.syspath_prepend(directory)
+    yield directory
+    for name in [path.stem for path in directory.glob("*.py")]:
+        sys.modules.pop(name, None)
+
+
+def test_the_command_with_checks_lets_jaxtyping_check_the_modules_beside_the_config(tmp_path, monkeypatch, capsys, packages):
+    monkeypatch.delitem(sys.modules, "jaxtyping", raising=False)
     (packages / "beartype.py").write_text("")
     (packages / "jaxtyping.py").write_text(
         "import contextlib\ndef install_import_hook(modules, checker):\n"
         "    print('hook', *modules, checker)\n    return contextlib.nullcontext()\n"
     )
-    monkeypatch.syspath_prepend(packages)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("")
     (tmp_path / "bad.py").write_text("def get_config():\n    return dict(model=1)\n")
     assert main(["train", "bad.py", "--check"]) == 2
     assert "hook bad net beartype.beartype\n" in capsys.readouterr().out
+
+
+CHECKER = """
+import functools, inspect
+
+def beartype(function):
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        for name, value in bound.arguments.items():
+            check(name, value)
+        result = function(*args, **kwargs)
+        check("return", result)
+        return result
+
+    def check(name, value):
+        expected = function.__annotations__.get(name)
+        if hasattr(expected, "dim_str") and not isinstance(value, expected):
+            raise TypeError(name)
+
+    return call
+"""
+ANNOTATED = """
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x: Float[Array, "batch features"]) -> Float[Array, "batch 5"]:
+        return nn.Dense(4)(x)
+"""
+ON_NET = """
+import numpy as np
+from annotated import Net
+from jengine.data import ArrayDataset
+
+def get_config():
+    return dict(
+        model=dict(type="LinenModel", module=dict(type=Net), inputs="x", loss=dict(type="CrossEntropy", label="y")),
+        train_dataloader=dict(batch_size=4, dataset=dict(type=ArrayDataset, arrays=dict(x=np.ones((8, 3), np.float32), y=np.zeros(8, int)))),
+        train_cfg=dict(max_epochs=1),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+    )
+"""
+
+
+@pytest.mark.foreign
+def test_a_shape_that_jaxtyping_refuses_is_named_with_its_function(tmp_path, monkeypatch, capsys, packages):
+    pytest.importorskip("jaxtyping")
+    (packages / "beartype.py").write_text(CHECKER)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "annotated.py").write_text(ANNOTATED)
+    (tmp_path / "on_net.py").write_text(ON_NET)
+    assert main(["train", "on_net.py", "--check"]) == 1
+    error = capsys.readouterr().err
+    assert "TypeCheckError: Type-check error whilst checking the return value of annotated.Net.__call__" in error
+    assert "Actual value: f32[4,4]" in error
+    assert "linen.py" not in error
+    assert "_decorator.py" not in error

@@ -45,7 +45,6 @@ def test_training_ends_with_the_range_of_the_labels_and_the_advice(make_runner, 
         model=classifier(),
         train_dataloader=labelled(0, 1, 2, 0, 1, 3, 0, 0),  # the batch of iteration 2 is wrong, the last one is not
         train_cfg=dict(max_epochs=1),
-        val_dataloader=None, val_cfg=None, val_evaluator=None,
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=interval)),
     )  # fmt: skip
     with pytest.raises(NonFiniteLossError, match="the loss of iteration 2") as error:
@@ -62,7 +61,6 @@ def test_the_numerics_guard_names_the_labels_too(make_runner):
         model=classifier(),
         train_dataloader=labelled(0, 1, 3, 0, 3, 3, 0, 3),
         train_cfg=dict(max_epochs=1),
-        val_dataloader=None, val_cfg=None, val_evaluator=None,
         custom_hooks=[dict(type="NumericsGuardHook", max_in_row=2, interval=1)],
     )  # fmt: skip
     with pytest.raises(FloatingPointError, match="were dropped") as error:

@@ -44,7 +44,7 @@ def _make_segmentation_runner(make_runner, visualizer, hook):
             checkpoint=None,
             logger=None,
             visualization=dict(type="SegVisualizationHook", draw=True, interval=1, **hook),
-        ),
+        ), validates=True,
     )
 
 
@@ -93,7 +93,7 @@ def test_a_test_draws_its_images_with_label_and_prediction_by_default(make_runne
         test_dataloader=data,
         test_cfg=dict(),
         test_evaluator=dict(type="Accuracy"),
-        custom_hooks=[dict(type="NaiveVisualizationHook")],
+        custom_hooks=[dict(type="NaiveVisualizationHook")], validates=True,
     )
     runner.test()
     pictures = sorted(tmp_path.glob("run/*/vis_data/vis_image/*.png"))

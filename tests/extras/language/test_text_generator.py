@@ -138,9 +138,11 @@ def test_a_run_of_the_nnx_module_has_the_losses_and_the_checkpoint_of_the_linen_
     assert runner.model.decode(runner.predict(Prompts(PROMPTS).arrays)) == ANSWERS
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "txt"])
+@pytest.mark.parametrize("ending", ["jsonl", "txt", "csv"])
 def test_the_command_line_continues_the_prompts_of_a_file(trained, tmp_path, capsys, ending):
-    lines = [json.dumps(dict(prompt=prompt)) for prompt in PROMPTS] if ending == "jsonl" else PROMPTS
+    lines = {
+        "jsonl": [json.dumps(dict(prompt=prompt)) for prompt in PROMPTS], "txt": PROMPTS, "csv": ["prompt", *PROMPTS],
+    }[ending]  # fmt: skip
     (tmp_path / f"prompts.{ending}").write_text("\n".join(lines))
     assert (
         main(
@@ -158,7 +160,7 @@ def test_the_command_line_continues_the_prompts_of_a_file(trained, tmp_path, cap
         )
         == 0
     )
-    assert f"3 texts of {trained.work_dir}, written to" in capsys.readouterr().out
+    assert f"3 texts of {trained.work_dir}/iter_40, written to" in capsys.readouterr().out
     found = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
     assert found == [dict(prompt=prompt, text=text) for prompt, text in zip(PROMPTS, ANSWERS, strict=True)]
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from jengine.data import DataLoader
-from jengine.extras.language import Sentences, TokenWindows
+from jengine.extras.language import ByteTokenizer, Sentences, TokenWindows, encode_all
+from jengine.runner import Runner
 
 
 def test_a_sample_is_a_window_and_the_next_token_of_each_position():
@@ -30,6 +31,29 @@ def test_samples_have_the_bytes_of_their_targets_for_a_given_vocabulary(tmp_path
         sample = TokenWindows([1, 2, 3, 0, 1], length=3, token_bytes=given)[0]
         assert sample["num_bytes"].tolist() == [4, 2, 0]  # the targets are 2, 3, 0
         assert sample["num_bytes"].dtype == np.int32
+
+
+def test_windows_over_encoded_texts_have_bytes_and_all_metrics_of_language(tmp_path):
+    tokens = encode_all(["naïve"] * 9, ByteTokenizer())
+    parts = [TokenWindows(part, length=6) for part in (tokens[:30], tokens[30:])]
+    assert parts[0][0]["num_bytes"].tolist() == [1, 1, 1, 1, 1, 0]  # the end of the text has none
+    assert "num_bytes" not in TokenWindows(np.arange(7), length=6)[0]
+    assert Sentences(sentences=2)[0]["num_bytes"].tolist() == [1] * 64
+    metrics = [dict(type=name, label="targets") for name in ("Perplexity", "BitsPerByte", "Accuracy")]
+    runner = Runner(
+        dict(
+            type="LinenModel", inputs="tokens", loss=dict(type="CrossEntropy", label="targets"),
+            module=dict(type="TransformerLM", vocab_size=257, width=8, depth=1, heads=1, mlp_width=8),
+        ),
+        work_dir=str(tmp_path), log_level="ERROR", val_cfg={}, val_evaluator=metrics,
+        val_dataloader=dict(batch_size=2, dataset=parts[0]),
+        default_hooks=dict(checkpoint=None),
+    )  # fmt: skip
+    scores = runner.val()
+    bits = np.log2(scores["perplexity"])
+    # 24 targets, of which three ends have no bytes
+    assert scores["bits_per_byte"] == pytest.approx(bits * 24 / 21, rel=1e-5)
+    assert 0 <= scores["accuracy/top1"] <= 1
 
 
 @pytest.mark.parametrize(

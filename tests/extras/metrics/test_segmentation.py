@@ -28,6 +28,24 @@ def test_the_three_metrics_of_a_small_image():
     assert metrics["mAcc"] == pytest.approx((2 / 3 + 1 / 2) / 2)  # class 2 does not occur in the labels
 
 
+def test_dice_and_f_score_are_means_over_the_classes_too():
+    metric = IoUMetric(num_classes=3, iou_metrics=["mDice", "mFscore"])
+    metrics = evaluate(metric, (PREDICTED, {"label": LABELS}))
+    assert metrics == pytest.approx(
+        dict(
+            aAcc=3 / 5,
+            mDice=(4 / 5 + 2 / 4 + 0 / 1) / 3,
+            mAcc=(2 / 3 + 1 / 2) / 2,
+            mFscore=(4 / 5 + 2 / 4) / 2,  # class 2 has no labels, and no recall
+            mPrecision=(2 / 2 + 1 / 2 + 0 / 1) / 3,
+            mRecall=(2 / 3 + 1 / 2) / 2,
+        )
+    )
+    assert evaluate(IoUMetric(num_classes=3, iou_metrics="mDice"), (PREDICTED, {"label": LABELS})).keys() == {
+        "aAcc", "mDice", "mAcc",
+    }  # fmt: skip
+
+
 def test_classes_that_do_not_occur_are_left_out_of_the_means():
     metrics = evaluate(IoUMetric(num_classes=9), (PREDICTED, {"label": LABELS}))
     assert metrics["mIoU"] == pytest.approx((2 / 3 + 1 / 3 + 0) / 3)

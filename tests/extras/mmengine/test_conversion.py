@@ -127,6 +127,18 @@ def test_datasets_within_datasets_are_converted_with_their_pipelines():
     )  # fmt: skip
 
 
+def test_transforms_of_torchvision_are_classes_of_ones_own():
+    pipeline = [dict(type="torchvision/Normalize", mean=[0.5], std=[0.2]), dict(type="torchvision/RandomCrop", size=8)]
+    conversion = Conversion(dict(train_dataloader=dict(batch_size=1, dataset=dict(type="Own", pipeline=pipeline))))
+    assert conversion.result["train_dataloader"]["dataset"]["pipeline"] == [
+        dict(type="my_data.Normalize", mean=[0.5], std=[0.2]), dict(type="my_data.RandomCrop", size=8),
+    ]  # fmt: skip
+    changed = [row.text for row in conversion.rows if row.path.startswith("train_dataloader.dataset.pipeline")]
+    assert changed == [
+        "torchvision/Normalize to my_data.Normalize", "torchvision/RandomCrop to my_data.RandomCrop",
+    ]  # fmt: skip
+
+
 def test_a_variable_that_nothing_reads_is_named_with_its_value():
     rows = {row.path: row.text for row in Conversion(dict(lr=0.1, own=dict(a=1)), read={"lr"}).rows}
     assert rows == {"lr": "a variable, whose value is where it is used", "own": "nothing reads a=1"}

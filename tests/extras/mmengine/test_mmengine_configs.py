@@ -76,7 +76,7 @@ PUBLIC = {
         "optim_wrapper = dict(optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.1), paramwise_cfg=dict(norm_decay_mult=0.0))\n"
         "train_cfg = dict(by_epoch=True, max_epochs=3, val_interval=1)\nval_cfg = dict()\n"
         "auto_scale_lr = dict(base_batch_size=1024)",
-        ["default_hooks.visualization", "visualizer.type"],
+        ["default_hooks.visualization", "visualizer.type", "auto_scale_lr"],
     ),
     "segmentation": (
         "vis_backends = [dict(type='LocalVisBackend'), dict(type='TensorboardVisBackend')]\n"

@@ -33,7 +33,7 @@ def test_schedule_free_weights_are_evaluated_and_stored(make_runner, tmp_path):
         custom_hooks=[dict(type="ScheduleFreeHook", evaluate_on_origin=True)],
         default_hooks=SAVE,
     )
-    runner = make_runner(**settings)
+    runner = make_runner(**settings, validates=True)
     params = runner.train().params
     kind = optax.contrib.ScheduleFreeState
     states = [
@@ -51,8 +51,8 @@ def test_schedule_free_weights_are_evaluated_and_stored(make_runner, tmp_path):
     path = str(tmp_path / "run" / "epoch_2")
     averages = jax.device_get(runner.state.hook_state["ScheduleFreeHook"].params)
     assert jax.tree.map(float, checkpoint.load(path).params["b"]) == float(averages["b"])
-    assert bits(make_runner(**settings, resume=path).train()) == bits(runner.state)
-    plain = make_runner(custom_hooks=[dict(type="ScheduleFreeHook")], work_dir=tmp_path / "plain")
+    assert bits(make_runner(**settings, resume=path, validates=True).train()) == bits(runner.state)
+    plain = make_runner(custom_hooks=[dict(type="ScheduleFreeHook")], work_dir=tmp_path / "plain", validates=True)
     with pytest.raises(ValueError, match="`optim_wrapper.optimizer` must be schedule-free"):
         plain.train()
 

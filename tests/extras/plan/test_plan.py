@@ -1,6 +1,4 @@
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -78,10 +76,10 @@ def config(tmp_path):
     return path
 
 
-def test_the_command_plans_for_devices_that_do_not_exist(config, tmp_path):
+def test_the_command_plans_for_devices_that_do_not_exist(run_python, config, tmp_path):
     command = "import sys; from jengine.cli import main; sys.exit(main())"
     arguments = ["plan", str(config), "--devices", "4", "--mesh", "data=2,fsdp=2"]
-    result = subprocess.run([sys.executable, "-c", command, *arguments], capture_output=True, text=True, cwd=tmp_path)
+    result = run_python(command, *arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     out = result.stdout
     assert out.startswith("4 devices, mesh {'data': 2, 'fsdp': 2, 'tensor': 1}, 8 examples per step\n")

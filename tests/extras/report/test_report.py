@@ -23,7 +23,7 @@ def test_one_file_holds_the_data_and_the_scripts_and_refers_to_no_other(tmp_path
     write_run(tmp_path / "</script>", losses(1.0), images=[("sample", 1)])  # a name that must not end the data
     out = tmp_path / "pages" / "r.html"
     assert main(["report", str(tmp_path / "</script>"), "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out} shows 1 runs: script>\n"
+    assert capsys.readouterr().out == f"{out} shows 1 run: script>\n"
     page = out.read_text()
     (run,) = read_data(page)["runs"]
     assert run["name"] == "script>"

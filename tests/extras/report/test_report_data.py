@@ -136,7 +136,7 @@ def test_facts_of_a_run_come_from_its_record(tmp_path):
     assert (run["seconds"], run["speed"]) == ({"step": 3.0, "compile": 1.0}, {"iterations_per_second": 20.0})
     assert run["groups"] == {"columns": ["group", "lr"], "rows": [["0", "0.1"]]}
     assert run["versions"] == {"jengine": "0.1.0", "jax": "0.10.2"}
-    assert run["test"] == {"accuracy/top1": 0.75}
+    assert run["tests"] == [{"checkpoint": "", "metrics": {"accuracy/top1": 0.75}}]
     assert {item["name"] for item in run["series"]} == {"lr", "time", "data_time", "loss"}
 
 

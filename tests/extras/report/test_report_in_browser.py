@@ -39,6 +39,8 @@ TWO_RUNS = """
   found.pictures = [...$("pictures").querySelectorAll("img")].map(image => image.naturalWidth);
   found.buttons = [...new Set([...document.querySelectorAll(".modebar-btn")].map(button => button.dataset.title))].sort();
   found.wider = document.documentElement.scrollWidth - innerWidth;
+  const pictured = [...document.querySelectorAll(".js-plotly-plot")].map(plot => plot.querySelector("svg[role=img]")?.getAttribute("aria-label"));
+  found.pictured = [pictured.filter(Boolean).length === pictured.length, pictured.find(text => text?.startsWith("loss"))];
   change("smooth", 0.9, "input");
   found.smoothed = lines("loss").length;
   $("log").click();
@@ -51,6 +53,16 @@ TWO_RUNS = """
   found.after_hiding = lines("lr").length;
   change("filter", "^loss$", "input");
   found.filtered = [...document.querySelectorAll(".panel")].map(panel => panel.dataset.name);
+  const visible = [...document.querySelectorAll("button, a, input, select, summary")].filter(item => item.checkVisibility() && getComputedStyle(item).opacity !== "0");
+  const hit = item => item.type === "checkbox" ? item.closest("label") : item;
+  found.small = visible.map(item => [item.outerHTML.slice(0, 80), hit(item).getBoundingClientRect()]).filter(([, box]) => box.width < 24 || box.height < 24);
+  found.unnamed = visible.filter(item => !(item.getAttribute("aria-label") || item.textContent.trim() || item.querySelector("img[alt]") || item.closest("label")?.textContent.trim())).map(item => item.outerHTML);
+  found.nested = document.querySelectorAll("label button, button button").length;
+  found.progress = [...document.querySelectorAll("[role=progressbar]")].map(bar => bar.getAttribute("aria-valuenow"));
+  found.hidden_runs = (() => { data.runs.forEach(run => hidden.add(run.name)); renderComparison(); describe(panels.get("loss")); return node("loss").querySelector(".warn").innerText; })();
+  const box = $("run-list").querySelector("input");
+  box.focus(); box.click();
+  found.focus = [document.activeElement.dataset.focus, document.activeElement === box];
   $("theme").click(); $("theme").click();
   found.theme = [document.documentElement.dataset.theme, getComputedStyle(document.body).backgroundColor];
   return found;
@@ -59,14 +71,16 @@ TWO_RUNS = """
 SWEEP = """
   const found = {errors};
   const plot = () => node("loss").querySelector(".plot"), traces = () => plot().data.length;
-  found.cards = [...$("run-list").children].slice(0, 2).map(card => [card.querySelector(".run-name").innerText, card.querySelector(".metric").innerText]);
+  found.cards = [...$("run-list").children].slice(0, 2).map(card => [card.querySelector(".run-name").innerText, card.querySelector(".metric").textContent]);
   found.colors = new Set(data.runs.map(color)).size;
-  found.headings = [...$("table").querySelectorAll("th")].map(cell => cell.innerText);
+  found.headings = [...$("table").querySelectorAll("thead th")].map(cell => cell.innerText);
   found.first = rows()[0];
-  sort("lr"); found.rates = rows().map(row => row[1]);
-  sort("lr"); found.falling = rows().map(row => row[1]);
+  sort("lr"); found.rates = rows().map(row => row[2]);
+  sort("lr"); found.falling = rows().map(row => row[2]);
   change("search", "lr=0.3 width=64", "input");
   found.found = [rows().length, traces(), $("shown").innerText];
+  change("search", "nothing", "input");
+  found.nothing = [$("run-list").innerText, $("table").hidden];
   change("search", "", "input");
   found.parallel = document.querySelectorAll("#parallel .scatterlayer .trace").length;
   found.axes = $("parallel-plot").layout.annotations.filter(item => item.yanchor === "bottom").map(item => item.text);
@@ -124,6 +138,24 @@ def test_the_page_is_as_narrow_as_its_window(found):
     assert found["wider"] <= 0
 
 
+def test_a_finger_can_hit_all_controls_and_a_screen_reader_names_them(found):
+    assert found["small"] == []  # of less than 24 pixels
+    assert found["unnamed"] == []
+    assert found["nested"] == 0
+    assert found["progress"] == ["100", "100"]
+    assert found["pictured"] == [
+        True, "loss, 4 curves. a ends at 0.025; a (validation) ends at 0.05; b ends at 0.05; b (validation) ends at 0.1",
+    ]  # fmt: skip
+
+
+def test_the_focus_stays_where_it_was_when_a_card_is_pressed(found):
+    assert found["focus"] == ["card a", False]  # the card is a new element
+
+
+def test_hidden_runs_leave_a_sentence(found):
+    assert found["hidden_runs"] == "All runs are hidden."
+
+
 def test_no_button_sends_data_away(found):
     assert all("Cloud" not in title and "Share" not in title for title in found["buttons"])
 
@@ -154,14 +186,15 @@ def sweep(tmp_path_factory):
 
 def test_a_sweep_opens_with_its_best_runs(sweep):
     assert sweep["errors"] == []
-    assert sweep["cards"] == [["run_08", "0.4"], ["run_10", "0.4"]]  # 0.4 / scale of 1
+    assert sweep["cards"] == [["run_08", "best accuracy/top1 0.4"], ["run_10", "best accuracy/top1 0.4"]]  # 0.4 / scale of 1
     assert sweep["colors"] == 12
     assert sweep["headings"] == [
-        "run", "lr", "width", "best accuracy/top1 ↑", "last accuracy/top1", "best loss ↓", "last loss", "seed",
-        "iterations", "time", "status",
+        "run", "status", "lr", "width", "best accuracy/top1 ↑", "last accuracy/top1", "best loss ↓", "last loss", "seed",
+        "iterations", "time",
     ]  # fmt: skip
     assert sweep["first"] == [
         "run_08",
+        "finished",
         "1",
         "64",
         "0.4 epoch 4",
@@ -171,8 +204,11 @@ def test_a_sweep_opens_with_its_best_runs(sweep):
         "0",
         "40",
         "4 s",
-        "finished",
     ]
+
+
+def test_a_search_without_a_run_says_so(sweep):
+    assert sweep["nothing"] == ["No run has all of these words: nothing", True]
 
 
 def test_the_table_is_sorted_and_searched_and_shows_one_run_alone(sweep):
@@ -197,8 +233,8 @@ def test_the_curve_under_the_pointer_is_described_and_the_others_fade(sweep):
 def test_seeds_are_averaged_in_table_and_curves(sweep):
     assert len(sweep["groups"]) == 6
     # 0.4 / 1 and 0.4 / 2: mean 0.3, sample deviation 0.2 / sqrt(2)
-    assert sweep["groups"][0][1:4] == ["1", "64", "0.3 ± 0.14"]
-    assert sweep["groups"][0][-2:] == ["2", "finished"]
+    assert sweep["groups"][0][2:5] == ["1", "64", "0.3 ± 0.14"]
+    assert (sweep["groups"][0][1], sweep["groups"][0][-1]) == ("finished", "2")
     assert sweep["bands"] == [36, 12]  # of training and validation: two edges and a mean for each of six groups
     # the losses of the best group at iteration 2: 1 / 2 and 2 / 2
     assert sweep["mean"] == pytest.approx([0.75, 0.125**0.5])

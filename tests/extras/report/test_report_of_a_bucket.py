@@ -62,6 +62,6 @@ def test_a_page_is_written_to_a_bucket(tmp_path, url, capsys):
     write_run(tmp_path / "a", losses(1.0))
     send(tmp_path, url)
     assert main(["report", f"{url}/a", "--out", f"{url}/report.html"]) == 0
-    assert f"{url}/report.html shows 1 runs: a" in capsys.readouterr().out
+    assert f"{url}/report.html shows 1 run: a" in capsys.readouterr().out
     assert b"<html" in read_bytes(f"{url}/report.html")
     assert main(["report", f"{url}/missing"]) == 2

@@ -141,7 +141,7 @@ def test_names_with_control_characters_do_not_reach_the_terminal(tmp_path, capsy
     write_run(tmp_path / "a\x1b[2J", [{"step": 1, "iter": 1, "\x1b]0;x\x07": "text"}])
     assert main(["report", str(tmp_path / "a\x1b[2J"), "--out", str(tmp_path / "r.html")]) == 0
     out = capsys.readouterr().out
-    assert r"shows 1 runs: a\x1b[2J" in out
+    assert r"shows 1 run: a\x1b[2J" in out
     assert r"\x1b]0;x\x07" in out
     assert "\x1b" not in out
 

@@ -4,7 +4,6 @@ import contextlib
 import http.server
 import importlib.util
 import pathlib
-import subprocess
 import sys
 import threading
 
@@ -378,13 +377,14 @@ np.save(sys.argv[3], np.concatenate(parts))
 
 
 @needs_flatbuffers
-def test_an_artifact_runs_without_the_code_of_the_model_for_any_batch_size(linen, tmp_path):
+def test_an_artifact_runs_without_the_code_of_the_model_for_any_batch_size(run_python, linen, tmp_path):
     path, inputs, outputs = tmp_path / "model.jaxexport", tmp_path / "x.npy", tmp_path / "out.npy"
     exported = export_model(jengine.load_model(linen.work_dir), dict(x=X, y=X[:, 0] > 0, mask=X[:, 0] > 0), path)
     assert exported.platforms == ("cpu", "cuda", "tpu")
     assert [(str(aval.dtype), str(aval.shape)) for aval in exported.in_avals] == [("float32", "(batch, 4)")]
     np.save(inputs, X)
-    subprocess.run([sys.executable, "-c", CALL, path, inputs, outputs], check=True)
+    done = run_python(CALL, path, inputs, outputs)
+    assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(np.load(outputs), linen.predict(dict(x=X)), rtol=1e-5, atol=1e-6)
 
 

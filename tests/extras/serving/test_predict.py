@@ -3,8 +3,6 @@
 import importlib.util
 import io
 import os
-import subprocess
-import sys
 import zipfile
 
 import fsspec
@@ -109,10 +107,10 @@ def test_predictions_of_the_arrays_of_a_file(trained, tmp_path, place):
         (["--data", "test"], "the config must have test_dataloader, got data for: val, train; choose with --data"),
         (
             ["--data", "other"],
-            "`--data` must be one of test, val, train, an .npz file, or a .jsonl or .txt file of prompts",
+            "`--data` must be one of test, val, train, a directory of images, an image or a pattern such as 'new/*.png'",
         ),
-        (["--out", "out.txt"], "`--out` must be an .npz file, or .jsonl for generated text, got 'out.txt'"),
-        (["--out", "out.jsonl"], "`--out` must be a .jsonl file for a .jsonl or .txt file of prompts in `--data`"),
+        (["--data", "other"], "got 'other', which does not exist"),
+        (["--out", "out.txt"], "`--out` must be a .csv, .jsonl or .npz file, got 'out.txt'"),
         (["--out", "out.jsonl", "--data", "prompts.txt"], "`model` must be a TextGenerator"),
     ],
 )
@@ -132,14 +130,15 @@ np.savez(sys.argv[2], y=model.call({"x": np.linspace(-1, 1, 7, dtype=np.float32)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("flatbuffers") is None, reason="needs flatbuffers")
-def test_jax_export_writes_an_artifact_that_runs_without_the_model(trained, tmp_path, capsys):
+def test_jax_export_writes_an_artifact_that_runs_without_the_model(run_python, trained, tmp_path, capsys):
     directory, model = trained
     work, file = str(directory / "work"), str(tmp_path / "line.jaxexport")
     assert main(["ckpt", "export", work, "--jax-export", file]) == 0
     out = capsys.readouterr().out
     assert "x float32[batch] -> half bfloat16[batch], y float32[batch]\n" in out
     assert f"epoch_2 on cpu, cuda, tpu: {(tmp_path / 'line.jaxexport').stat().st_size:,} bytes" in out
-    subprocess.run([sys.executable, "-c", CALL, file, tmp_path / "found.npz"], check=True)
+    done = run_python(CALL, file, tmp_path / "found.npz")
+    assert done.returncode == 0, done.stderr
     np.testing.assert_allclose(np.load(tmp_path / "found.npz")["y"], model(dict(x=line(7)))["y"], rtol=1e-6)
     options = ["--input", "x=float32[]", "--batch-size", "4", "--platforms", "cpu", "--raw"]
     assert main(["ckpt", "export", work, "--jax-export", file, *options]) == 0

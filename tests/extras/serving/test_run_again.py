@@ -1,5 +1,6 @@
 """Check that the config in a work dir runs again, with the user's modules next to the original config."""
 
+import functools
 import os
 import pathlib
 import shutil
@@ -84,15 +85,13 @@ def project(tmp_path, monkeypatch):
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
 
 
-def jengine(*arguments, cwd):
-    code = "import sys; from jengine.cli import main; sys.exit(main())"
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def jengine(run_python):
+    """The command `jengine`, in a new process."""
+    return functools.partial(run_python, "from jengine.cli import main; sys.exit(main())")
 
 
-def test_the_config_of_a_run_runs_again_elsewhere_with_the_same_result(project, tmp_path, capsys):
+def test_the_config_of_a_run_runs_again_elsewhere_with_the_same_result(jengine, project, tmp_path, capsys):
     first = jengine("train", "configs/config.py", "--work-dir", "work_dirs/a", cwd=project)
     assert first.returncode == 0, first.stderr
     assert "cannot be run again" not in first.stdout
@@ -164,7 +163,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_run_of_a_script_runs_again_is_loaded_and_exported(tmp_path):
+def test_a_run_of_a_script_runs_again_is_loaded_and_exported(jengine, tmp_path):
     (tmp_path / "mean.py").write_text(SCRIPT.replace("OPTIONS", "custom_hooks=[Halves(2)],"))
     first = subprocess.run([sys.executable, "mean.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
     assert first.returncode == 0, first.stderr
@@ -203,7 +202,7 @@ def test_a_config_that_cannot_be_run_again_is_reported_with_its_key(project, cap
     assert "`custom_hooks[2].type` must be a literal or importable" in lines[0]
 
 
-def test_worker_processes_import_the_modules_next_to_the_config(project):
+def test_worker_processes_import_the_modules_next_to_the_config(jengine, project):
     override = "--config.train_dataloader.num_workers=1"
     process = jengine("train", "configs/config.py", override, "--work-dir", "workers", cwd=project)
     assert process.returncode == 0, process.stderr

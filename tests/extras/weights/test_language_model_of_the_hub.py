@@ -9,9 +9,10 @@ import pytest
 
 from jengine.cli import main
 from jengine.config import load_config, resolve
+from jengine.config.errors import ConfigError
 from jengine.extras.networks import TransformerLM
-from jengine.extras.weights import load_pretrained, open_weights, transformer_arguments
-from jengine.extras.weights.huggingface import read_config
+from jengine.extras.weights import export_hub, load_pretrained, open_weights, transformer_arguments
+from jengine.extras.weights.huggingface import make_config, read_config
 from jengine.hooks import Hook
 from jengine.runner import Runner
 
@@ -20,7 +21,7 @@ CONFIG = pathlib.Path(__file__).parents[3] / "configs" / "lm.py"
 TOKENS = np.arange(40, dtype=np.int32).reshape(4, 10) % 12
 
 
-def make_config(work_dir, **changes):
+def make_config_of_run(work_dir, **changes):
     module = dict(type="TransformerLM", **transformer_arguments(DATA / "llama"))
     data = dict(batch_size=4, dataset=dict(type="ArrayDataset", arrays=dict(tokens=TOKENS, targets=TOKENS + 1)))
     return dict(
@@ -40,7 +41,7 @@ def make_config(work_dir, **changes):
 
 
 def test_a_fine_tuned_model_is_exported_as_the_directory_that_it_started_from(tmp_path, capsys):
-    state = Runner.from_cfg(make_config(tmp_path / "run")).train()
+    state = Runner.from_cfg(make_config_of_run(tmp_path / "run")).train()
     assert float(np.abs(state.params["layers"]["mlp"]["up"]["kernel"]).max()) > 0.5  # the recorded ones are large
     for options in ([], ["--like", str(DATA / "llama")]):
         out = tmp_path / f"hub{len(options)}"
@@ -57,11 +58,74 @@ def test_a_fine_tuned_model_is_exported_as_the_directory_that_it_started_from(tm
 
 
 def test_a_model_that_computes_something_else_with_weights_of_the_same_shapes_is_a_warning(tmp_path):
-    runner = Runner.from_cfg(make_config(tmp_path / "run", rotary_base=10_000.0, activation="gelu"))
+    runner = Runner.from_cfg(make_config_of_run(tmp_path / "run", rotary_base=10_000.0, activation="gelu"))
     runner.train()
     log = (pathlib.Path(runner.log_dir) / f"{runner.timestamp}.log").read_text()
     assert "rotary_base is 10000.0, that of the weights is 2000.0; " in log
     assert "activation is 'gelu', that of the weights is 'silu'." in log
+
+
+LLAMA = dict(vocab_size=12, width=8, depth=1, heads=2, mlp_width=6)
+GPT2 = dict(**LLAMA, norm="layer", mlp="plain", activation="gelu_tanh", positions="learned", bias=True, tied=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        (dict(**LLAMA, kv_heads=1, bias="mlp", norm_epsilon=1e-5, rotary_base=500.0), "llama"),
+        (dict(**LLAMA, rotary_scaling=dict(kind="linear", factor=2.0)), "llama"),
+        (dict(**LLAMA, rotary_scaling=dict(kind="yarn", factor=2.0, original_length=16), head_size=6), "llama"),
+        (
+            dict(
+                **LLAMA, tied=True, activation="relu",
+                rotary_scaling=dict(kind="llama3", factor=2.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=9),
+            ),
+            "llama",
+        ),
+        (dict(**LLAMA, window=4, activation="gelu"), "mistral"),
+        (dict(**GPT2, max_length=10), "gpt2"),
+    ],
+)  # fmt: skip
+def test_a_model_that_was_trained_here_is_exported_with_a_config_of_its_own(tmp_path, settings, kind):
+    module = TransformerLM(**settings)
+    params = jax.jit(module.init)(jax.random.key(0), TOKENS)["params"]
+    config = make_config(module)
+    assert config["model_type"] == kind
+    export_hub(params, tmp_path, config)
+    read = transformer_arguments(tmp_path)
+    zeros = jax.tree.map(np.zeros_like, params)
+    loaded, _, _ = load_pretrained(tmp_path, zeros)
+    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    np.testing.assert_array_equal(
+        TransformerLM(**read).apply({"params": loaded}, TOKENS), module.apply({"params": params}, TOKENS)
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(**LLAMA, experts=2), "experts is 2, that of llama is None"),
+        (dict(**LLAMA, window=3, bias=True), "attention_bias is True, that of mistral is False"),
+        (dict(**GPT2 | dict(mlp="gated"), max_length=10), "mlp is 'gated', that of gpt2 is 'plain'"),
+    ],
+)
+def test_settings_that_no_model_type_has_are_no_config(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(TransformerLM(**settings))
+
+
+@pytest.mark.parametrize("as_object", [False, True])
+def test_the_command_exports_a_model_that_has_started_from_nothing(tmp_path, capsys, as_object):
+    config = make_config_of_run(tmp_path / "run") | dict(load_from=None)
+    if as_object:
+        config["model"]["module"] = TransformerLM(**transformer_arguments(DATA / "llama"))
+    state = Runner.from_cfg(config).train()
+    assert main(["ckpt", "export", str(tmp_path / "run"), str(tmp_path / "hub"), "--to", "safetensors"]) == 0
+    assert transformer_arguments(tmp_path / "hub") == transformer_arguments(DATA / "llama")
+    weights = open_weights(tmp_path / "hub")
+    np.testing.assert_array_equal(
+        dict(weights.read(weights.structs))["model.norm.weight"], state.params["norm"]["scale"]
+    )
 
 
 class Losses(Hook):
@@ -74,7 +138,7 @@ class Losses(Hook):
 
 def test_a_step_on_a_mesh_is_that_of_one_device(tmp_path):
     hook, rules = Losses(), resolve(load_config(CONFIG))["parallel"]["rules"]
-    config = make_config(tmp_path / "mesh")
+    config = make_config_of_run(tmp_path / "mesh")
     config.update(
         parallel=dict(type="Pjit", devices=4, mesh=dict(data=1, fsdp=2, tensor=2), rules=rules, strict=True),
         custom_hooks=[hook],
@@ -107,7 +171,7 @@ def test_a_step_on_a_mesh_is_that_of_one_device(tmp_path):
     ],
 )
 def test_a_wrong_rule_is_an_error_before_anything_is_built(tmp_path, rename, message):
-    config = make_config(tmp_path / "run")
+    config = make_config_of_run(tmp_path / "run")
     config["load_from"] = dict(path=config["load_from"], rename=rename)
     with pytest.raises((TypeError, ValueError), match=message):
         Runner.from_cfg(config)

@@ -2,8 +2,6 @@
 
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import jengine
 
@@ -21,7 +19,7 @@ mine = WeightReader(
 """
 
 
-def test_an_extra_adds_a_format_of_weights(tmp_path):
+def test_an_extra_adds_a_format_of_weights(run_python, tmp_path):
     shutil.copytree(ROOT, tmp_path / "jengine", ignore=shutil.ignore_patterns("__pycache__"))
     extra = tmp_path / "jengine" / "extras" / "mine"
     extra.mkdir()
@@ -37,8 +35,6 @@ print(params["fc"]["bias"])
 try: weights.locate_weights("w.mine/..")
 except FileNotFoundError as error: print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = run_python(code, cwd=tmp_path)
     assert done.stdout.startswith("[4. 4.]"), done.stderr
     assert "weights must be a checkpoint or work dir of jengine, an .eqx file, a .mine file, " in done.stdout

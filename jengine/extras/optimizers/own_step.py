@@ -358,14 +358,12 @@ def build_own_step(
     phases: Sequence[PhaseConfig] | None,
     constrain: Constrain,
     gather_tables: Gather,
-) -> OwnStep | None:
-    """Return the model's own step; None if it has none.
+) -> Callable[..., tuple[StepContext, Mapping[str, PyTree]]]:
+    """Return `OwnStep.run` for a model with a `train_step`.
 
     Raises:
       ValueError: phases, which the model's step would not see.
     """
-    if not model.has_train_step:
-        return None
     if phases is not None:
         raise ValueError(
             "phases must be None for a model with its own `train_step`, which calls its "
@@ -373,4 +371,4 @@ def build_own_step(
         )
     optimizers = optim_wrapper if isinstance(optim_wrapper, Mapping) else {"": optim_wrapper}
     model = parts.apply_precision(model, optim_wrapper)
-    return OwnStep(model, optim_wrapper, optimizers, constrain, gather_tables)
+    return OwnStep(model, optim_wrapper, optimizers, constrain, gather_tables).run

@@ -13,8 +13,14 @@ from jengine.data import ArrayDataset
 from jengine.extras.plan import find_collectives
 from jengine.hooks import Hook
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel
+from tests.extras.replicas.test_data_parallel import (
+    AMP,
+    LARS,
+    TEXT,
+    make_plain_model,
+    make_words_model,
+)
 from tests.parallel.conftest import X, Y, make_loader, squared_error, step_collectives
-from tests.parallel.test_data_parallel import AMP, LARS, TEXT, make_plain_model, make_words_model
 
 RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
 MESHES = {

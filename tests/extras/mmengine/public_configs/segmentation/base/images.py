@@ -1,0 +1,41 @@
+"""Keys and values of MMSegmentation's ade20k."""
+
+dataset_type = "ADE20KDataset"
+data_root = "data/ade/ADEChallengeData2016"
+crop_size = (512, 512)
+train_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="LoadAnnotations", reduce_zero_label=True),
+    dict(type="RandomResize", scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
+    dict(type="RandomCrop", crop_size=crop_size, cat_max_ratio=0.75),
+    dict(type="RandomFlip", prob=0.5),
+    dict(type="PhotoMetricDistortion"),
+    dict(type="PackSegInputs"),
+]
+test_pipeline = [
+    dict(type="LoadImageFromFile"),
+    dict(type="Resize", scale=(2048, 512), keep_ratio=True),
+    dict(type="LoadAnnotations", reduce_zero_label=True),
+    dict(type="PackSegInputs"),
+]
+tta_pipeline = [
+    dict(type="LoadImageFromFile", backend_args=None),
+    dict(type="TestTimeAug", transforms=[[dict(type="Resize", scale_factor=r, keep_ratio=True) for r in (0.5, 1.0)]]),
+]
+train_dataloader = dict(
+    batch_size=4, num_workers=4, persistent_workers=True, sampler=dict(type="InfiniteSampler", shuffle=True),
+    dataset=dict(
+        type=dataset_type, data_root=data_root, pipeline=train_pipeline,
+        data_prefix=dict(img_path="images/training", seg_map_path="annotations/training"),
+    ),
+)  # fmt: skip
+val_dataloader = dict(
+    batch_size=1, num_workers=4, persistent_workers=True, sampler=dict(type="DefaultSampler", shuffle=False),
+    dataset=dict(
+        type=dataset_type, data_root=data_root, pipeline=test_pipeline,
+        data_prefix=dict(img_path="images/validation", seg_map_path="annotations/validation"),
+    ),
+)  # fmt: skip
+test_dataloader = val_dataloader
+val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
+test_evaluator = val_evaluator
