@@ -6,10 +6,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey, KeyPath
 from optax import OptState, Params, Updates
 
 from jengine.config.errors import ConfigError
+from jengine.extras.optimizers.matrices import set_explicit
 from jengine.optim.optimizers.common import Parts, zero_count
 from jengine.optim.optimizers.optimizer import Optimizer
 
@@ -170,6 +172,8 @@ def encode(x: jax.Array, key: jax.Array, is_square: bool) -> tuple[jax.Array, ja
       key: random key for the rounding.
       is_square: whether the values are at least 0 and divide something.
     """
+    spec = jax.typeof(x).sharding.spec
+    x = set_explicit(x, PartitionSpec(*spec[:-1]))
     blocks = _split(x)
     scales = jnp.max(jnp.abs(blocks), axis=-1)
     # without a division by 0, and NaN stays NaN
@@ -182,12 +186,16 @@ def encode(x: jax.Array, key: jax.Array, is_square: bool) -> tuple[jax.Array, ja
     place = (y - low) / (high - low) * steps
     code = jnp.floor(place + jax.random.uniform(key, x.shape)) + steps - 1 - is_square
     if is_square:  # what was above 0 must not divide as 0
-        return jnp.where(y > 0, jnp.maximum(code, 1), 0).astype(jnp.uint8), scales
-    return (jnp.sign(x) * code).astype(jnp.int8), scales
+        codes = jnp.where(y > 0, jnp.maximum(code, 1), 0).astype(jnp.uint8)
+    else:
+        codes = (jnp.sign(x) * code).astype(jnp.int8)
+    return set_explicit(codes, spec), scales
 
 
 def decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
     """Return the float32 values of codes; see `encode`."""
+    spec = jax.typeof(codes).sharding.spec
+    codes = set_explicit(codes, PartitionSpec(*spec[:-1]))
     is_square = codes.dtype == jnp.uint8
     code = codes.astype(jnp.int32)
     number = jnp.abs(code) + is_square  # in a decade from the count of its steps on
@@ -198,7 +206,7 @@ def decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
     y = low + (high - low) * ((number + 1) / steps - 1)
     y = jnp.sign(code) * y
     blocks = _split(y) * scales[..., None]
-    return blocks.reshape(*codes.shape[:-1], -1)[..., : codes.shape[-1]]
+    return set_explicit(blocks.reshape(*codes.shape[:-1], -1)[..., : codes.shape[-1]], spec)
 
 
 def _count_steps(decade: jax.Array, is_square: bool) -> jax.Array:
