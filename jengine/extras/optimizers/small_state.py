@@ -1,6 +1,7 @@
 """Moments of optimizers in 16 or 8 bits, with stochastic rounding."""
 
 import dataclasses
+import itertools
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -35,7 +36,7 @@ def store_small(optimizer: Optimizer, dtype: StateDtype) -> Optimizer:
       dtype: see `compress_moments`; 'float32' changes nothing.
     """
 
-    def parts(*, state_dtype: str, **settings: Any) -> Parts:
+    def parts(*, state_dtype: StateDtype, **settings: Any) -> Parts:
         chain = optimizer.parts(**settings)
         if state_dtype not in _DTYPES:
             raise ConfigError(
@@ -134,22 +135,25 @@ def _compress(state: OptState, count: jax.Array, dtype: str) -> SmallState:
                 x, scale = encode(x, own, is_square=kind in _SQUARES)
         leaves.append(x)
         scales.append(scale)
-    unflatten = jax.tree.structure(state).unflatten
-    return SmallState(count, unflatten(leaves), unflatten(scales))
+    treedef = jax.tree.structure(state)
+    return SmallState(
+        count, jax.tree.unflatten(treedef, leaves), jax.tree.unflatten(treedef, scales)
+    )
 
 
 def _expand(state: SmallState) -> OptState:
     """Return the state of the optimizer, in float32."""
-    scales = iter(jax.tree.leaves(state.scales))
+    # none in bfloat16
+    scales = itertools.chain(jax.tree.leaves(state.scales), itertools.repeat(jnp.ones(())))
     leaves = []
     for kind, x in _list_moments(state.inner_state):
         if kind is not None and x.dtype.itemsize < 8:
-            scale = next(scales, None)
+            scale = next(scales)
             if x.dtype in (jnp.int8, jnp.uint8):
                 x = decode(x, scale)
             x = x.astype(jnp.float32)
         leaves.append(x)
-    return jax.tree.structure(state.inner_state).unflatten(leaves)
+    return jax.tree.unflatten(jax.tree.structure(state.inner_state), leaves)
 
 
 def round_to_bfloat16(x: jax.Array, key: jax.Array) -> jax.Array:
@@ -180,7 +184,9 @@ def encode(x: jax.Array, key: jax.Array, is_square: bool) -> tuple[jax.Array, ja
     y = jnp.abs(blocks / jnp.where(scales == 0, 1, scales)[..., None])
     y = y.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
     # a sum of comparisons and not a logarithm, which is not exact at the ends of the decades
-    decade = sum((y <= 10.0**-i).astype(jnp.int32) for i in range(1, _DECADES))
+    decade = jnp.zeros(y.shape, jnp.int32)
+    for i in range(1, _DECADES):
+        decade += y <= 10.0**-i
     steps = _count_steps(decade, is_square)
     low, high = _limits(decade)
     place = (y - low) / (high - low) * steps
