@@ -271,6 +271,9 @@ class DataParallel(MeshStrategy):
         )
 
 
+Replica = DataParallel
+
+
 def _average_replicas(leaf: jax.Array) -> jax.Array:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf  # a mean of counters would not be one

@@ -408,8 +408,8 @@ def make_config(module: TransformerLM) -> dict[str, Any]:
             names = {"kind": "rope_type", "original_length": _ORIGINAL}
             config["rope_scaling"] = {names.get(name, name): scaling[name] for name in scaling}
             if "original_length" in scaling:
-                longest = int(scaling["original_length"] * scaling["factor"])
-                config["max_position_embeddings"] = longest
+                longest = float(scaling["original_length"]) * float(scaling["factor"])
+                config["max_position_embeddings"] = int(longest)
         config |= (
             {"attention_bias": settings.attention_bias, "mlp_bias": settings.mlp_bias}
             if is_llama

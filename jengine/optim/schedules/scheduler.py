@@ -92,11 +92,14 @@ class ParamScheduler:
         groups = self.chain.groups
         known = [g for g in groups if param_name in g or (self.mirrors_betas and "betas" in g)]
         if not known:
+            advice = (
+                "; write optax.adamw(1e-2) as optax.inject_hyperparams(optax.adamw)(1e-2) or "
+                "dict(type='AdamW', lr=1e-2), and leave out `param_scheduler` beside "
+                "optax.adamw(schedule)"
+            )
             raise UnknownNameError(
                 f"{type(self).__name__} must have an optimizer with a known `{param_name}`, got "
-                f"one without{closest(param_name, groups[0])}; write optax.adamw(1e-2) as "
-                "optax.inject_hyperparams(optax.adamw)(1e-2) or dict(type='AdamW', lr=1e-2), and "
-                "leave out `param_scheduler` beside optax.adamw(schedule)"
+                f"one without{closest(param_name, groups[0])}{advice if param_name == 'lr' else ''}"
             )
         for group in known:
             if not is_host_number(value := group.get(param_name, 0.0)):

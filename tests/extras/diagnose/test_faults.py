@@ -82,8 +82,7 @@ def test_the_page_about_faults_is_the_table_of_those_that_are_planted():
 
 
 @pytest.mark.many_processes
-def test_two_processes_check_their_step_together_and_name_the_sample(tmp_path, monkeypatch, capsys):
+def test_two_processes_check_their_step_together_and_name_the_example(tmp_path, monkeypatch, capsys):
     one = FAULTS["an example with an infinite value"]
     said = run(dataclasses.replace(one, processes=2), tmp_path, monkeypatch, capsys)
     assert said.count("in the step of iteration 1, for example 10 of the batch, in the layer stem, at ") >= 2
-    assert "in Stripes of train_dataloader: example 10 is sample 21" in said

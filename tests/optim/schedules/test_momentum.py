@@ -40,7 +40,7 @@ def test_the_learning_rate_does_not_change(make_wrapper, build):
 
 
 def test_an_optimizer_without_momentum_or_betas_is_rejected(make_wrapper, build):
-    with pytest.raises(KeyError, match="must have an optimizer with a known `momentum`, got one without"):
+    with pytest.raises(KeyError, match="with a known `momentum`, got one without; expected one of: lr$"):
         build(make_wrapper(0.1), {"type": "StepMomentum", "step_size": 1})
 
 
