@@ -47,7 +47,7 @@ class DiLoCo(DataParallel):
     """Strategy whose replicas train alone, and exchange parameters every `inner_steps` iterations.
 
     A step has no collectives. The outer step is a program of its own, which a hook of the strategy
-    calls. The metrics of a step are those of the first replica that a process has.
+    calls.
 
     Args:
       inner_steps: iterations between two outer steps on a parameter.
@@ -55,6 +55,8 @@ class DiLoCo(DataParallel):
       outer_momentum: Nesterov's momentum of the outer step.
       parts: how many parts of about equal size the parameters are divided into, which take their
         outer steps in turn, one every `inner_steps / parts` iterations.
+      mean_metrics: exchange the metrics of each step, or once for a chunk, for the log; otherwise
+        they are those of the first replica that a process has.
       mesh, rules, logical_axes, fsdp_min_size, strict, devices, batch_axes: see `DataParallel`.
 
     Raises:
@@ -67,6 +69,7 @@ class DiLoCo(DataParallel):
         outer_lr: Annotated[float, Range(gt=0)] = 0.7,
         outer_momentum: Annotated[float, Range(ge=0, lt=1)] = 0.9,
         parts: Count = 1,
+        mean_metrics: bool = False,
         mesh: Mesh | MeshSizes | None = None,
         rules: Rules = (),
         logical_axes: Mapping[str, Axis] | None = None,
@@ -88,6 +91,7 @@ class DiLoCo(DataParallel):
         self.outer_lr = outer_lr
         self.outer_momentum = outer_momentum
         self.parts = parts
+        self.mean_metrics = mean_metrics
         self.hooks = (DiLoCoHook(self),)
         self._outer_steps: dict[int, Any] = {}  # compiled, by part
 
@@ -191,7 +195,7 @@ class DiLoCo(DataParallel):
         new_state = state.replace(
             params=treedef.unflatten(outer), hook_state={**state.hook_state, _HOOK: hook_state}
         )
-        return new_state, optax.global_norm(moved).astype(jnp.float32)
+        return new_state, optax.tree.norm(moved).astype(jnp.float32)
 
     def _run_step(
         self, step: Callable[..., Any], state: TrainState, batch: Batch, hyperparams: Scalars
@@ -205,8 +209,18 @@ class DiLoCo(DataParallel):
         )
         with replicas_along(_UNMAPPED):  # a loss sees the examples of its replica alone
             new, metrics = step(inner, batch, hyperparams)
+        if self.mean_metrics:
+            metrics = self._mean_metrics(metrics)
         hook_state = {**new.hook_state, _HOOK: {**own, "model_state": new.params}}
         return new.replace(params=state.params, hook_state=hook_state, rng=state.rng), metrics
+
+    def _mean_metrics(self, metrics: PyTree) -> PyTree:
+        leaves, treedef = jax.tree.flatten(metrics)
+        floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
+        means = jax.lax.pmean([leaves[i] for i in floats], self._axis)
+        for i, mean in zip(floats, means, strict=True):  # a mean of counters would not be one
+            leaves[i] = mean
+        return treedef.unflatten(leaves)
 
     def _is_per_replica(self, path: str) -> bool:
         return path.startswith("opt_state.") or super()._is_per_replica(path)
