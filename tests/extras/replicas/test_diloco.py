@@ -213,3 +213,46 @@ def test_replicas_resume_from_a_run_of_another_strategy(run, tmp_path):
     inner = state.hook_state["DiLoCoHook"]["model_state"]["kernel"]
     np.testing.assert_array_equal(inner, np.stack([first.params["kernel"]] * REPLICAS))
 
+
+
+def test_replicas_of_several_devices_have_the_results_of_replicas_of_one(run, caplog):
+    mesh = dict(type="DiLoCo", inner_steps=3, mesh=dict(data=2, fsdp=2), devices=4, fsdp_min_size=16)
+    expected = run("one", iters=7, parallel=dict(type="DiLoCo", inner_steps=3, devices=2)).train()
+    assert "DiLoCo: the last 1 of 7 iterations come after the last outer step" in caplog.text
+    state = run(iters=7, parallel=mesh).train()
+    inner = state.hook_state["DiLoCoHook"]["model_state"]["kernel"]
+    assert inner.sharding.shard_shape(inner.shape) == (1, 4, 4)
+    for part in ("params", "opt_state", "hook_state"):
+        found, right = (jax.tree.leaves(jax.device_get(getattr(x, part))) for x in (state, expected))
+        for a, b in zip(found, right, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_validations_have_the_outer_parameters_and_what_replicas_draw_differs(run):
+    model = FunctionalModel(
+        init=lambda: {"w": jnp.ones(())},
+        loss=lambda params, batch, rng: params["w"] * jax.random.normal(rng),
+        predict=lambda params, batch: params["w"] * jnp.ones(len(batch["x"])),
+    )
+    runner = run(
+        model=model,
+        iters=3,
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=1.0)),
+        train_cfg=dict(by_epoch=False, max_iters=3, val_interval=1),
+        parallel=dict(type="DiLoCo", inner_steps=2, devices=REPLICAS, outer_lr=1.0, outer_momentum=0.0),
+        val_dataloader=make_loader(16, DATA),
+        val_cfg=dict(),
+        val_evaluator=dict(type="MeanLoss", loss=lambda predictions, batch: predictions),
+    )
+    key = jax.random.fold_in(jax.random.key(runner.seed), 1)
+    drawn = np.array(
+        [
+            [jax.random.normal(jax.random.fold_in(jax.random.fold_in(key, replica), i)) for i in range(2)]
+            for replica in range(REPLICAS)
+        ]
+    )
+    assert len(np.unique(drawn)) == drawn.size
+    runner.train()
+    after = 1 - drawn.sum(axis=1).mean()
+    found = [next(iter(metrics.values())) for _, _, metrics in runner.validations]
+    assert found == pytest.approx([1.0, after, after], abs=1e-5)
