@@ -4,14 +4,10 @@ Submodules are imported on first access, which keeps `import jengine` fast. Extr
 their own, such as `load_model`.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+import importlib as _importlib
+from typing import Any as _Any
 
 from jengine.versions import __version__ as __version__
-
-if TYPE_CHECKING:
-    from jengine.config import load_config as load_config
-    from jengine.runner import Runner as Runner
 
 _NAMES = {"Runner": "jengine.runner", "load_config": "jengine.config"}
 _ROOMS = (
@@ -26,9 +22,10 @@ _ROOMS = (
     "evaluation",
     "hooks",
     "runner",
+    "extras",
 )
 # The modules that register the core's entries, by registry: `config` itself knows no later room.
-REGISTERED_BY = {
+_REGISTERED_BY = {
     "HOOKS": "jengine.hooks",
     "OPTIMIZERS": "jengine.optim",
     "OPTIM_WRAPPERS": "jengine.optim",
@@ -49,11 +46,11 @@ REGISTERED_BY = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     if name in _NAMES:
-        return getattr(importlib.import_module(_NAMES[name]), name)
-    if name in _ROOMS or name == "extras":
-        return importlib.import_module(f"jengine.{name}")
+        return getattr(_importlib.import_module(_NAMES[name]), name)
+    if name in _ROOMS:
+        return _importlib.import_module(f"jengine.{name}")
     if name == "__all__":  # not the rooms: `logging` would hide Python's
         return [public for public in __dir__() if public not in _ROOMS]
     if not name.startswith("_"):

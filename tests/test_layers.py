@@ -5,17 +5,20 @@ import functools
 import graphlib
 import importlib
 import itertools
-import json
 import os
 import pathlib
 import random
 import re
+import rlcompleter
+import runpy
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 
+import jengine
 from jengine.config import plugins, registry
 from tests.forks import forks
 
@@ -195,14 +198,37 @@ def test_plugins_list_all_that_their_modules_register():
     assert {found.returncode for found in done.values()} == {0}
 
 
-def test_the_index_of_names_has_the_entries_of_all_extras():
-    # An extra that was deleted can no longer say what it had.
-    index = json.loads((ROOT / "extras" / "names.json").read_text())
-    wanted = {
-        extra: sorted({name for section, names in _provides(extra).items() if section != "requires" for name in names})
-        for extra in EXTRAS
-    }
-    assert index == {extra: names for extra, names in wanted.items() if names}
+def test_the_index_of_names_and_the_stubs_are_as_the_script_writes_them():
+    # An extra that was deleted can no longer say what it had, and editors see the names that are imported on use.
+    files = runpy.run_path(str(ROOT.parent / ".ci" / "extras_names.py"))["make_files"]()
+    assert [path for path, text in files.items() if not path.is_file() or path.read_text() != text] == []
+    assert {path for path in files if path.suffix == ".pyi"} == set(ROOT.rglob("*.pyi"))
+
+
+PAGES = [m for m, (path, _) in _modules().items() if path.name == "__init__.py" and "__dir__" in vars(importlib.import_module(m))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_shows_its_public_names_alone(page):
+    module = importlib.import_module(page)
+    shown = dir(module)
+    assert shown == sorted(set(shown))
+    for name in shown:
+        value = getattr(module, name)
+        assert not isinstance(value, types.ModuleType) or value.__name__ == f"{page}.{name}", name
+        assert getattr(value, "__module__", page) not in ("typing", "importlib", "pathlib"), name
+        assert not name.startswith("_"), name
+    names = {}
+    exec(f"from {page} import *", names)
+    assert {*names} - {"__builtins__"} == {*module.__all__} <= {*shown}
+
+
+def test_tab_shows_what_a_user_starts_with():
+    complete = rlcompleter.Completer(dict(jengine=jengine)).complete
+    shown = {name: complete(f"jengine.{name[:3]}", 0) for name in ("Runner", "sweep", "extras")}
+    assert shown == dict(Runner="jengine.Runner(", sweep="jengine.sweep(", extras="jengine.extras")
+    assert {"Runner", "load_config", "load_model", "sweep"} <= {*jengine.__all__}
+    assert not {"importlib", "Any", "logging"} & {*jengine.__all__}
 
 
 def _copy(tmp_path, *without):

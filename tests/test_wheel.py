@@ -49,7 +49,7 @@ def test_the_wheel_has_the_package_and_the_configs_and_nothing_else(distribution
     package = {name for name in package if "__pycache__" not in name}
     configs = {f"jengine/configs/{path.name}" for path in (ROOT / "configs").glob("*.py")}
     assert {name for name in files if ".dist-info/" not in name} == package | configs
-    assert {"jengine/py.typed", "jengine/configs/digits_cnn.py"} <= files
+    assert {"jengine/py.typed", "jengine/__init__.pyi", "jengine/configs/digits_cnn.py"} <= files
 
 
 def test_the_source_distribution_has_what_make_test_needs(distributions):

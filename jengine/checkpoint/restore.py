@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from jengine.checkpoint.arrays import decode_leaf, to_struct
+from jengine.checkpoint.hook_states import match_hook_states
 from jengine.checkpoint.layout import (
     STATE,
     CorruptCheckpointError,
@@ -115,7 +116,8 @@ def restore(
       target: a dict with the items to restore (`params`, `opt_state`, …) as arrays or
         ShapeDtypeStructs. A JAX array or a struct with a sharding gives a JAX array with that
         sharding, on any number of devices; others give NumPy arrays. Other items in the checkpoint
-        are ignored.
+        are ignored. With `hook_state`, parameters and averages that the checkpoint has exchanged
+        change places again.
       rename: (stored, target) path prefixes in whole segments; the first match is applied.
       ignore: stored path prefixes to ignore, matched before `rename`.
       cast: whether a float array may be cast to another float dtype.
@@ -128,9 +130,14 @@ def restore(
       CheckpointMismatchError: paths, shapes or dtypes differ; nothing was read.
       FileNotFoundError, CorruptCheckpointError: the checkpoint does not exist or is incomplete.
     """
-    return restore_verified(
-        find_checkpoint(path, checksums=checksums), target, rename, ignore, cast
-    )
+    found = find_checkpoint(path, checksums=checksums)
+    if "hook_state" in target:  # a whole state, with what the checkpoint has exchanged
+        exchanged = read_meta(found).get("exchanged", {}).items()
+        swaps = {item: source for item, source in exchanged if item in target}
+        match = match_hook_states(target["hook_state"], list_arrays(found), swaps)
+        rename = [*rename, *match.rename]
+        ignore = [*ignore, *match.ignore]
+    return restore_verified(found, target, rename, ignore, cast)
 
 
 def restore_verified(

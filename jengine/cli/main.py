@@ -50,8 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             args.parser.error(hint)
     unknown = [arg for arg in rest if arg not in overrides]
     if unknown:
-        settings = "; --config.PATH=VALUE sets a value of the config" if "config" in args else ""
-        args.parser.error(f"unknown argument {unknown[0]}{settings}; --help lists the options")
+        args.parser.error(f"unknown argument {unknown[0]}; --help lists the options")
     if overrides and "config" not in args:
         parser.error(f"{args.command} has no config to override, got {overrides[0]}")
     # A command imports JAX and the engine only when it runs, so that `jengine --help` is fast.

@@ -37,7 +37,7 @@ from jengine.config.modules import find_script_module
 from jengine.config.registry import find_registered
 
 Leaf: TypeAlias = bool | int | float | str | None
-SCRIPTS = ("__main__", "__mp_main__")
+SCRIPTS: tuple[str, ...] = ("__main__", "__mp_main__")
 
 _MAX_ITEMS = 1000  # of a list or an array; a longer one is data
 _MAX_BYTES = 2**20  # of an array; a larger one is hashed by rows of at most this size together

@@ -8,7 +8,7 @@ import sysconfig
 import traceback
 import types
 from collections.abc import Callable, Iterator
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 # Packages whose frames are left out. Those of any other installed package may be the user's.
 _ENGINE = (
@@ -33,11 +33,10 @@ _INSTALLED = ("site-packages", "dist-packages")
 JAX_NOTES = ("----", "For simplicity, JAX has removed")
 _ALL = "JAX_TRACEBACK_FILTERING=off in the environment shows all"
 
-P = ParamSpec("P")
-R = TypeVar("R")
+T = TypeVar("T", bound=Callable[..., Any])
 
 
-def boundary(function: Callable[P, R]) -> Callable[P, R]:
+def boundary(function: T) -> T:
     """Return a function whose errors have no frames of libraries if the user's code calls it.
 
     A class is changed in place, as to its constructor.
@@ -51,7 +50,7 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
         return function
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -62,7 +61,7 @@ def boundary(function: Callable[P, R]) -> Callable[P, R]:
                 _hide_frames(error, _ALL)
             raise
 
-    return call
+    return cast(T, call)
 
 
 def own_frames(error: BaseException) -> list[types.TracebackType]:

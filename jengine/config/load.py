@@ -9,8 +9,6 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from jengine.config.containers import is_level
 from jengine.config.errors import ConfigError, did_you_mean
 from jengine.config.frames import boundary
@@ -31,7 +29,7 @@ MODULE_PREFIX = "_jengine_config_"
 
 
 @boundary
-def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> ConfigDict:
+def load_config(path: str | os.PathLike[str], overrides: Iterable[str] = ()) -> Any:
     """Run a config file and apply overrides to the config that `get_config()` returns.
 
     A file without this function, or with another suffix, is one for the `config_loaders` of the

@@ -17,11 +17,12 @@ A name imports its own module when it is used. docs/house.md lists the sections.
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import json
 import pathlib
 import runpy
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from jengine.config.errors import ConfigError, UnknownNameError
@@ -109,21 +110,42 @@ def lazy_names(package: str, provides: Provides) -> tuple[Callable[[str], Any], 
     >>> __getattr__("sqrt")(4.0)
     2.0
     """
-    modules = {
+    modules = find_modules(provides)
+
+    def get_name(name: str) -> Any:
+        if name in modules:
+            return getattr(importlib.import_module(modules[name]), name)
+        if name == "__all__":
+            return list_names()
+        if not name.startswith("_") and name in provided(package):  # of an extra
+            return load_provided(package, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    def list_names() -> list[str]:
+        return public_names(package, [*modules, *provided(package)])
+
+    return get_name, list_names
+
+
+def find_modules(provides: Provides) -> dict[str, str]:
+    """Return the module of each name that an extra or a page has for `from ... import NAME`."""
+    return {
         name: module
         for section, names in provides.items()
         if section.isupper() or section == "names"
         for name, module in names.items()
     }
 
-    def get_name(name: str) -> Any:
-        if name in modules:
-            return getattr(importlib.import_module(modules[name]), name)
-        if not name.startswith("_") and name in provided(package):  # of an extra
-            return load_provided(package, name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get_name, lambda: sorted({*vars(sys.modules[package]), *modules, *provided(package)})
+def public_names(page: str, lazy: Iterable[str]) -> list[str]:
+    """Return the names of a page for users: what it imports now or on use, and its packages."""
+    names = {
+        name
+        for name, value in vars(sys.modules[page]).items()
+        if not name.startswith("_")
+        and (not inspect.ismodule(value) or value.__package__ == f"{page}.{name}")
+    }
+    return sorted(names.union(lazy) - {"provides"})
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
-from jengine import REGISTERED_BY
+from jengine import _REGISTERED_BY
 from jengine.config.annotations import (
     alternatives,
     check_values,
@@ -89,7 +89,7 @@ class Registry:
         self.name = name
         self.scope = scope
         self._name_with_article = f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
-        locations = locations or REGISTERED_BY.get(section, ())
+        locations = locations or _REGISTERED_BY.get(section, ())
         self._locations += [locations] if isinstance(locations, str) else locations
 
     @overload
@@ -516,23 +516,23 @@ def _full_name(entry: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-HOOKS = Registry("hook", section="HOOKS")
-OPTIMIZERS = Registry("optimizer", section="OPTIMIZERS")
-OPTIM_WRAPPERS = Registry("optimizer wrapper", section="OPTIM_WRAPPERS")
-OPTIM_WRAPPER_CONSTRUCTORS = Registry(
+HOOKS: Registry = Registry("hook", section="HOOKS")
+OPTIMIZERS: Registry = Registry("optimizer", section="OPTIMIZERS")
+OPTIM_WRAPPERS: Registry = Registry("optimizer wrapper", section="OPTIM_WRAPPERS")
+OPTIM_WRAPPER_CONSTRUCTORS: Registry = Registry(
     "optimizer wrapper constructor", section="OPTIM_WRAPPER_CONSTRUCTORS"
 )
-PARAM_SCHEDULERS = Registry("parameter scheduler", section="PARAM_SCHEDULERS")
-MODELS = Registry("model", section="MODELS")
-DATASETS = Registry("dataset", section="DATASETS")
-TRANSFORMS = Registry("transform", section="TRANSFORMS")
-DATA_SAMPLERS = Registry("data sampler", section="DATA_SAMPLERS")
+PARAM_SCHEDULERS: Registry = Registry("parameter scheduler", section="PARAM_SCHEDULERS")
+MODELS: Registry = Registry("model", section="MODELS")
+DATASETS: Registry = Registry("dataset", section="DATASETS")
+TRANSFORMS: Registry = Registry("transform", section="TRANSFORMS")
+DATA_SAMPLERS: Registry = Registry("data sampler", section="DATA_SAMPLERS")
 # Calls of functions are not checked: they take arrays.
-FUNCTIONS = Registry("function", section="FUNCTIONS", checks_calls=False)
-LOOPS = Registry("loop", section="LOOPS")
-METRICS = Registry("metric", section="METRICS")
-EVALUATOR = Registry("evaluator", section="EVALUATOR")
-VISUALIZERS = Registry("visualizer", section="VISUALIZERS")
-VISBACKENDS = Registry("visualization backend", section="VISBACKENDS")
-LOG_PROCESSORS = Registry("log processor", section="LOG_PROCESSORS")
-STRATEGIES = Registry("strategy", section="STRATEGIES")
+FUNCTIONS: Registry = Registry("function", section="FUNCTIONS", checks_calls=False)
+LOOPS: Registry = Registry("loop", section="LOOPS")
+METRICS: Registry = Registry("metric", section="METRICS")
+EVALUATOR: Registry = Registry("evaluator", section="EVALUATOR")
+VISUALIZERS: Registry = Registry("visualizer", section="VISUALIZERS")
+VISBACKENDS: Registry = Registry("visualization backend", section="VISBACKENDS")
+LOG_PROCESSORS: Registry = Registry("log processor", section="LOG_PROCESSORS")
+STRATEGIES: Registry = Registry("strategy", section="STRATEGIES")

@@ -4,8 +4,6 @@ A `DataLoader` yields batches with a position that a checkpoint can store; `Batc
 on the devices ahead of the step. Imports `config` and `logging`.
 """
 
-from typing import TYPE_CHECKING
-
 from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.data.batch_check import BatchCheck as BatchCheck
 from jengine.data.batch_stream import BatchStream as BatchStream
@@ -26,10 +24,6 @@ from jengine.data.pipeline import TransformedDataset as TransformedDataset
 from jengine.data.samplers import DefaultSampler as DefaultSampler
 from jengine.data.samplers import InfiniteSampler as InfiniteSampler
 from jengine.data.step_values import StepValues as StepValues
-
-if TYPE_CHECKING:
-    from jengine.data.datasets import ArrayDataset as ArrayDataset
-    from jengine.data.datasets import Digits as Digits
 
 provides = {  # imported on use, as what extras provide
     "DATASETS": {

@@ -4,8 +4,6 @@ Subclass `BaseMetric` for a jitted metric and `HostMetric` for one on the host. 
 up to `train`.
 """
 
-from typing import TYPE_CHECKING
-
 from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.evaluation.evaluator import Evaluator as Evaluator
 from jengine.evaluation.evaluator import build_evaluator as build_evaluator
@@ -13,10 +11,6 @@ from jengine.evaluation.evaluator import get_metric_value as get_metric_value
 from jengine.evaluation.metric import BaseMetric as BaseMetric
 from jengine.evaluation.metric import HostMetric as HostMetric
 from jengine.evaluation.metric import example_mask as example_mask
-
-if TYPE_CHECKING:
-    from jengine.evaluation.accuracy import Accuracy as Accuracy
-    from jengine.evaluation.mean_loss import MeanLoss as MeanLoss
 
 provides = {  # imported on use, as what extras provide
     "METRICS": {

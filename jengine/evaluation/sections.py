@@ -18,7 +18,9 @@ from jengine.data.iterables import IterableLoader
 from jengine.data.loader import DataLoader
 from jengine.evaluation.evaluator import Evaluator, build_evaluator
 
-_LOADER_ARGUMENTS = frozenset({"type", "global_batch_size", *parameters_of(DataLoader)})
+_LOADER_ARGUMENTS = frozenset(
+    {"type", "global_batch_size", "example_length", *parameters_of(DataLoader)}
+)
 _NAME = re.compile(r"[\w-]+")  # it becomes a part of file names and tags
 # settings for all, in the same dicts
 _RESERVED = ("evaluations", "fp16", "epoch_length", "interval", "metrics")

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jengine.checkpoint.commit import INCOMING, OUTGOING
 from jengine.checkpoint.retention import keep_regular
@@ -585,7 +584,7 @@ class CheckpointHook(Hook):
 
 
 @jax.jit
-def _is_finite(params: optax.Params) -> jax.Array:
+def _is_finite(params: Any) -> jax.Array:
     """Return whether all parameters are finite, bool[].
 
     The caller transfers nothing else from the device.

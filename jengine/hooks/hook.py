@@ -7,13 +7,10 @@ import operator
 from collections.abc import Mapping, Sized
 from typing import Any, ClassVar, Literal
 
-import optax
-
 from jengine.config.annotations import checked
 from jengine.config.errors import ConfigError
 from jengine.data.batch_check import Batch
 from jengine.hooks.priority import Priority
-from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.train.traced_hooks import StepContext
 
 # step metrics by name, device arrays; None ahead of a chunk, for hooks that set hyperparameters
@@ -33,7 +30,7 @@ class Hook:
 
     * **Host stages** (`before_run` … `after_run`, MMEngine's names and arguments) are called by the
       Runner in priority order, outside the compiled step. They can read metrics, files and the
-      clock.
+      clock. Annotate `runner: Runner` and `outputs: Mapping[str, Any] | None` for an editor.
     * **Traced points** (`traced_batch`, `traced_grads`, `traced_update`, `traced_accumulate`) are
       pure functions `context -> context` that are compiled into the step, in the same order. They
       should keep values in the traced state (see `init_traced_state`): an attribute read inside a
@@ -106,34 +103,32 @@ class Hook:
 
     # --- Host stages, in the order of a run. ---
 
-    def before_run(self, runner: RunnerProtocol) -> None:
+    def before_run(self, runner: Any) -> None:
         """Run once before training, validation or testing begins."""
 
-    def after_load_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Run after a checkpoint is read and before it is used.
 
         `checkpoint` may be edited in place.
         """
 
-    def before_train(self, runner: RunnerProtocol) -> None:
+    def before_train(self, runner: Any) -> None:
         """Run before the first training iteration."""
 
-    def before_train_epoch(self, runner: RunnerProtocol) -> None:
+    def before_train_epoch(self, runner: Any) -> None:
         """Run before each training epoch; once in an iteration loop."""
         self._before_epoch(runner, mode="train")
 
-    def before_train_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
-    ) -> None:
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Batch = None) -> None:
         """Run before each training step, with the batch on its device."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="train")
 
     def after_train_iter(
         self,
-        runner: RunnerProtocol,
+        runner: Any,
         batch_idx: int,
         data_batch: Batch = None,
-        outputs: Outputs = None,
+        outputs: Any = None,
     ) -> None:
         """Run after each training step is dispatched.
 
@@ -143,95 +138,87 @@ class Hook:
             runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="train"
         )
 
-    def after_train_epoch(self, runner: RunnerProtocol) -> None:
+    def after_train_epoch(self, runner: Any) -> None:
         """Run after each training epoch; once in an iteration loop."""
         self._after_epoch(runner, mode="train")
 
-    def before_val(self, runner: RunnerProtocol) -> None:
+    def before_val(self, runner: Any) -> None:
         """Run before a validation."""
 
-    def before_val_epoch(self, runner: RunnerProtocol) -> None:
+    def before_val_epoch(self, runner: Any) -> None:
         """Run before the first batch of a validation."""
         self._before_epoch(runner, mode="val")
 
-    def before_val_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
-    ) -> None:
+    def before_val_iter(self, runner: Any, batch_idx: int, data_batch: Batch = None) -> None:
         """Run before each validation step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="val")
 
     def after_val_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
+        self, runner: Any, batch_idx: int, data_batch: Batch = None, outputs: Any = None
     ) -> None:
         """Run after each validation step; `outputs` are the predictions, on the device."""
         self._after_iter(
             runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="val"
         )
 
-    def after_val_epoch(
-        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
-    ) -> None:
+    def after_val_epoch(self, runner: Any, metrics: Any = None) -> None:
         """Run after a validation, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="val")
 
-    def after_val(self, runner: RunnerProtocol) -> None:
+    def after_val(self, runner: Any) -> None:
         """Run after a validation and its `after_val_epoch`."""
 
-    def before_save_checkpoint(self, runner: RunnerProtocol, checkpoint: dict[str, Any]) -> None:
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Run before a checkpoint is written; `checkpoint` may be edited in place."""
 
-    def after_train(self, runner: RunnerProtocol) -> None:
+    def after_train(self, runner: Any) -> None:
         """Run after the last training iteration."""
 
-    def before_test(self, runner: RunnerProtocol) -> None:
+    def before_test(self, runner: Any) -> None:
         """Run before a test."""
 
-    def before_test_epoch(self, runner: RunnerProtocol) -> None:
+    def before_test_epoch(self, runner: Any) -> None:
         """Run before the first batch of a test."""
         self._before_epoch(runner, mode="test")
 
-    def before_test_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None
-    ) -> None:
+    def before_test_iter(self, runner: Any, batch_idx: int, data_batch: Batch = None) -> None:
         """Run before each test step."""
         self._before_iter(runner, batch_idx=batch_idx, data_batch=data_batch, mode="test")
 
     def after_test_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, outputs: Any = None
+        self, runner: Any, batch_idx: int, data_batch: Batch = None, outputs: Any = None
     ) -> None:
         """Run after each test step; `outputs` are the predictions, on the device."""
         self._after_iter(
             runner, batch_idx=batch_idx, data_batch=data_batch, outputs=outputs, mode="test"
         )
 
-    def after_test_epoch(
-        self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
-    ) -> None:
+    def after_test_epoch(self, runner: Any, metrics: Any = None) -> None:
         """Run after a test, with its metrics as Python numbers."""
         self._after_epoch(runner, mode="test")
 
-    def after_test(self, runner: RunnerProtocol) -> None:
+    def after_test(self, runner: Any) -> None:
         """Run after a test and its `after_test_epoch`."""
 
-    def after_run(self, runner: RunnerProtocol) -> None:
+    def after_run(self, runner: Any) -> None:
         """Run once after training, validation or testing."""
 
     # --- Shared by the three modes: override these to act in training, validation and test. ---
 
-    def _before_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
+    def _before_epoch(self, runner: Any, mode: str = "train") -> None:
         """Run before each epoch of any mode ('train', 'val', 'test')."""
 
-    def _after_epoch(self, runner: RunnerProtocol, mode: str = "train") -> None:
+    def _after_epoch(self, runner: Any, mode: str = "train") -> None:
         """Run after each epoch of any mode."""
 
     def _before_iter(
-        self, runner: RunnerProtocol, batch_idx: int, data_batch: Batch = None, mode: str = "train"
+        self, runner: Any, batch_idx: int, data_batch: Batch = None, mode: str = "train"
     ) -> None:
         """Run before each iteration of any mode."""
 
     def _after_iter(
         self,
-        runner: RunnerProtocol,
+        runner: Any,
         batch_idx: int,
         data_batch: Batch = None,
         outputs: Any = None,
@@ -241,7 +228,7 @@ class Hook:
 
     # --- Traced points: pure, compiled into the training step. ---
 
-    def init_traced_state(self, params: optax.Params, model_state: Any) -> Any:
+    def init_traced_state(self, params: Any, model_state: Any) -> Any:
         """Return the hook's entry in `TrainState.hook_state`: a pytree of arrays, or None.
 
         Leaves must be separate arrays (copy a parameter): each step donates the state, and a buffer
@@ -276,7 +263,7 @@ class Hook:
     # --- Evaluation. ---
 
     def eval_variables(
-        self, runner: RunnerProtocol, variables: dict[str, tuple[Any, Any]]
+        self, runner: Any, variables: dict[str, tuple[Any, Any]]
     ) -> dict[str, tuple[Any, Any]]:
         """Return the variables to evaluate, one pass per entry: suffix of the metric names ->
         `(params, model_state)`.
@@ -315,7 +302,7 @@ class Hook:
 
     # --- When the hook acts. ---
 
-    def next_step(self, runner: RunnerProtocol, step: int) -> float:
+    def next_step(self, runner: Any, step: int) -> float:
         """Return the first step from `step` on at which `before_train_iter` and `after_train_iter`
         are called.
 
@@ -339,7 +326,7 @@ class Hook:
         count = max(step + 1, begin)  # counted from 1, as `begin`
         return count - 1 + (begin - count) % n
 
-    def every_n_epochs(self, runner: RunnerProtocol, n: int, start: int = 0) -> bool:
+    def every_n_epochs(self, runner: Any, n: int, start: int = 0) -> bool:
         """Return whether the current epoch is every `n`-th from epoch `start` on, counted from
         1.
         """
@@ -349,7 +336,7 @@ class Hook:
         """Return whether the current iteration is every `n`-th in the epoch."""
         return n > 0 and (batch_idx + 1) % n == 0
 
-    def every_n_train_iters(self, runner: RunnerProtocol, n: int, start: int = 0) -> bool:
+    def every_n_train_iters(self, runner: Any, n: int, start: int = 0) -> bool:
         """Return whether the current training iteration is every `n`-th from iteration `start`
         on, counted from 1.
         """
@@ -360,7 +347,7 @@ class Hook:
         # `len` would raise for a stream
         return batch_idx + 1 == operator.length_hint(dataloader, -1)
 
-    def require_epoch_length(self, runner: RunnerProtocol) -> int:
+    def require_epoch_length(self, runner: Any) -> int:
         """Return the epoch length in iterations.
 
         ConfigError if it is unknown, because the data have no length.
@@ -373,15 +360,15 @@ class Hook:
             )
         return length
 
-    def is_last_train_epoch(self, runner: RunnerProtocol) -> bool:
+    def is_last_train_epoch(self, runner: Any) -> bool:
         """Return whether the current epoch is the last."""
         return runner.epoch + 1 == runner.max_epochs
 
-    def is_last_train_iter(self, runner: RunnerProtocol) -> bool:
+    def is_last_train_iter(self, runner: Any) -> bool:
         """Return whether the current iteration is the last."""
         return runner.iter + 1 == runner.max_iters
 
-    def is_left_out(self, runner: RunnerProtocol, metric: str) -> bool:
+    def is_left_out(self, runner: Any, metric: str) -> bool:
         """Return whether the current validation leaves out the evaluation of a metric, which has
         its own interval.
         """

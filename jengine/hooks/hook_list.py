@@ -40,15 +40,20 @@ _ALMOST = 0.9
 
 
 class HookList:
-    """Sort hooks by priority; hooks with equal priority run in registration order."""
+    """Sort hooks by priority; hooks with equal priority run in registration order.
 
-    def __init__(self) -> None:
+    Args:
+      hooks: as `register_all` takes them.
+    """
+
+    def __init__(self, hooks: Any = None) -> None:
         # changes the methods of hooks, in a run that checks what they do
         self.wrap_stage: Callable[[Hook, str, Any], Any] = lambda hook, stage, method: method
         self._named: dict[str, Hook | None] = {}  # None for a hook that was removed
         self._hooks: list[tuple[int, Hook]] = []
         # by stage and the kinds of `Hook.acts_on`, in order
         self._listeners: dict[tuple[str, Sequence[str]], list[_Listener]] = {}
+        self.register_all(hooks)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,21 +166,28 @@ class HookList:
         self._hooks = [(value, hook) for value, hook in self._hooks if hook is not removed]
         self._listeners.clear()
 
-    def call(
-        self,
-        runner: RunnerProtocol,
-        stage: str,
-        arguments: Mapping[str, Any],
-        kinds: Sequence[str] = KINDS,
-    ) -> None:
-        """Call the method `stage` of the hooks that define it, in order, with the keyword arguments
-        of the stage. Stages of a training iteration are called at the steps of a hook.
+    def call(self, stage: str, run: Any, kinds: Sequence[str] = KINDS, /, **arguments: Any) -> None:
+        """Call the method `stage` of the hooks that define it, in order. Stages of a training
+        iteration are called at the steps of a hook.
 
         An exception keeps its type and traceback; a note names the hook, the stage and the
         iteration.
 
+        >>> import types
+        >>> class Show(Hook):
+        ...     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        ...         print(runner.iter, outputs)
+        >>> hooks = HookList([Show()])
+        >>> run = types.SimpleNamespace(iter=7, epoch=0)
+        >>> hooks.call("after_train_iter", run, batch_idx=7, outputs={"loss": 0.5})
+        7 {'loss': 0.5}
+
         Args:
+          stage: the name of the method; that of a stage of your own too.
+          run: what the hooks get as `runner`: the Runner, or, in a loop of your own, a value with
+            `iter`, `epoch` and what your hooks read.
           kinds: only the hooks with one of these for `acts_on`.
+          **arguments: those of the stage.
         """
         listeners = self._listeners.get((stage, kinds))
         if listeners is None:
@@ -186,14 +198,14 @@ class HookList:
                 if is_iteration:  # as `Hook.next_step` says, without a call of the default
                     every = hook.every
                     if is_irregular and every != -1:
-                        step = runner.train_loop.iter
-                        if hook.next_step(runner, step) > step:
+                        step = run.iter
+                        if hook.next_step(run, step) > step:
                             continue
-                    elif every is not None and (every < 1 or (runner.train_loop.iter + 1) % every):
+                    elif every is not None and (every < 1 or (run.iter + 1) % every):
                         continue
-                method(runner, **arguments)
+                method(run, **arguments)
             except Exception as error:
-                _add_note(error, hook, stage, runner)
+                _add_note(error, hook, stage, run)
                 raise
 
     def allows_chunk(self, runner: RunnerProtocol, size: int) -> bool:
@@ -288,6 +300,8 @@ class HookList:
             if hook.acts_on in kinds
             and (stage in hook.get_triggered_stages() if is_known else hasattr(hook, stage))
         ]
+        if not (is_known or found) and (hint := did_you_mean(stage, Hook.stages, cutoff=_ALMOST)):
+            raise ConfigError(f"a stage must be one of `Hook.stages`, got {stage!r}{hint}")
         return found
 
     def _list_limiting(self, stage: str) -> Iterator[Hook]:

@@ -9,7 +9,7 @@ None in the other stages.
 
 import logging
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import jax
 
@@ -34,7 +34,7 @@ from jengine.train.programs import TrainPrograms
 from jengine.train.scanned_step import ChunkMetrics
 from jengine.train.state import TrainState
 
-Loader = DataLoader | IterableLoader
+Loader: TypeAlias = DataLoader | IterableLoader
 
 
 class Progress(Protocol):
@@ -113,7 +113,11 @@ class RunnerProtocol(Progress, Protocol):
         donates its arrays.
     """
 
-    state: TrainState
+    @property
+    def state(self) -> TrainState: ...
+    @state.setter
+    def state(self, state: TrainState) -> None: ...
+
     programs: TrainPrograms  # None before training
     resume_command: Callable[..., str]  # see `default_resume_command`
 

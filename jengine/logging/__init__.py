@@ -4,8 +4,6 @@ Hooks send scalars to the `MessageHub`, the `LogProcessor` makes lines of them, 
 passes them on to its backends. Imports `config`.
 """
 
-from typing import TYPE_CHECKING
-
 from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.logging.async_writer import AsyncWriter as AsyncWriter
 from jengine.logging.backend import BaseVisBackend as BaseVisBackend
@@ -28,9 +26,6 @@ from jengine.logging.stopwatch import Stopwatch as Stopwatch
 from jengine.logging.tables import format_table as format_table
 from jengine.logging.tables import shorten_rows as shorten_rows
 from jengine.logging.visualizer import Visualizer as Visualizer
-
-if TYPE_CHECKING:
-    from jengine.logging.tensorboard import TensorboardVisBackend as TensorboardVisBackend
 
 provides = {  # imported on use, as what extras provide
     "VISBACKENDS": {"TensorboardVisBackend": "jengine.logging.tensorboard"},

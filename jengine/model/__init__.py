@@ -4,8 +4,6 @@
 they are computed. Imports the rooms up to `data`.
 """
 
-from typing import TYPE_CHECKING
-
 from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.model.autocast import autocast as autocast
 from jengine.model.model import FROZEN as FROZEN
@@ -19,14 +17,6 @@ from jengine.model.precision import build_model as build_model
 from jengine.model.precision import get_precision as get_precision
 from jengine.model.roles import Role as Role
 from jengine.model.roles import parameter_roles as parameter_roles
-
-if TYPE_CHECKING:
-    from jengine.model.functional import FunctionalModel as FunctionalModel
-    from jengine.model.labels import require_class_indices as require_class_indices
-    from jengine.model.linen import LinenModel as LinenModel
-    from jengine.model.losses import CrossEntropy as CrossEntropy
-    from jengine.model.losses import MeanSquaredError as MeanSquaredError
-    from jengine.model.nnx import NnxModel as NnxModel
 
 provides = {  # imported on use, as what extras provide
     "MODELS": {

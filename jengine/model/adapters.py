@@ -12,8 +12,8 @@ from jengine.model.model import ArrayTree, Batch, Losses
 from jengine.model.selection import Selector, select
 
 # The entries of MODELS, with the names for errors
-_LOSSES = Registry("loss", parent=MODELS)
-_NETWORKS = Registry("network", parent=MODELS)
+_LOSSES: Registry = Registry("loss", parent=MODELS)
+_NETWORKS: Registry = Registry("network", parent=MODELS)
 
 
 def accepts(fn: Callable[..., Any], name: str) -> bool:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, TypeAlias
 
 import jax
 import numpy as np
-import optax
 
 from jengine.config import paths
 from jengine.config.annotations import checked, is_mapping
@@ -16,7 +15,7 @@ from jengine.config.registry import MODELS
 from jengine.logging.tables import format_table
 
 PyTree = Any
-ArrayTree: TypeAlias = optax.Params  # any pytree of arrays
+ArrayTree: TypeAlias = PyTree  # any pytree of arrays
 Params: TypeAlias = ArrayTree  # nested dicts in the adapters
 ModelState: TypeAlias = Mapping[str, Any]  # nested dicts of arrays
 Batch: TypeAlias = ArrayTree  # a dict or a tuple, mostly

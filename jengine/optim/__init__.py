@@ -4,8 +4,6 @@
 the step. Imports the rooms up to `model`.
 """
 
-from typing import TYPE_CHECKING
-
 from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.optim import optimizers as optimizers
 from jengine.optim import schedules as schedules
@@ -22,11 +20,6 @@ from jengine.optim.wrapper import OptimWrapper as OptimWrapper
 from jengine.optim.wrapper_builder import build_optim_wrapper as build_optim_wrapper
 from jengine.optim.wrapper_builder import check_optim_wrapper as check_optim_wrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict as OptimWrapperDict
-
-if TYPE_CHECKING:
-    from jengine.optim.optimizers.adam import Adam as Adam
-    from jengine.optim.optimizers.adam import AdamW as AdamW
-    from jengine.optim.optimizers.sgd import SGD as SGD
 
 provides = {  # imported on use, as what extras provide
     "OPTIMIZERS": {

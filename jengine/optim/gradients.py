@@ -5,14 +5,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.optim.param_groups.param_group import GroupLayout
 
 
 def value_and_trainable_grad(
-    loss_fn: Callable[[Params], Any],
-    params: Params,
+    loss_fn: Callable[[Any], Any],
+    params: Any,
     layout: GroupLayout,
     *,
     has_aux: bool,
@@ -31,7 +31,7 @@ def value_and_trainable_grad(
       axis_name: mapped axis around the call; gradients are not averaged over it.
     """
 
-    def compute_scaled_loss(trainable: Params) -> tuple[jax.Array, Any]:
+    def compute_scaled_loss(trainable: Any) -> tuple[jax.Array, Any]:
         outputs = loss_fn(layout.combine(trainable, params))
         # The unscaled outputs are the aux of the scaled loss.
         return scale_loss(sum_losses(outputs[0] if has_aux else outputs)), outputs

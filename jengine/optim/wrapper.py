@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 from jengine.config.registry import OPTIM_WRAPPERS
 from jengine.data.step_values import StepCount, parse_step_values
@@ -85,7 +85,7 @@ class OptimWrapper:
 
     schedule_chain: ScheduleChain | None = None  # its schedules, see `chain_of`
     # changes the initial parameters, see `paramwise_cfg.parametrization`
-    rescale: Callable[[Params], Params] | None = None
+    rescale: Callable[[Any], Any] | None = None
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class OptimWrapper:
         """
         return self.grouped.param_settings()
 
-    def learning_rate_multipliers(self, params: Params) -> Params:
+    def learning_rate_multipliers(self, params: Any) -> Any:
         """Return each parameter's learning rate divided by the optimizer's.
 
         They are float32[] in a tree like `params`, 0 for frozen parameters; for a parameter whose
@@ -174,11 +174,11 @@ class OptimWrapper:
         base = (self.base_param_settings or self.param_groups[0])["lr"]
         return self.grouped.map_groups(params, lambda group: group["lr"] / base)
 
-    def weight_decays(self, params: Params) -> Params:
+    def weight_decays(self, params: Any) -> Any:
         """Return each parameter's weight decay, like `learning_rate_multipliers`."""
         return self.grouped.map_groups(params, operator.itemgetter("weight_decay"))
 
-    def decay_mask(self, params: Params) -> Params:
+    def decay_mask(self, params: Any) -> Any:
         """Return which parameters decay, for the `mask` of `optax.add_decayed_weights`.
 
         Raises:
@@ -188,7 +188,7 @@ class OptimWrapper:
 
     # -------------------- pure: runs in the compiled step
 
-    def init(self, params: Params) -> OptState:
+    def init(self, params: Any) -> OptState:
         """Return the initial state of `tx` for a pytree of floating arrays.
 
         Raises:
@@ -215,7 +215,7 @@ class OptimWrapper:
         """
 
         def value_and_grad(
-            params: Params, opt_state: OptState, *args: Any, **kwargs: Any
+            params: Any, opt_state: OptState, *args: Any, **kwargs: Any
         ) -> tuple[Any, Updates]:
             return value_and_trainable_grad(
                 lambda params: self._call_loss(loss_fn, params, args, kwargs),
@@ -257,11 +257,11 @@ class OptimWrapper:
         self,
         grads: Updates,
         opt_state: OptState,
-        params: Params | None = None,
+        params: Any | None = None,
         hyperparams: Mapping[str, Any] | None = None,
         weight: jax.Array | None = None,
         **extra: Any,
-    ) -> tuple[Params, OptState]:
+    ) -> tuple[Any, OptState]:
         """Compute the update that ends an accumulation window: add the accumulated gradients,
         divide, clip and step.
 
@@ -301,11 +301,11 @@ class OptimWrapper:
         self,
         grads: Updates,
         opt_state: OptState,
-        params: Params,
+        params: Any,
         hyperparams: Mapping[str, Any] | None = None,
         weight: jax.Array | None = None,
         **extra: Any,
-    ) -> tuple[Params, OptState]:
+    ) -> tuple[Any, OptState]:
         """Call `update` and `optax.apply_updates`; return the new parameters and the new state."""
         updates, opt_state = self.update(grads, opt_state, params, hyperparams, weight, **extra)
         return optax.apply_updates(params, updates), opt_state
@@ -327,7 +327,7 @@ class OptimWrapper:
         return loss
 
     def _call_loss(
-        self, loss_fn: Callable[..., Any], params: Params, args: Any, kwargs: dict[str, Any]
+        self, loss_fn: Callable[..., Any], params: Any, args: Any, kwargs: dict[str, Any]
     ) -> Any:
         return loss_fn(params, *args, **kwargs)
 
@@ -471,12 +471,12 @@ class OptimWrapper:
     def update_params(
         self,
         loss_fn: Callable[..., Any],
-        params: Params,
+        params: Any,
         opt_state: OptState,
         *args: Any,
         hyperparams: Mapping[str, Any] | None = None,
         has_aux: bool = False,
-    ) -> tuple[Params, OptState, Any]:
+    ) -> tuple[Any, OptState, Any]:
         """Run one training iteration: compute gradients, then update or, within an accumulation
         window, add them.
 
@@ -508,8 +508,8 @@ class OptimWrapper:
         # the old parameters.
         @jax.jit
         def run_iteration(
-            params: Params, opt_state: OptState, hyperparams: Any, args: Any
-        ) -> tuple[Params, OptState, Any]:
+            params: Any, opt_state: OptState, hyperparams: Any, args: Any
+        ) -> tuple[Any, OptState, Any]:
             outputs, grads = value_and_grad(params, opt_state, *args)
             # Decided by the host, which counts: two programs, and no branch on the device.
             if not is_update:
@@ -521,7 +521,7 @@ class OptimWrapper:
     def backward(
         self,
         loss_fn: Callable[..., Any],
-        params: Params,
+        params: Any,
         opt_state: OptState,
         *args: Any,
         has_aux: bool = False,
@@ -543,8 +543,8 @@ class OptimWrapper:
         return chain.update(grads, opt_state, None, is_last=False)[1], outputs
 
     def step(
-        self, params: Params, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
-    ) -> tuple[Params, OptState]:
+        self, params: Any, opt_state: OptState, hyperparams: Mapping[str, Any] | None = None
+    ) -> tuple[Any, OptState]:
         """Clip the gradient sum from `backward` and update with it.
 
         The sum is not divided and not cleared.

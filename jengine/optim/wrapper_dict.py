@@ -4,7 +4,7 @@ from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from optax import OptState, Params
+from optax import OptState
 
 from jengine.config.errors import ArgumentError
 from jengine.config.registry import OPTIM_WRAPPERS
@@ -38,7 +38,7 @@ class OptimWrapperDict(UserDict[str, OptimWrapper]):
                 )
         super().__init__(wrappers)
 
-    def init(self, params: Params) -> dict[str, OptState]:
+    def init(self, params: Any) -> dict[str, OptState]:
         """Return the wrapper states by name; each wrapper selects parameters from `params`."""
         return {name: wrapper.init(params) for name, wrapper in self.items()}
 

@@ -4,8 +4,6 @@
 exchanges values between processes. Imports the rooms up to `optim`.
 """
 
-from typing import TYPE_CHECKING
-
 from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.parallel.failures import ProcessError as ProcessError
 from jengine.parallel.mesh import DataShard as DataShard
@@ -21,15 +19,6 @@ from jengine.parallel.strategy import DispatchLimiter as DispatchLimiter
 from jengine.parallel.strategy import SingleDevice as SingleDevice
 from jengine.parallel.strategy import Strategy as Strategy
 from jengine.parallel.strategy import default_strategy as default_strategy
-
-if TYPE_CHECKING:
-    from jengine.parallel.pjit import Pjit as Pjit
-    from jengine.parallel.replica_axis import convert_replica_axis as convert_replica_axis
-    from jengine.parallel.replica_axis import (
-        convert_replica_axis_structs as convert_replica_axis_structs,
-    )
-    from jengine.parallel.replica_axis import gather_replicas as gather_replicas
-    from jengine.parallel.replica_axis import select_replica as select_replica
 
 provides = {  # imported on use, as what extras provide
     "STRATEGIES": {

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.hook_states import HookStateMatch, match_hook_states
@@ -269,14 +268,14 @@ def _put_like(tree: PyTree, like: PyTree) -> PyTree:
 
 
 def init_hook_states(
-    runner: RunnerProtocol, names: Iterable[str], params: optax.Params, model_state: PyTree
+    runner: RunnerProtocol, names: Iterable[str], params: PyTree, model_state: PyTree
 ) -> dict[str, PyTree]:
     """Return initial states on the device for the hooks with these names, from the given
     weights.
     """
     selected = set(names)
 
-    def init_states(params: optax.Params, model_state: PyTree) -> dict[str, PyTree]:
+    def init_states(params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
         states = TracedHooks(runner.hooks).init(params, model_state)
         return {name: state for name, state in states.items() if name in selected}
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import optax
 
 from jengine.config.annotations import Count
 from jengine.config.errors import ConfigError
@@ -172,7 +171,7 @@ class EvalLoop:
     def check(
         self,
         example: Callable[[str], contextlib.AbstractContextManager[Batch]],
-        params: optax.Params,
+        params: PyTree,
         model_state: PyTree,
     ) -> None:
         """Trace each evaluation for an example, see `DataLoaders.example`."""
@@ -293,7 +292,7 @@ class Evaluation:
             self.evaluator.dataset_meta = meta
 
     def trace(
-        self, params: optax.Params, model_state: PyTree, metrics: PyTree, batch: Batch
+        self, params: PyTree, model_state: PyTree, metrics: PyTree, batch: Batch
     ) -> jax.stages.Traced:
         """Trace the evaluation step, without compiling it, for arrays or `jax.ShapeDtypeStruct`s
         with shardings.
@@ -308,7 +307,7 @@ class Evaluation:
             traced = self.program.step.trace(params, model_state, learned, batch)
         return traced
 
-    def check(self, batch: Batch, params: optax.Params, model_state: PyTree) -> None:
+    def check(self, batch: Batch, params: PyTree, model_state: PyTree) -> None:
         """Trace the evaluation for a host batch: what does not fit is an error before training."""
         metrics = jax.eval_shape(self.evaluator.init)
         _, predictions = self.trace(params, model_state, metrics, self._put(batch)).out_info
@@ -320,7 +319,7 @@ class Evaluation:
             self.program = self._loop.find_program(self, batch)
         return self.program
 
-    def run(self, params: optax.Params, model_state: PyTree) -> dict[str, float]:
+    def run(self, params: PyTree, model_state: PyTree) -> dict[str, float]:
         """Evaluate these variables on the data and return the metrics by name."""
         runner = self._runner
         mode = self._loop.mode

@@ -382,11 +382,11 @@ class TrainLoop:
         self.batch = batch
         arguments = {"batch_idx": batch_idx, "data_batch": batch}
         runner.message_hub.start_iteration(self.iter, self.epoch_start)
-        hooks.call(runner, "before_train_iter", arguments)
+        hooks.call("before_train_iter", runner, **arguments)
         rates = self._read_rates()
         metrics = runner.train_step(batch)  # dispatched: the host does not wait for them
         runner.message_hub.record(metrics, rates, data_time, self._measure_steps())
-        hooks.call(runner, "after_train_iter", {**arguments, "outputs": metrics})
+        hooks.call("after_train_iter", runner, **arguments, outputs=metrics)
         self.iter += 1  # after the hooks, which see the index of the iteration
         self.is_consistent = True
         self.batch = None
@@ -412,13 +412,13 @@ class TrainLoop:
         for i in range(len(batches)):
             self.iter = first + i
             hub.start_iteration(self.iter, self.epoch_start)
-            hooks.call(runner, "before_train_iter", arguments[i], _AHEAD if i else KINDS)
+            hooks.call("before_train_iter", runner, _AHEAD if i else KINDS, **arguments[i])
             rates = self._read_rates()
             is_update = runner.optim_wrapper.start_step(self.iter)
             # as a single step would read them now
             inputs.append((rates, runner.step_hyperparams(), is_update))
             if i < last:
-                hooks.call(runner, "after_train_iter", arguments[i], _AHEAD)
+                hooks.call("after_train_iter", runner, _AHEAD, **arguments[i])
         rates, hyperparams, is_update = zip(*inputs, strict=True)
         chunk = runner.train_chunk(batches, hyperparams, is_update)
         # Steps within one call have no times of their own
@@ -428,8 +428,8 @@ class TrainLoop:
             self.iter = hub.iteration = first + i
             self.steps_left = last - i
             hub.record(chunk.values, rates[i], data_time, seconds, i, chunk.reports)
-            outputs = {**arguments[i], "outputs": chunk.at(i)}
-            hooks.call(runner, "after_train_iter", outputs, _BEHIND if i < last else KINDS)
+            kinds = _BEHIND if i < last else KINDS
+            hooks.call("after_train_iter", runner, kinds, **arguments[i], outputs=chunk.at(i))
         self.iter += 1
         self.is_consistent = True
         self.batch = None

@@ -1,13 +1,16 @@
 """Runner: trains, validates and tests a model from a config."""
 
+import contextlib
 import functools
+import logging
 import operator
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import jax
 
+from jengine.checkpoint.checkpointer import Checkpointer
 from jengine.checkpoint.identity import agree_on_identity
 from jengine.checkpoint.start_from import default_resume_command
 from jengine.config.annotations import checked
@@ -23,13 +26,18 @@ from jengine.hooks.priority import Priority
 from jengine.hooks.run import Run
 from jengine.hooks.run_record import GroupTable
 from jengine.hooks.runner_protocol import Progress
+from jengine.logging.async_writer import AsyncWriter
+from jengine.logging.message_hub import MessageHub
+from jengine.logging.processor import LogProcessor
+from jengine.logging.stopwatch import Stopwatch
+from jengine.logging.visualizer import Visualizer
 from jengine.model.precision import build_model
 from jengine.model.roles import parameter_roles
 from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_builder import build_optim_wrapper
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
-from jengine.parallel.processes import get_processes
+from jengine.parallel.processes import ProcessGroup, get_processes
 from jengine.runner import bundle, components, config_checks, lifecycle
 from jengine.runner.dataloaders import DataLoaders
 from jengine.runner.eval_loops import EvalLoop
@@ -41,6 +49,9 @@ from jengine.train.programs import TrainPrograms
 from jengine.train.recompilation import use_compilation_cache
 from jengine.train.scanned_step import ChunkMetrics
 from jengine.train.state import TrainState
+
+if TYPE_CHECKING:
+    from jengine.runner import sections
 
 PyTree = Any
 # typed as in the stages that use it; only code that may run earlier compares with None
@@ -164,27 +175,29 @@ class Runner:
     train_dataloader: Any = _of("_loaders.train", "Loader for the training data.")
     val_dataloader: Any = _of("_loaders.val", "Loader for the validation data; several by name.")
     test_dataloader: Any = _of("_loaders.test", "Loader for the test data; several by name.")
-    cfg: Any = _of("run.cfg", "The config; without one, the arguments as a config.")
+    cfg: dict[str, Any] = _of("run.cfg", "The config; without one, the arguments as a config.")
     work_dir: str = _of("run.work_dir", "Directory or URL of checkpoints and logs.")
     local_dir: str = _of("run.local_dir", "Directory for small files: the work dir, or a copy.")
     log_dir: str = _of("run.log_dir", "Directory of the log files, in `local_dir`.")
     timestamp: str = _of("run.timestamp", "Start time, which names the log files.")
     experiment_name: str = _of("run.experiment_name", "Name in the logs.")
     seed: int = _of("run.seed", "The seed, drawn or from the config or checkpoint.")
-    processes: Any = _of("run.processes", "The processes that train together.")
+    processes: ProcessGroup = _of("run.processes", "The processes that train together.")
     rank: int = _of("run.processes.index", "Index of this process.")
     world_size: int = _of("run.processes.count", "Processes, each perhaps with several devices.")
     distributed: bool = _of("run.distributed", "Whether there are several processes.")
     is_main_process: bool = _of("run.is_main_process", "Whether this process writes the logs.")
     strategy: Any = _of("run.strategy", "The strategy, which places arrays on devices.")
-    logger: Any = _of("run.logger", "Logger for the terminal and the log file.")
-    log_writer: Any = _of("run.log_writer", "Background thread that writes the logs.")
-    log_processor: Any = _of("run.log_processor", "Formatter of log lines.")
-    message_hub: Any = _of("run.message_hub", "Record of scalars and other information.")
-    visualizer: Any = _of("run.visualizer", "Writer of scalars and images.")
-    stopwatch: Any = _of("run.stopwatch", "Timer for the phases of the run.")
-    checkpointer: Any = _of("run.checkpointer", "Background writer of checkpoints.")
-    validations: Any = _of("run.validations", "Epoch, iteration and metrics of each validation.")
+    logger: logging.Logger = _of("run.logger", "Logger for the terminal and the log file.")
+    log_writer: AsyncWriter = _of("run.log_writer", "Background thread that writes the logs.")
+    log_processor: LogProcessor = _of("run.log_processor", "Formatter of log lines.")
+    message_hub: MessageHub = _of("run.message_hub", "Record of scalars and other information.")
+    visualizer: Visualizer = _of("run.visualizer", "Writer of scalars and images.")
+    stopwatch: Stopwatch = _of("run.stopwatch", "Timer for the phases of the run.")
+    checkpointer: Checkpointer = _of("run.checkpointer", "Background writer of checkpoints.")
+    validations: list[tuple[int, int, dict[str, float]]] = _of(
+        "run.validations", "Epoch, iteration and metrics of each validation."
+    )
     is_training_configured: bool = _of("run.trains", "Whether there are sections for training.")
     get_hooks_info: Any = _of("hook_list.describe", "Return the hooks in each stage, as text.")
     register_default_hooks: Any = _of(
@@ -199,18 +212,18 @@ class Runner:
         self,
         model: Any,
         work_dir: str | os.PathLike[str],
-        train_dataloader: Any = None,
-        val_dataloader: Any = None,
-        test_dataloader: Any = None,
-        train_cfg: Any = None,
-        val_cfg: Any = None,
-        test_cfg: Any = None,
-        optim_wrapper: Any = None,
+        train_dataloader: "sections.LoaderSection" = None,
+        val_dataloader: "sections.LoaderSection" = None,
+        test_dataloader: "sections.LoaderSection" = None,
+        train_cfg: "sections.TrainSection" = None,
+        val_cfg: "sections.EvalSection" = None,
+        test_cfg: "sections.EvalSection" = None,
+        optim_wrapper: "sections.OptimizerSection" = None,
         param_scheduler: Any = None,
         val_evaluator: Any = None,
         test_evaluator: Any = None,
-        default_hooks: Mapping[str, Any] | None = None,
-        custom_hooks: Any = None,
+        default_hooks: "sections.HooksByName" = None,
+        custom_hooks: "sections.Hooks" = None,
         load_from: Any = None,
         resume: bool | str | os.PathLike[str] = False,
         parallel: Any = None,
@@ -278,7 +291,7 @@ class Runner:
 
     @classmethod
     @boundary
-    def from_cfg(cls, cfg: Any) -> "Runner":
+    def from_cfg(cls, cfg: Any) -> Self:
         """Return a Runner from a config whose keys are the constructor's arguments.
 
         The key `vars` is the user's.
@@ -304,6 +317,19 @@ class Runner:
         """Train to the end and return the final state.
 
         RuntimeError if an earlier call stopped within an iteration.
+        """
+        with self.training() as loop:
+            loop.run()
+        return self.state
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[Any]:
+        """Begin or resume training, for a loop of your own inside, and end it.
+
+        The loop calls the stages from `before_train` to `after_train`.
+
+        Yields:
+          The training loop of `train_cfg`, with the progress and parts such as `run_epoch`.
         """
         if not self.is_training_configured:
             raise RuntimeError(
@@ -332,12 +358,11 @@ class Runner:
                 ends=lambda: self.iters_this_session > 0 or bool(self.programs.called()),
             )
             with lifecycle.session(self, self._group_table), first:
-                self.train_loop.run()
+                yield self.train_loop
             settings = getattr(self.train_loop, "settings", None)  # a loop of the user has none
             if settings is not None and settings.load_best_at_end:
                 bundle.load_best(self, settings.load_best_at_end)
             self.call_hook("after_run")
-        return self.state
 
     def prepare_training(self, abstract: bool = False) -> None:
         """Build everything that depends on the data: loops, optimizer, schedulers, and the state.
@@ -552,7 +577,7 @@ class Runner:
 
         Your own loop may define other stages.
         """
-        self.hook_list.call(self, stage, arguments)
+        self.hook_list.call(stage, self, **arguments)
 
     # --- Steps and checkpoints, called by loops and hooks ---
 

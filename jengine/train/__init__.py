@@ -4,8 +4,6 @@
 that changes in it. Imports the rooms up to `checkpoint`.
 """
 
-from typing import TYPE_CHECKING
-
 from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.train.losses import total_loss as total_loss
 from jengine.train.phases import PhaseSettings as PhaseSettings
@@ -21,12 +19,6 @@ from jengine.train.step import build_eval_step as build_eval_step
 from jengine.train.step import build_train_step as build_train_step
 from jengine.train.traced_hooks import StepContext as StepContext
 from jengine.train.traced_hooks import hook_names as hook_names
-
-if TYPE_CHECKING:
-    from jengine.train.average import AVERAGES as AVERAGES
-    from jengine.train.average import Average as Average
-    from jengine.train.average import AverageState as AverageState
-    from jengine.train.average import ExponentialMovingAverage as ExponentialMovingAverage
 
 provides = {  # imported on use, as what extras provide
     "AVERAGES": {

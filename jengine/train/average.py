@@ -9,17 +9,16 @@ In all of them, `momentum` is the weight of the NEW value: 0.0002 is a decay of 
 import abc
 import dataclasses
 import warnings
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.typing import ArrayLike
 
 from jengine.config.annotations import Count, Range
 from jengine.config.registry import Registry
 
-AVERAGES = Registry("average", "jengine.train", section="AVERAGES")
+AVERAGES: Registry = Registry("average", "jengine.train", section="AVERAGES")
 Weight = Annotated[float, Range(gt=0, lt=1)]
 
 
@@ -27,7 +26,7 @@ class AverageState(NamedTuple):
     """What an average keeps between updates."""
 
     # averages, like the parameters; floating leaves narrower than 32 bits are float32
-    params: optax.Params
+    params: Any
     steps: jax.Array  # int32[], updates so far
 
 
@@ -57,7 +56,7 @@ class Average(abc.ABC):
         """
         return self
 
-    def init(self, params: optax.Params) -> AverageState:
+    def init(self, params: Any) -> AverageState:
         """Return the state before the first update, with copies: it may be donated together with
         `params`.
         """
@@ -68,7 +67,7 @@ class Average(abc.ABC):
             steps=jnp.zeros((), jnp.int32),
         )
 
-    def update(self, state: AverageState, params: optax.Params) -> AverageState:
+    def update(self, state: AverageState, params: Any) -> AverageState:
         """Return the state after one update with new `params`, a pytree with the same structure
         and shapes.
         """

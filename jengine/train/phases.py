@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from optax import OptState, Params
+from optax import OptState
 
 from jengine.config.annotations import Count, check_values
 from jengine.config.errors import ConfigError, closest, config_path
@@ -186,7 +186,7 @@ def differentiate(
     def differentiate_batch(
         batch: Batch, model_state: PyTree, rng: jax.Array
     ) -> tuple[Part, PyTree]:
-        def loss_fn(params: Params) -> tuple[jax.Array, Part]:
+        def loss_fn(params: PyTree) -> tuple[jax.Array, Part]:
             params = gather_tables(params)
             losses, state = phase.loss(
                 params, model_state, batch, rng=rng, hyperparams=ctx.hyperparams
@@ -241,7 +241,7 @@ def update(
         opt_state = opt_state[name]
         hyperparams = {**hyperparams[name], **shared}
 
-    def local_value(params: Params) -> tuple[jax.Array, jax.Array | None]:
+    def local_value(params: PyTree) -> tuple[jax.Array, jax.Array | None]:
         losses, _ = phase.loss(
             params, old_model_state, ctx.batch, rng=ctx.rng, hyperparams=ctx.hyperparams
         )
@@ -256,7 +256,7 @@ def update(
             else mean_over_replicas(tree, weight, wrapper.axis_name)
         )
 
-    def value_and_grad(params: Params) -> tuple[jax.Array, PyTree]:
+    def value_and_grad(params: PyTree) -> tuple[jax.Array, PyTree]:
         if (axis := wrapper.axis_name) is not None:  # as in `value_and_trainable_grad`
             params = jax.tree.map(lambda p: jax.lax.pcast(p, axis, to="varying"), params)
         (value, weight), grads = jax.value_and_grad(local_value, has_aux=True)(params)
@@ -271,7 +271,7 @@ def update(
         lambda grads, change: (jax.tree.map(lambda g: change.astype(g.dtype) * g, grads),),
     )
 
-    def value_fn(params: Params, grad_fn: object = None, obj_fn: object = None) -> jax.Array:
+    def value_fn(params: PyTree, grad_fn: object = None, obj_fn: object = None) -> jax.Array:
         """Return the total loss as a function of the parameters alone, for line searches, and
         `obj_fn` for `sophia`.
 
@@ -279,7 +279,7 @@ def update(
         """
         return mean_value(params)
 
-    def grad_fn(params: Params, _: int = 0) -> PyTree:
+    def grad_fn(params: PyTree, _: int = 0) -> PyTree:
         """Return the gradients at other parameters, for `optax.contrib.sam` in its opaque mode."""
         return value_and_grad(params)[1]
 

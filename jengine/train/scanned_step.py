@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from optax import Params
 
 from jengine.train.state import TrainState
 from jengine.train.step import Gradients, Metrics, TrainStep
@@ -51,7 +50,7 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
     """
 
     def chunk(
-        state: TrainState, batches: PyTree, hyperparams: Params, is_update: jax.Array
+        state: TrainState, batches: PyTree, hyperparams: PyTree, is_update: jax.Array
     ) -> tuple[TrainState, ScannedMetrics]:
         """Run K steps."""
         first = jax.tree.map(lambda x: x[0], (batches, hyperparams))  # only for its shapes

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from optax import OptState, Params
+from optax import OptState
 
 from jengine.optim.optimizers.common import strip_weak_types
 from jengine.optim.wrapper import OptimWrapper
@@ -37,7 +37,7 @@ class TrainState(struct.PyTreeNode):
     """
 
     step: jax.Array
-    params: Params
+    params: PyTree
     model_state: PyTree
     opt_state: OptState
     hook_state: dict[str, PyTree]
@@ -69,7 +69,7 @@ class TrainState(struct.PyTreeNode):
 
 
 def create_train_state(
-    params: Params,
+    params: PyTree,
     model_state: PyTree,
     optim_wrapper: OptimWrapper | OptimWrapperDict,
     hooks: Sequence[Any] = (),
@@ -115,7 +115,7 @@ def create_train_state(
     )
 
 
-def parameter_size(params: Params) -> str:
+def parameter_size(params: PyTree) -> str:
     """Return the numbers of tensors and parameters, and the memory.
 
     >>> parameter_size({"w": jax.ShapeDtypeStruct((1024, 256), "float32")})
@@ -125,7 +125,7 @@ def parameter_size(params: Params) -> str:
     return f"{tensors} tensors, {parameters:,} parameters, {size / 2**20:,.2f} MiB"
 
 
-def count_parameters(params: Params) -> tuple[int, int, int]:
+def count_parameters(params: PyTree) -> tuple[int, int, int]:
     """Return the numbers of tensors, parameters and bytes."""
     leaves = jax.tree.leaves(params)
     sizes = [math.prod(leaf.shape) for leaf in leaves]

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from optax import Params
 
 from jengine.config.errors import ConfigError
 from jengine.config.plugins import load_provided
@@ -400,7 +399,7 @@ def build_eval_step(
     """
 
     def step(
-        params: Params, model_state: PyTree, metrics: PyTree, batch: Batch
+        params: PyTree, model_state: PyTree, metrics: PyTree, batch: Batch
     ) -> tuple[PyTree, PyTree]:
         rng = prediction_key(seed, metrics.batches) if model.predicts_with_rng else None
         predictions = predict_with_key(model, params, model_state, batch, rng)

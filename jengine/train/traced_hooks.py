@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 from flax import struct
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 from jengine.data.batch_check import Batch
 from jengine.train.kept_types import keep_types
@@ -46,7 +46,7 @@ class StepContext(struct.PyTreeNode):
     rng: jax.Array
     batch: Batch
     hyperparams: Mapping[str, Any]
-    params: Params
+    params: PyTree
     model_state: PyTree
     opt_state: OptState
     grads: Updates = None
@@ -55,7 +55,7 @@ class StepContext(struct.PyTreeNode):
     hook_state: PyTree = None
     apply_update: jax.Array | None = None
     is_updated: jax.Array | None = None
-    old_params: Params = None
+    old_params: PyTree = None
     axis_name: str | None = struct.field(pytree_node=False, default=None)
 
 
@@ -72,7 +72,7 @@ class TracedHooks:
             [hook for hook in hooks if hook.get_traced_points() or _has_state(hook)]
         )
 
-    def init(self, params: Params, model_state: PyTree) -> dict[str, PyTree]:
+    def init(self, params: PyTree, model_state: PyTree) -> dict[str, PyTree]:
         """Return the initial hook states by name, for hooks that have one."""
         states = {
             name: hook.init_traced_state(params, model_state) for name, hook in self._hooks.items()

@@ -403,6 +403,21 @@ def test_notebooks_page(run_page, trained):
     assert pathlib.Path("report.html").stat().st_size > 1e6
 
 
+def test_own_loop_page(run_page):
+    names = run_page("own_loop.md")
+    assert names["results"]["accuracy/top1"] > 0.8
+    averages = names["run"].state.hook_state["EMAHook"].params
+    batch = dict(image=np.stack([names["val_loader"].dataset[i]["image"] for i in range(8)]))
+    np.testing.assert_array_equal(names["predict"](batch), names["model"].predict(averages, {}, batch))
+    assert [epoch for epoch, _, _ in names["runner"].validations] == [1, 2, 3, 4, 5, 6]
+    assert pathlib.Path("work_dirs/own_loop_in_a_runner/epoch_6").is_dir()
+    block = blocks_of("own_loop.md", "python")[0].replace("work_dirs/own_loop", "killed")
+    execute(block.replace("while run.epoch < epochs", "while run.epoch < 2"))
+    resumed = execute(block)
+    assert pathlib.Path(resumed["latest"]).name == "epoch_2"
+    jax.tree.map(np.testing.assert_array_equal, resumed["run"].state, names["run"].state)
+
+
 def test_pretrained_page(run_page, trained, tmp_path):
     params = dict(trained.state.params)
     export_params(params, tmp_path / "vit.safetensors")

@@ -2,6 +2,7 @@ import types
 
 import pytest
 
+from jengine.config import ConfigError
 from jengine.hooks import Hook, Priority, get_priority
 from jengine.hooks.hook_list import HookList
 
@@ -91,7 +92,7 @@ def test_hooks_of_equal_priority_run_in_the_order_of_registration():
     hooks = HookList()
     for name, priority in (("normal", None), ("ln", "LOWEST"), ("vh", "VERY_HIGH"), ("45", 45), ("n2", "normal")):
         hooks.register(make(name), priority)
-    hooks.call(runner_at(), "before_train_iter", dict(batch_idx=0))
+    hooks.call("before_train_iter", runner_at(), batch_idx=0)
     assert calls == ["vh", "45", "normal", "n2", "ln"]
 
 
@@ -133,9 +134,29 @@ def test_a_stage_of_a_custom_loop_is_called_on_hooks_that_define_it():
     hooks = HookList()
     hooks.register(Hook())
     hooks.register(WarmUp())
-    hooks.call(runner_at(), "before_warmup_iter", dict(factor=0.5))
-    hooks.call(runner_at(), "no_such_stage", {})
+    hooks.call("before_warmup_iter", runner_at(), factor=0.5)
+    hooks.call("no_such_stage", runner_at())
     assert calls == [0.5]
+
+
+def test_a_misspelled_stage_is_an_error_where_it_is_called():
+    with pytest.raises(ConfigError, match="must be one of `Hook.stages`, got 'before_trian'; did you mean 'before_train'"):
+        HookList([Hook()]).call("before_trian", runner_at())
+
+
+def test_hooks_get_any_value_with_progress_as_the_run():
+    seen = []
+
+    class Second(Hook):
+        every = 2
+
+        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+            seen.append((runner.iter, outputs["loss"]))
+
+    hooks = HookList([Second()])
+    for i in range(4):
+        hooks.call("after_train_iter", types.SimpleNamespace(iter=i, epoch=0), batch_idx=i, outputs={"loss": -i})
+    assert seen == [(1, -1), (3, -3)]
 
 
 def test_an_error_in_a_hook_keeps_its_type_and_gets_a_note():
@@ -146,7 +167,7 @@ def test_an_error_in_a_hook_keeps_its_type_and_gets_a_note():
     hooks = HookList()
     hooks.register(Broken())
     with pytest.raises(KeyError, match="missing") as error:
-        hooks.call(runner_at(iter=7, epoch=1), "after_train_iter", dict(batch_idx=3))
+        hooks.call("after_train_iter", runner_at(iter=7, epoch=1), batch_idx=3)
     assert error.value.__notes__ == ["in Broken.after_train_iter at iteration 7 (epoch 1)"]
     assert error.traceback[-1].name == "after_train_iter"
 

@@ -135,6 +135,12 @@ def test_a_checkpoint_has_the_averages_as_its_parameters(make_runner, tmp_path):
         "params": "hook_state.EMAHook.params",
         "model_state": "hook_state.EMAHook.model_state",
     }
+    restored, _ = checkpoint.restore(tmp_path / "run", vars(state))  # a whole state: both are in their places again
+    assert bits(restored) == bits(dict(vars(state)))
+    weights, _ = checkpoint.restore(tmp_path / "run", {"params": state.params})
+    assert bits(weights["params"]) == bits(ema_state(state).params)
+    without, _ = checkpoint.restore(tmp_path / "run", {"params": state.params, "hook_state": {}})
+    assert bits(without["params"]) == bits(state.params)
 
 
 @pytest.mark.parametrize(

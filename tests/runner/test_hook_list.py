@@ -94,7 +94,7 @@ def make_hook_list(*hooks):
 
 
 def call_after(hooks, step, acts_on=None):
-    hooks.call(runner_at(step), "after_train_iter", dict(batch_idx=step), *([] if acts_on is None else [(acts_on,)]))
+    hooks.call("after_train_iter", runner_at(step), *([] if acts_on is None else [(acts_on,)]), batch_idx=step)
 
 
 def test_a_hook_is_called_at_its_steps():

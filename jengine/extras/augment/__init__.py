@@ -4,7 +4,7 @@ Readers, transforms, dataset wrappers, CutMix and MixUp in the step; a mean teac
 step and batch statistics.
 """
 
-from jengine.config.plugins import lazy_names
+from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.extras.augment.plugin import provides
 
-__getattr__, __dir__ = lazy_names(__name__, provides)
+__getattr__, __dir__ = _lazy_names(__name__, provides)

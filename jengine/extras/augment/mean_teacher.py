@@ -3,7 +3,6 @@
 from typing import Annotated, Any, NamedTuple
 
 import jax
-import optax
 
 from jengine.config.annotations import Count, Range
 from jengine.config.registry import HOOKS
@@ -19,7 +18,7 @@ PyTree = Any
 class MeanTeacherHookState(NamedTuple):
     """The hook's entry in the training state."""
 
-    params: optax.Params  # teacher parameters, like those of the model; floats at least float32
+    params: PyTree  # teacher parameters, like those of the model; floats at least float32
     model_state: PyTree  # teacher state; None with skip_buffer
     steps: jax.Array  # int32[], updates, including the initial copy
 
@@ -57,7 +56,7 @@ class MeanTeacherHook(Hook):
         self.skip_buffer = skip_buffer
         self.evaluate_on_teacher = evaluate_on_teacher
 
-    def init_traced_state(self, params: optax.Params, model_state: PyTree) -> MeanTeacherHookState:
+    def init_traced_state(self, params: PyTree, model_state: PyTree) -> MeanTeacherHookState:
         """Return a copy of the model."""
         average = self.average.init((params, None if self.skip_buffer else model_state))
         teacher, teacher_state = average.params

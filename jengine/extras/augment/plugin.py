@@ -32,6 +32,10 @@ provides = {
         "RandomErasing": "jengine.extras.augment.augments",
         "SoftLabels": "jengine.extras.augment.augments",
     },
+    "jengine.data": {
+        "ImageFolder": "jengine.extras.augment.image_files",
+        "LoadImage": "jengine.extras.augment.image_files",
+    },
     "jengine.model": {"PreprocessedModel": "jengine.extras.augment.preprocessed"},
     "path_records": {
         "as_record": "jengine.extras.augment.inputs",

@@ -70,7 +70,8 @@ def explain_arguments(args: argparse.Namespace, rest: Sequence[str]) -> str:
             what = "a literal" if equals else "its value"
             return f"{argument} must have {what} after '=': write {_quote(path, text)}"
         hint = _explain(args, path, value, rest[i + 1 :])
-        return f"unknown argument {argument}; {hint}" if hint else ""
+        settings = "--config.PATH=VALUE sets a value of the config; " if "config" in args else ""
+        return f"unknown argument {argument}; {hint or f'{settings}--help lists the options'}"
     return ""
 
 

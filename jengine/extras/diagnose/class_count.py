@@ -65,6 +65,9 @@ class ClassNumCheckHook(Hook):
                 )
 
 
+NumClassCheckHook = ClassNumCheckHook
+
+
 def _find_num_classes(
     owner: Any, path: str, skip: tuple[str, ...], visited: set[int]
 ) -> Iterator[tuple[str, int]]:

@@ -3,9 +3,9 @@
 import argparse
 import shutil
 from collections.abc import Sequence
+from typing import Any
 
 import jax
-import optax
 
 from jengine.cli.commands import load, temporary_runner
 from jengine.config.errors import ConfigError
@@ -54,7 +54,7 @@ def _describe_flops(runner: Runner, batch: Batch) -> str:
     key = jax.random.key(0)
     params, state = jax.eval_shape(model.init, key, batch)
 
-    def total(params: optax.Params, state: optax.Params) -> jax.Array | float:
+    def total(params: Any, state: Any) -> jax.Array | float:
         losses, _ = model.loss(params, state, batch, rng=key, hyperparams=runner.hyperparams)
         return sum(jax.numpy.sum(jax.tree.leaves(value)[0]) for value in losses.values())
 

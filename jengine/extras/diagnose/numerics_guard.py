@@ -8,7 +8,6 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from jengine.config.annotations import Count, Range
 from jengine.config.errors import ConfigError
@@ -97,7 +96,7 @@ class NumericsGuardHook(Hook):
 
     # --- In the step. ---
 
-    def init_traced_state(self, params: optax.Params, model_state: PyTree) -> NumericsGuardState:
+    def init_traced_state(self, params: PyTree, model_state: PyTree) -> NumericsGuardState:
         """Return the state before the first step."""
 
         def scalar(value: int = 0) -> jax.Array:

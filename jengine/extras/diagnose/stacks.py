@@ -50,8 +50,9 @@ def find_call(calls: Iterable[T], filename: Callable[[T], str]) -> T | None:
     for call in calls:
         file = filename(call)
         if pathlib.Path(file).is_relative_to(_ENGINE):
-            return own
-        if own is None and not is_library(file):
+            if own is not None:
+                return own
+        elif own is None and not is_library(file):
             own = call
     return None
 

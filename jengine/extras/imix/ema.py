@@ -2,11 +2,10 @@
 
 import dataclasses
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from optax import Params
 
 from jengine.config.annotations import Decay
 from jengine.config.errors import ConfigError
@@ -19,8 +18,8 @@ from jengine.train.traced_hooks import StepContext
 class EMAState(NamedTuple):
     """Averages, as a part of the training state."""
 
-    params: Params  # as the parameters; floats are at least float32
-    model_state: Params  # as the model state; floats are averaged, other leaves are copied
+    params: Any  # as the parameters; floats are at least float32
+    model_state: Any  # as the model state; floats are averaged, other leaves are copied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +54,7 @@ class EMAIterHook(HookBase):
     def __init__(self, decay: Decay = 0.9999) -> None:
         self._average = _Average(decay)
 
-    def init_traced_state(self, params: Params, model_state: Params) -> EMAState:
+    def init_traced_state(self, params: Any, model_state: Any) -> EMAState:
         """Return a copy of the parameters and the model state."""
         return EMAState(*self._average.init((params, model_state)).params)
 

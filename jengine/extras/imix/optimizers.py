@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config.annotations import CountOrNever, Decay, NonNegative, Positive
 from jengine.config.registry import OPTIMIZERS
@@ -173,7 +173,7 @@ def decay_updated_params(
     Both arguments are numbers, or trees of numbers like the parameters.
     """
 
-    def update(updates: Updates, params: Params) -> Params:
+    def update(updates: Updates, params: Any) -> Any:
         params = trees.require_params("TansformerAdamW", params)
         rates = broadcast_to_params(learning_rate, params)
         decays = broadcast_to_params(weight_decay, params)

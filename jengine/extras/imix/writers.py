@@ -18,7 +18,7 @@ from jengine.extras.imix.log_buffer import Bins, Image, Result, to_uint8
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.logging.history import HistoryBuffer
 
-WRITERS = Registry("writer", section="WRITERS")
+WRITERS: Registry = Registry("writer", section="WRITERS")
 
 _PREFIX = "train/"
 # metrics whose latest value is written

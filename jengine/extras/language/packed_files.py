@@ -99,6 +99,9 @@ def packed_text(
     )
 
 
+PackedText = packed_text
+
+
 def _check_records(records: Records, style: TextFormat) -> None:
     """Raise an error before anything is compiled: the first record is like the others in most
     files.

@@ -104,6 +104,9 @@ class MeanSquaredErrorMetric(RegressionMetric):
         return {self.names[0]: state.value() ** 0.5 if self.root else state.value()}
 
 
+MeanSquaredError = MeanSquaredErrorMetric
+
+
 @METRICS.register_module()
 class MeanAbsoluteError(RegressionMetric):
     """Mean absolute error over all elements, `mae`. The arguments are those of `RegressionMetric`.

@@ -82,6 +82,9 @@ def quantize(
     return quantized
 
 
+Quantized = quantize
+
+
 def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
     """Return a provider whose products have tiles over all summed axes.
 

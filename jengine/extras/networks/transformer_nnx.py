@@ -51,6 +51,9 @@ def nnx_transformer(rngs: "nnx.Rngs", **settings: Any) -> "nnx.Module":
     )
 
 
+NnxTransformerLM = nnx_transformer
+
+
 def split_transformer(module: "nnx.Module") -> tuple[TransformerLM, Params]:
     """Return the Linen module and the parameters of an `nnx_transformer`.
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config.annotations import NonNegative, Range
 from jengine.extras.optimizers import trees
@@ -73,7 +73,7 @@ def scale_by_factored_rms(
     128 elements.
     """
 
-    def init(params: Params) -> FactoredRmsState:
+    def init(params: Any) -> FactoredRmsState:
         zeros = common.zeros_like(params)
 
         # Broadcastable against the gradient: the outer product below is then one elementwise
@@ -88,7 +88,7 @@ def scale_by_factored_rms(
         return FactoredRmsState(common.zero_count(), rows, columns)
 
     def update(
-        grads: Updates, state: FactoredRmsState, params: Params | None = None
+        grads: Updates, state: FactoredRmsState, params: Any | None = None
     ) -> tuple[Updates, FactoredRmsState]:
         count = state.count + 1
 
@@ -129,7 +129,7 @@ def _last_axes(x: jax.Array, stacked: Sequence[int]) -> tuple[int, int] | None:
 def clip_by_layer_rms(threshold: Scalar, stacked: Any = None) -> optax.GradientTransformation:
     """Limit the root mean square of each layer's update; optax limits that of tensors."""
 
-    def update(updates: Updates, params: Params | None) -> Updates:
+    def update(updates: Updates, params: Any | None) -> Updates:
         def leaf(u: jax.Array, axes: Sequence[int]) -> jax.Array:
             mean = jnp.mean(jnp.square(u), **trees.layer_axes(u, axes))
             return u / jnp.maximum(1.0, jnp.sqrt(mean) / threshold)
@@ -144,7 +144,7 @@ def scale_by_layer_rms(min_scale: Scalar, stacked: Any = None) -> optax.Gradient
     `optax.scale_by_param_block_rms` takes that of tensors.
     """
 
-    def update(updates: Updates, params: Params) -> Updates:
+    def update(updates: Updates, params: Any) -> Updates:
         def leaf(u: jax.Array, p: jax.Array, axes: Sequence[int]) -> jax.Array:
             mean = jnp.mean(jnp.square(p), **trees.layer_axes(p, axes))
             return u * jnp.maximum(jnp.sqrt(mean), min_scale)
@@ -167,7 +167,7 @@ def cap_learning_rate(learning_rate: PerParameter) -> optax.GradientTransformati
     """
 
     def update(
-        updates: Updates, state: CapLearningRateState, params: Params | None = None
+        updates: Updates, state: CapLearningRateState, params: Any | None = None
     ) -> tuple[Updates, CapLearningRateState]:
         count = state.count + 1
 

@@ -1,9 +1,11 @@
 """Adagrad and Adadelta with the formulas of torch.optim."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, ScaleByRssState, Updates
+from optax import ScaleByRssState, Updates
 
 from jengine.config.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
@@ -64,7 +66,7 @@ def scale_by_adagrad(initial_accumulator_value: float, eps: Scalar) -> optax.Gra
     `optax.scale_by_rss` adds eps inside the root.
     """
 
-    def init(params: Params) -> ScaleByRssState:
+    def init(params: Any) -> ScaleByRssState:
         # Added to zeros, so that the state has the sharding of the parameters; `jnp.full` would be
         # replicated.
         return ScaleByRssState(
@@ -72,7 +74,7 @@ def scale_by_adagrad(initial_accumulator_value: float, eps: Scalar) -> optax.Gra
         )
 
     def update(
-        grads: Updates, state: ScaleByRssState, params: Params | None = None
+        grads: Updates, state: ScaleByRssState, params: Any | None = None
     ) -> tuple[Updates, ScaleByRssState]:
         sum_of_squares = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, grads)
         updates = jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + eps), grads, sum_of_squares)

@@ -1,11 +1,11 @@
 """Adan with the formulas of MMPretrain."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config.annotations import Decay, NonNegative
 from jengine.optim.optimizers import common
@@ -67,11 +67,11 @@ def scale_by_adan(b1: Scalar, b2: Scalar, b3: Scalar, eps: Scalar) -> optax.Grad
     `optax.scale_by_adan` weights the difference of gradients by `1 - b2`, not by `b2`.
     """
 
-    def init(params: Params) -> AdanState:
+    def init(params: Any) -> AdanState:
         return AdanState(common.zero_count(), *(common.zeros_like(params) for _ in range(4)))
 
     def update(
-        grads: Updates, state: AdanState, params: Params | None = None
+        grads: Updates, state: AdanState, params: Any | None = None
     ) -> tuple[Updates, AdanState]:
         count = state.count + 1
         # The first gradient has no predecessor: with the zeros of the state its difference would be
@@ -106,7 +106,7 @@ def divide_by_proximal_decay(
     Both arguments are numbers, or trees of numbers like the parameters.
     """
 
-    def update(updates: Updates, params: Params) -> Updates:
+    def update(updates: Updates, params: Any) -> Updates:
         rates = broadcast_to_params(learning_rate, updates)
         decays = broadcast_to_params(weight_decay, updates)
         return jax.tree.map(lambda u, lr, decay: u / (1 + lr * decay), updates, rates, decays)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from optax import OptState, Params
+from optax import OptState
 
 from jengine.config.annotations import is_mapping
 from jengine.config.registry import OPTIM_WRAPPERS, check_arguments
@@ -164,7 +164,7 @@ class AmpOptimWrapper(OptimWrapper):
         return at_least_float32(loss) * get_field(opt_state, LossScaleState, "loss_scale")
 
     def _call_loss(
-        self, loss_fn: Callable[..., Any], params: Params, args: Any, kwargs: dict[str, Any]
+        self, loss_fn: Callable[..., Any], params: Any, args: Any, kwargs: dict[str, Any]
     ) -> Any:
         return compute_in(self.dtype, lambda params: loss_fn(params, *args, **kwargs), params)
 

@@ -1,11 +1,11 @@
 """Averaged SGD with the formulas of torch.optim."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config.annotations import NonNegative
 from jengine.extras.optimizers import trees
@@ -52,8 +52,8 @@ class AveragedSgdState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
     # float32[] per leaf: the rate of the next update, computed from the current learning rate
-    eta: Params
-    average: Params  # float32, like the parameters: average parameters, for the user
+    eta: Any
+    average: Any  # float32, like the parameters: average parameters, for the user
 
 
 def averaged_sgd(
@@ -67,12 +67,12 @@ def averaged_sgd(
     parameters.
     """
 
-    def init(params: Params) -> AveragedSgdState:
+    def init(params: Any) -> AveragedSgdState:
         eta = jax.tree.map(lambda p: jnp.zeros((), common.state_dtype(p.dtype)), params)
         return AveragedSgdState(common.zero_count(), eta, common.zeros_like(params))
 
     def update(
-        grads: Updates, state: AveragedSgdState, params: Params | None = None
+        grads: Updates, state: AveragedSgdState, params: Any | None = None
     ) -> tuple[Updates, AveragedSgdState]:
         params = trees.require_params("ASGD", params)
         count = state.count + 1

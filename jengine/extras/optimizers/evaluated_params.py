@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 from jengine.config import paths
 from jengine.config.errors import ConfigError
@@ -21,7 +21,7 @@ from jengine.train.traced_hooks import StepContext
 class SlowParamsState(NamedTuple):
     """State of `keep_slow_params`."""
 
-    slow: Params  # float32, like the parameters
+    slow: Any  # float32, like the parameters
     inner_state: OptState
 
 
@@ -46,7 +46,7 @@ def keep_slow_params(
       TypeError: from `init`, the parameters are `optax.LookaheadParams`.
     """
 
-    def init(params: Params) -> SlowParamsState:
+    def init(params: Any) -> SlowParamsState:
         if isinstance(params, optax.LookaheadParams):
             raise TypeError(
                 "optax.lookahead must have the network's parameters, got LookaheadParams: the "
@@ -56,7 +56,7 @@ def keep_slow_params(
         return SlowParamsState(slow, tx.init(optax.LookaheadParams(params, slow)))
 
     def update(
-        grads: Updates, state: SlowParamsState, params: Params | None = None, **extra: Any
+        grads: Updates, state: SlowParamsState, params: Any | None = None, **extra: Any
     ) -> tuple[Updates, SlowParamsState]:
         pair = optax.LookaheadParams(params, state.slow)
         updates, inner_state = tx.update(grads, state.inner_state, pair, **extra)
@@ -83,7 +83,7 @@ def train_fast(
     if example is not None:
         return slow if _has_lookahead(example) else tx
 
-    def init(params: Params) -> OptState:
+    def init(params: Any) -> OptState:
         state = tx.init(params)
         if not _has_lookahead(state):
             return state
@@ -96,7 +96,7 @@ def train_fast(
             ) from error
 
     def update(
-        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+        grads: Updates, state: OptState, params: Any | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
         chain = slow if isinstance(state, SlowParamsState) else tx
         return chain.update(grads, state, params, **extra)

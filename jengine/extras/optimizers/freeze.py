@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.typing import ArrayLike
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 from jengine.config import paths
 from jengine.config.errors import closest
@@ -67,7 +67,7 @@ def skip_frozen(
     flags = frozen_flags(layout, hyperparams)
 
     def update(
-        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+        grads: Updates, state: OptState, params: Any | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
         # Before clipping, so that frozen parameters do not count in the norm.
         updates, new_state = inner.update(_zero_frozen(grads, flags), state, params, **extra)
@@ -110,7 +110,7 @@ def select_state(
     )
 
 
-def _zero_frozen(tree: Params, flags: Flags) -> Params:
+def _zero_frozen(tree: Any, flags: Flags) -> Any:
     """Return `tree`, like the parameters with None for untrained leaves, with zeros for frozen
     leaves.
     """
@@ -135,7 +135,7 @@ def _where(
 
 
 def reset_state(
-    wrapper: OptimWrapper, opt_state: OptState, params: Params, groups: Sequence[int] | None = None
+    wrapper: OptimWrapper, opt_state: OptState, params: Any, groups: Sequence[int] | None = None
 ) -> OptState:
     """Return a state in which the optimizer starts anew, with zero moments and step count.
 
@@ -167,7 +167,7 @@ def reset_state(
 
 
 def restrict_to_trainable(
-    extra: Mapping[str, Any], layout: GroupLayout, params: Params
+    extra: Mapping[str, Any], layout: GroupLayout, params: Any
 ) -> dict[str, Any]:
     """Return the extra arguments of an update, with what depends on parameters for the trainable
     ones only.
@@ -178,7 +178,7 @@ def restrict_to_trainable(
 
     def restrict(value_fn: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(value_fn)  # line searches read the signature
-        def evaluate(trainable: Params, *args: Any, **kwargs: Any) -> Any:
+        def evaluate(trainable: Any, *args: Any, **kwargs: Any) -> Any:
             return value_fn(layout.combine(trainable, params), *args, **kwargs)
 
         return evaluate
@@ -187,7 +187,7 @@ def restrict_to_trainable(
     restricted |= {name: restrict(extra[name]) for name in names}
     if (grad_fn := extra.get("grad_fn")) is not None:
 
-        def differentiate(trainable: Params, *args: Any) -> Updates:
+        def differentiate(trainable: Any, *args: Any) -> Updates:
             return layout.trainable(grad_fn(layout.combine(trainable, params), *args))
 
         restricted["grad_fn"] = differentiate

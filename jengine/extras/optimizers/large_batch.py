@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config.annotations import Decay, Fraction, NonNegative, Positive
 from jengine.extras.optimizers import trees
@@ -150,7 +150,7 @@ def scale_by_lars(
         trust = jnp.where((excluded != 0) | (p_norm == 0) | (g_norm == 0), 1, trust)
         return (g + decay * p) * (lr * trust)
 
-    def update(grads: Updates, params: Params) -> Params:
+    def update(grads: Updates, params: Any) -> Any:
         params = trees.require_params("LARS", params)
         hyperparams = (
             broadcast_to_params(value, params) for value in (learning_rate, weight_decay, exclude)
@@ -172,7 +172,7 @@ def scale_by_lamb_moments(
     """
 
     def update(
-        grads: Updates, state: optax.ScaleByAdamState, params: Params | None = None
+        grads: Updates, state: optax.ScaleByAdamState, params: Any | None = None
     ) -> tuple[Updates, optax.ScaleByAdamState]:
         count = state.count + 1
         if grad_averaging:
@@ -210,7 +210,7 @@ def scale_by_trust_ratio(
         ratio = jnp.where((is_adapted != 0) & (p_norm > 0) & (u_norm > 0), p_norm / u_norm, 1)
         return u * (jnp.minimum(ratio, 1) if trust_clip else ratio)
 
-    def update(updates: Updates, params: Params) -> Params:
+    def update(updates: Updates, params: Any) -> Any:
         params = trees.require_params("Lamb", params)
         axes = trees.broadcast_stacked(stacked, params)
         return jax.tree.map(leaf, updates, params, broadcast_to_params(adapt, params), axes)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as _Spec
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config import paths
 from jengine.config.errors import ConfigError
@@ -70,7 +70,7 @@ def complete_chain(
 def add_cautious_decay(weight_decay: PerParameter) -> optax.GradientTransformation:
     """Add `weight_decay` times the parameters where they have the sign of the update."""
 
-    def update(updates: Updates, params: Params | None) -> Updates:
+    def update(updates: Updates, params: Any | None) -> Updates:
         params = require_params("cautious weight decay", params)
         return jax.tree.map(
             lambda u, wd, p: u + wd * jnp.where(u * p >= 0, p, 0),

@@ -4,8 +4,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from optax import Params
-
 from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import config_path
@@ -125,7 +123,7 @@ class MultiOptimWrapperConstructor:
         return OptimWrapperDict(**wrappers)
 
 
-def _select_modules(params: Params, modules: Sequence[str]) -> Params:
+def _select_modules(params: Any, modules: Sequence[str]) -> Any:
     """Return the parameters in `modules`, nested as in `params`.
 
     Raise ValueError for a module without any.

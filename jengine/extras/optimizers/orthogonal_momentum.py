@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config import paths
 from jengine.config.annotations import Decay, Finite, Fraction, NonNegative, Range
@@ -230,7 +230,7 @@ def Lion(
     return [("scale_by_lion", optax.scale_by_lion(*betas))]
 
 
-def warn_of_muon(params: Params, roles: Mapping[str, Role]) -> None:
+def warn_of_muon(params: Any, roles: Mapping[str, Role]) -> None:
     """Warn if `optax.contrib.muon`, which trains what has two axes, trains other parameters than
     `Muon`.
     """
@@ -283,7 +283,7 @@ def scale_by_orthogonal(
       roles: tree of `Role`s like the parameters.
     """
 
-    def init(params: Params) -> OrthogonalState:
+    def init(params: Any) -> OrthogonalState:
         matrices.check_matrices("Muon", roles)
         mu = jax.tree.map(
             lambda p: jnp.zeros_like(p, mu_dtype or common.state_dtype(p.dtype)), params
@@ -293,7 +293,7 @@ def scale_by_orthogonal(
         return OrthogonalState(common.zero_count(), mu, nu)
 
     def update(
-        grads: Updates, state: OrthogonalState, params: Params | None = None
+        grads: Updates, state: OrthogonalState, params: Any | None = None
     ) -> tuple[Updates, OrthogonalState]:
         count = state.count + 1
         average = common.moving_average(state.mu, beta, grads)
@@ -347,7 +347,7 @@ def scale_by_muon(
       ValueError: at `init`, a parameter that is not a matrix.
     """
 
-    def init(params: Params) -> MuonState:
+    def init(params: Any) -> MuonState:
         # At `init`, before the step is traced and compiled.
         for path, leaf in paths.flatten(params).items():
             if leaf.ndim != 2:
@@ -359,7 +359,7 @@ def scale_by_muon(
         return MuonState(common.zeros_like(params))
 
     def update(
-        grads: Updates, state: MuonState, params: Params | None = None
+        grads: Updates, state: MuonState, params: Any | None = None
     ) -> tuple[Updates, MuonState]:
         average = common.moving_average(state.momentum, momentum, grads)
         # PyTorch's lerp of the gradient towards the new average, with its order of operations.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config import paths
 from jengine.data.batch_check import Batch
@@ -222,7 +222,7 @@ class UpdateContext:
 
     def _phase(self, state: TrainState, loss_fn: LossFn, optimizer: str) -> Phase:
         def loss(
-            params: Params, model_state: PyTree, batch: Batch, **_: Any
+            params: PyTree, model_state: PyTree, batch: Batch, **_: Any
         ) -> tuple[Mapping[str, Any], PyTree]:
             outputs = loss_fn(self._combine(params, model_state)[0])
             losses = outputs

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from optax import Params
 
 from jengine.config import paths
 from jengine.config.annotations import is_host_number, is_mapping
@@ -43,7 +42,7 @@ class Base(NamedTuple):
       depth: how many times as deep the other model is.
     """
 
-    init: Callable[[], Params]
+    init: Callable[[], Any]
     width: float = 1.0
     depth: float = 1.0
 
@@ -83,7 +82,7 @@ def build_base(arguments: Mapping[str, Any], base: Any, batch: Any) -> Base:
     model = build_model(cfg["model"], cfg["precision"])
     shapes = jax.eval_shape(lambda: batch)
 
-    def init() -> Params:
+    def init() -> Any:
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         return model.init(jax.random.key(0), zeros)[0]
 
@@ -108,10 +107,10 @@ def parametrize(
     groups: Sequence[dict[str, Any]],
     cfg: Mapping[str, Any],
     optimizer: Optimizer,
-    params: Params,
+    params: Any,
     roles: Mapping[str, Role],
     find_base: Callable[[Any], Base] | None,
-) -> tuple[list[dict[str, Any]], Callable[[Params], Params] | None]:
+) -> tuple[list[dict[str, Any]], Callable[[Any], Any] | None]:
     """Return settings of parameters with the rates and decays for this size, and a function that
     scales the initial parameters; the values given are right for the base model.
 
@@ -315,11 +314,11 @@ def _own_factor(role: Role, shape: Sequence[int], settings: Mapping[str, Any]) -
 
 
 def _rescaler(
-    init: Callable[[], Params], base_shapes: Mapping[str, Any], scales: Mapping[str, float]
-) -> Callable[[Params], Params]:
+    init: Callable[[], Any], base_shapes: Mapping[str, Any], scales: Mapping[str, float]
+) -> Callable[[Any], Any]:
     """Return a function that gives initial parameters the base model's sizes times `scales`."""
 
-    def rescale(params: Params) -> Params:
+    def rescale(params: Any) -> Any:
         base = {path: _root_mean_square(leaf) for path, leaf in paths.flatten(init()).items()}
 
         def leaf(path: str, x: jax.Array) -> jax.Array:

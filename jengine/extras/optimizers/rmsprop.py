@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config.annotations import Fraction, NonNegative, Range
 from jengine.extras.optimizers import trees
@@ -102,11 +102,11 @@ def scale_by_stddev(decay: Scalar, eps: Scalar) -> optax.GradientTransformation:
     `optax.scale_by_stddev` may return NaN.
     """
 
-    def init(params: Params) -> StddevState:
+    def init(params: Any) -> StddevState:
         return StddevState(common.zeros_like(params), common.zeros_like(params))
 
     def update(
-        grads: Updates, state: StddevState, params: Params | None = None
+        grads: Updates, state: StddevState, params: Any | None = None
     ) -> tuple[Updates, StddevState]:
         mu = common.moving_average(state.mu, decay, grads)
         nu = common.moving_average_of_squares(state.nu, decay, grads)
@@ -143,11 +143,11 @@ def scale_by_rprop(
     parameters.
     """
 
-    def init(params: Params) -> RpropState:
+    def init(params: Any) -> RpropState:
         return RpropState(common.zero_count(), common.zeros_like(params), common.zeros_like(params))
 
     def update(
-        grads: Updates, state: RpropState, params: Params | None = None
+        grads: Updates, state: RpropState, params: Any | None = None
     ) -> tuple[Updates, RpropState]:
         def leaf(
             g: jax.Array, previous: jax.Array, size: jax.Array, lr: Scalar

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config.annotations import Count, Decay, NonNegative
 from jengine.extras.optimizers import matrices, trees
@@ -102,7 +102,7 @@ def scale_by_soap(settings: SoapSettings, roles: Updates) -> optax.GradientTrans
     `roles` is a tree of `Role`s like the parameters.
     """
 
-    def init(params: Params) -> SoapState:
+    def init(params: Any) -> SoapState:
         matrices.check_matrices("SOAP", roles)
 
         def gram(side: int, role: Role, p: jax.Array) -> jax.Array:
@@ -119,7 +119,7 @@ def scale_by_soap(settings: SoapSettings, roles: Updates) -> optax.GradientTrans
         return SoapState(common.zero_count(), *moments, *sides)
 
     def update(
-        grads: Updates, state: SoapState, params: Params | None = None
+        grads: Updates, state: SoapState, params: Any | None = None
     ) -> tuple[Updates, SoapState]:
         def leaf(role: Role, *arrays: jax.Array) -> tuple[jax.Array, ...]:
             *values, in_gram, in_basis, out_gram, out_basis = arrays

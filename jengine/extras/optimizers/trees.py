@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.optim.optimizers import common
 
@@ -40,12 +40,12 @@ def layer_axes(x: jax.Array, stacked: Sequence[int]) -> dict[str, Any]:
     return {"axis": tuple(i for i in range(x.ndim) if i not in stacked), "keepdims": True}
 
 
-def broadcast_stacked(stacked: Any | None, like: Params) -> Any:
+def broadcast_stacked(stacked: Any | None, like: Any) -> Any:
     """Return the axes along which layers are stacked as a tree; () for each leaf for None."""
     return jax.tree.map(lambda _: (), like) if stacked is None else stacked
 
 
-def require_params(optimizer: str, params: Params) -> Updates:
+def require_params(optimizer: str, params: Any) -> Updates:
     """Return `params`; raise ValueError if it is None."""
     if params is None:
         raise ValueError(

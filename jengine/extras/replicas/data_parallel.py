@@ -286,6 +286,9 @@ class DataParallel(MeshStrategy):
             return step(state, batch, hyperparams)
 
 
+Replica = DataParallel
+
+
 def _average_replicas(leaf: jax.Array) -> jax.Array:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         return leaf  # a mean of counters would not be one

@@ -173,7 +173,8 @@ class DiLoCo(DataParallel):
     def _take_outer_step(self, part: int, state: TrainState) -> tuple[TrainState, jax.Array]:
         """Take the outer step on one replica, within the mapped program."""
         own = state.hook_state[_HOOK]
-        outer, treedef = jax.tree.flatten(state.params)
+        treedef: Any = jax.tree.structure(state.params)
+        outer = jax.tree.leaves(state.params)
         inner = jax.tree.leaves(own["model_state"])
         momentum = jax.tree.leaves(own["momentum"])
         assigned = _assign_parts(state.params, self.parts)
@@ -215,7 +216,8 @@ class DiLoCo(DataParallel):
         return new.replace(params=state.params, hook_state=hook_state, rng=state.rng), metrics
 
     def _mean_metrics(self, metrics: PyTree) -> PyTree:
-        leaves, treedef = jax.tree.flatten(metrics)
+        treedef: Any = jax.tree.structure(metrics)
+        leaves = jax.tree.leaves(metrics)
         floats = [i for i, leaf in enumerate(leaves) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
         means = jax.lax.pmean([leaves[i] for i in floats], self._axis)
         for i, mean in zip(floats, means, strict=True):  # a mean of counters would not be one
@@ -234,7 +236,7 @@ class DiLoCoHook(Hook):
 
     def __init__(self, strategy: DiLoCo) -> None:
         self._strategy = strategy
-        self.every = strategy.inner_steps // strategy.parts
+        self.every: int = strategy.inner_steps // strategy.parts
 
     def init_traced_state(self, params: Params, model_state: PyTree) -> dict[str, PyTree]:
         """Return the parameters of a replica, and the outer momentum, at least float32."""

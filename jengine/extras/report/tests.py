@@ -33,10 +33,11 @@ def record_test(runner: RunnerProtocol, metrics: dict[str, Any]) -> None:
     written for weights without a training, and for one whose log directory is not there.
     """
     weights = runner.run.evaluated
-    name = str(weights.get("timestamp", runner.timestamp))
     log_dirs: Sequence[PurePath] = [pathlib.Path(runner.log_dir)]
-    # it names a directory, and a checkpoint is data
-    if name != runner.timestamp and TIMESTAMP.fullmatch(name):
+    if weights and weights.get("run") != runner.run.run_id:  # of another training
+        name = str(weights.get("timestamp"))
+        if not TIMESTAMP.fullmatch(name):  # it names a directory, and a checkpoint is data
+            return
         path = storage_path("load_from", weights["path"])
         # with a `CheckpointHook.out_dir` the logs are in the work dir, and checkpoints that were
         # moved for a later run are one level below

@@ -13,7 +13,7 @@ from jengine.config.annotations import Count, Fraction, Positive
 from jengine.config.errors import ConfigError, require_extra
 from jengine.config.registry import Registry
 
-CLUSTERINGS = Registry("clustering", section="CLUSTERINGS")
+CLUSTERINGS: Registry = Registry("clustering", section="CLUSTERINGS")
 
 
 @CLUSTERINGS.register_module()

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from optax import OptState, Params
+from optax import OptState
 
 from jengine.config.annotations import Count, NonNegative
 from jengine.config.errors import ArgumentError, closest, config_path
@@ -221,8 +221,8 @@ def _build_reset(
         )
 
     def reset_arrays(
-        params: Params, opt_state: OptState, rng: jax.Array, batch: PyTree
-    ) -> tuple[Params, OptState]:
+        params: PyTree, opt_state: OptState, rng: jax.Array, batch: PyTree
+    ) -> tuple[PyTree, OptState]:
         leaves = zip(
             flags, layout.flatten(model.init(rng, batch)[0]), layout.flatten(params), strict=True
         )

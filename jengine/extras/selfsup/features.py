@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from optax import Params
 
 from jengine.config.annotations import checked
 from jengine.config.errors import ArgumentError, ConfigError, config_path, require_extra
@@ -23,7 +22,7 @@ _AVERAGE = {"type": "AvgPool2d", "output_size": 1}
 
 def _build_extract(
     model: Model, is_pooled: bool = False
-) -> Callable[[Params, ModelState, Iterable[PyTree]], np.ndarray]:
+) -> Callable[[PyTree, ModelState, Iterable[PyTree]], np.ndarray]:
     """Build `extract(params, model_state, loader)`, which collects the features f32[N, D] on the
     host.
 
@@ -33,7 +32,7 @@ def _build_extract(
     """
 
     @jax.jit
-    def predict(params: Params, model_state: ModelState, batch: PyTree) -> jax.Array:
+    def predict(params: PyTree, model_state: ModelState, batch: PyTree) -> jax.Array:
         predictions = predict_with_key(model, params, model_state, batch, prediction_key(0, 0))
         if not isinstance(predictions, dict) or "features" not in predictions:
             actual = (
@@ -48,7 +47,7 @@ def _build_extract(
         features = features.mean(axis=(1, 2)) if is_pooled and features.ndim == 4 else features
         return features.reshape(features.shape[0], -1).astype(jnp.float32)
 
-    def extract(params: Params, model_state: ModelState, loader: Iterable[PyTree]) -> np.ndarray:
+    def extract(params: PyTree, model_state: ModelState, loader: Iterable[PyTree]) -> np.ndarray:
         features = []
         for batch in loader:
             predicted = np.asarray(predict(params, model_state, batch))
@@ -111,7 +110,7 @@ class Extractor:
 
 
 def extract_features(
-    model: Model, params: Params, model_state: ModelState, loader: Iterable[PyTree]
+    model: Model, params: PyTree, model_state: ModelState, loader: Iterable[PyTree]
 ) -> np.ndarray:
     """Return the features f32[N, D] for a loader's samples, in order and without padding.
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from optax import Params
 
 from jengine.config import paths
 from jengine.config.annotations import Count, Index
@@ -82,7 +81,7 @@ class SwAVHook(Hook):
 
     # --- Inside the compiled step. ---
 
-    def init_traced_state(self, params: Params, model_state: ModelState) -> SwAVQueue | None:
+    def init_traced_state(self, params: Any, model_state: ModelState) -> SwAVQueue | None:
         """Return an empty queue, or None without a queue."""
         length = self.queue_length - self.queue_length % (self.batch_size * jax.process_count())
         return empty_queue(len(self.crops_for_assign), length, self.feat_dim) if length else None

@@ -72,7 +72,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         if inputs.note and runner.is_main_process:
             print(inputs.note)
         rows = inputs.rows
-        data, batch_size = inputs.dataset, args.batch_size
+        data = inputs.dataset
+        batch_size = args.batch_size
     else:
         data, batch_size = _load_data(args, runner.cfg)
     predictions = runner.predict(data, batch_size)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 from jengine.config import paths
 from jengine.config.annotations import Count, checked
@@ -90,7 +89,7 @@ class Predictor:
         self._is_shared = processes.count > 1
 
         def step(
-            params: optax.Params, model_state: PyTree, seed: jax.Array, batch: PositionedBatch
+            params: PyTree, model_state: PyTree, seed: jax.Array, batch: PositionedBatch
         ) -> tuple[Any, Any]:
             inputs, positions = batch
             # The number of the batch; padding has the position -1
@@ -117,7 +116,7 @@ class Predictor:
 
     def predict(
         self,
-        params: optax.Params,
+        params: PyTree,
         model_state: PyTree,
         batches: Iterable[PositionedBatch],
         limiter: DispatchLimiter,

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 from jengine.config.annotations import Decay, NonNegative
 from jengine.config.registry import OPTIMIZERS
@@ -73,7 +73,7 @@ def scale_by_moments(
     b2: Scalar,
     rescale: Callable[..., tuple[Any, ...]],
     state_type: type[Any] = optax.ScaleByAdamState,
-    init_memory: Callable[[Params], tuple[Any, ...]] = lambda params: (),
+    init_memory: Callable[[Any], tuple[Any, ...]] = lambda params: (),
 ) -> optax.GradientTransformation:
     """Build a relative of Adam from the averages of gradients and squared gradients.
 
@@ -84,13 +84,13 @@ def scale_by_moments(
       init_memory: returns the first memory, what the optimizer keeps besides the averages.
     """
 
-    def init(params: Params) -> Any:
+    def init(params: Any) -> Any:
         # By position: optax has no common base of these states, but all of them start with count,
         # mu and nu.
         return state_type(*init_moments(params), *init_memory(params))
 
     def update(
-        grads: Updates, state: OptState, params: Params | None = None
+        grads: Updates, state: OptState, params: Any | None = None
     ) -> tuple[Updates, OptState]:
         old_count, mu, nu, *memory = state
         count = old_count + 1
@@ -102,7 +102,7 @@ def scale_by_moments(
     return optax.GradientTransformation(init, update)
 
 
-def init_moments(params: Params) -> optax.ScaleByAdamState:
+def init_moments(params: Any) -> optax.ScaleByAdamState:
     """Return Adam's initial state."""
     return optax.ScaleByAdamState(
         common.zero_count(), common.zeros_like(params), common.zeros_like(params)

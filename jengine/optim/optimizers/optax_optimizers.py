@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import optax.contrib
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 from jengine.config.annotations import Decay, Fraction, NonNegative, check_values
 from jengine.config.plugins import load_provided
@@ -170,7 +170,7 @@ def _drop_unknown_arguments(
         return tx
 
     def update(
-        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+        grads: Updates, state: OptState, params: Any | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
         return tx.update(
             grads,
@@ -195,11 +195,11 @@ def _set_hyperparams(
             hyperparams={k: v for k, v in state.hyperparams.items() if k not in hyperparams}
         )
 
-    def init(params: Params) -> Any:
+    def init(params: Any) -> Any:
         return remove(tx.init(params))
 
     def update(
-        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+        grads: Updates, state: OptState, params: Any | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
         full_state = state._replace(hyperparams={**state.hyperparams, **hyperparams})
         updates, state = tx.update(grads, full_state, params, **extra)

@@ -13,7 +13,7 @@ from numbers import Real
 from typing import Any, Literal, ParamSpec
 
 import optax
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 from jengine.config.registry import OPTIM_WRAPPERS, OPTIMIZERS
 from jengine.model.roles import Role
@@ -103,12 +103,12 @@ class Optimizer:
         """The parameter groups."""
         return self._wrapper.param_groups
 
-    def init(self, params: Params) -> Any:
+    def init(self, params: Any) -> Any:
         """Return the initial state."""
         return self._wrapper.init(params)
 
     def update(
-        self, grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+        self, grads: Updates, state: OptState, params: Any | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
         """Return the updates, for `optax.apply_updates`, and the new state.
 

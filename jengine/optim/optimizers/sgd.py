@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config.annotations import Fraction, NonNegative
 from jengine.optim.optimizers import common
@@ -66,7 +66,7 @@ class DampenedTraceState(NamedTuple):
     """Momentum with dampening."""
 
     count: jax.Array  # type: ignore[assignment]  # int32[], updates done
-    trace: Params  # float32, like the parameters
+    trace: Any  # float32, like the parameters
 
 
 def dampened_trace(decay: Scalar, dampening: Scalar) -> optax.GradientTransformation:
@@ -76,11 +76,11 @@ def dampened_trace(decay: Scalar, dampening: Scalar) -> optax.GradientTransforma
     gradient.
     """
 
-    def init(params: Params) -> DampenedTraceState:
+    def init(params: Any) -> DampenedTraceState:
         return DampenedTraceState(common.zero_count(), common.zeros_like(params))
 
     def update(
-        grads: Updates, state: DampenedTraceState, params: Params | None = None
+        grads: Updates, state: DampenedTraceState, params: Any | None = None
     ) -> tuple[Updates, DampenedTraceState]:
         # PyTorch starts its buffer with the first gradient undamped, and without momentum has no
         # buffer that would damp.

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-from optax import Params
 
 from jengine.config import paths
 from jengine.config.annotations import is_mapping
@@ -134,7 +133,7 @@ class DefaultOptimWrapperConstructor:
         self.base_wd: Any = settings.get("weight_decay")
         self.unmatched: list[str] = []
         self.matched: set[str] = set()
-        self._given: tuple[Params, Mapping[str, str]] = {}, {}
+        self._given: tuple[Any, Mapping[str, str]] = {}, {}
         self._roles: Roles | None = None
         self._validate_cfg()
 
@@ -179,7 +178,7 @@ class DefaultOptimWrapperConstructor:
 
     def get_params(
         self, model: ParamsSource, module_types: Mapping[str, str] | None
-    ) -> tuple[Params, Mapping[str, str]]:
+    ) -> tuple[Any, Mapping[str, str]]:
         """Return the parameters and module types, see `get_params`, and note them for the roles."""
         params, types = get_params(model, module_types)
         self._given = params, types
@@ -259,7 +258,7 @@ class DefaultOptimWrapperConstructor:
         if self.base_lr is None:
             raise ConfigError(f"`optimizer.lr` must be a number, which {rule} multiplies, got none")
 
-    def wrap(self, params: Params | None, groups: list[dict[str, Any]] | None) -> OptimWrapper:
+    def wrap(self, params: Any | None, groups: list[dict[str, Any]] | None) -> OptimWrapper:
         """Return the configured wrapper.
 
         `params` is None if they are unknown until `wrapper.init(params)`, `groups` for one group
@@ -456,7 +455,7 @@ class DefaultOptimWrapperConstructor:
             cfg["custom_keys"] = parse_custom_keys(cfg["custom_keys"])
 
     def report_unmatched(
-        self, params: Params, types: Mapping[str, str], rules: Sequence[str] = _RULES
+        self, params: Any, types: Mapping[str, str], rules: Sequence[str] = _RULES
     ) -> None:
         """Warn of custom keys and applied `rules` that match no parameter.
 

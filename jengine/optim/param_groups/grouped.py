@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 from jengine.config import paths
 from jengine.config.plugins import load_provided
@@ -109,7 +109,7 @@ class GroupedOptimizer:
 
     # -------------------- the group of each parameter
 
-    def layout(self, params: Params) -> GroupLayout:
+    def layout(self, params: Any) -> GroupLayout:
         """Return the group of each leaf in a tree like the parameters.
 
         Raises:
@@ -124,7 +124,7 @@ class GroupedOptimizer:
             self._layouts[treedef] = assign_groups(params, members, self.stacked)
         return self._layouts[treedef]
 
-    def roles(self, params: Params) -> Mapping[str, Role]:
+    def roles(self, params: Any) -> Mapping[str, Role]:
         """Return the role of each parameter by dotted path."""
         if self.find_roles is not None:
             return self.find_roles()
@@ -132,7 +132,7 @@ class GroupedOptimizer:
             self._roles[treedef] = parameter_roles(None, params)
         return self._roles[treedef]
 
-    def _split_by_role(self, params: Params) -> list[list[str]]:
+    def _split_by_role(self, params: Any) -> list[list[str]]:
         """Return the paths of the optimizer's `kinds` and of the others."""
         roles = self.roles(params)
         trained = self._members[0]  # None for all
@@ -140,7 +140,7 @@ class GroupedOptimizer:
         own = [path for path in chosen if not self.optimizer.settings_of(roles[path])]
         return [own, [path for path in chosen if path not in own]]
 
-    def map_groups(self, params: Params, function: Callable[[ParamGroup], float]) -> Params:
+    def map_groups(self, params: Any, function: Callable[[ParamGroup], float]) -> Any:
         """Return a number for each parameter from the group, float32[] in a tree like `params`, 0
         for frozen ones.
 
@@ -153,7 +153,7 @@ class GroupedOptimizer:
         tree = layout.broadcast({"value": values}, params)["value"]
         return layout.combine(tree, jax.tree.map(lambda _: jnp.float32(0), params))
 
-    def bind(self, params: Params) -> None:
+    def bind(self, params: Any) -> None:
         """Set the parameter names and shapes, for tables and `param_settings`.
 
         Errors as for `layout`.
@@ -170,7 +170,7 @@ class GroupedOptimizer:
                 group.paths = [path for path, member in members if member == index]
         self._layout = layout
 
-    def restrict(self, params: Params) -> None:
+    def restrict(self, params: Any) -> None:
         """Freeze all parameters that are not in the tree `params`, if no groups were given."""
         if self.optimizer.groups is None:
             # An optimizer of several updates a part of the model: what its tree lacks belongs to
@@ -252,7 +252,7 @@ class GroupedOptimizer:
           wrap: wraps the chain (see `accumulate_gradients`); it must not depend on hyperparameters.
         """
 
-        def init(params: Params) -> GroupHyperparamsState:
+        def init(params: Any) -> GroupHyperparamsState:
             layout = self.layout(params)
             dtype = _hyperparams_dtype(layout.trainable(params))
             # copies: a donated state must not take the host's arrays along
@@ -267,7 +267,7 @@ class GroupedOptimizer:
         def update(
             grads: Updates,
             state: GroupHyperparamsState,
-            params: Params | None = None,
+            params: Any | None = None,
             *,
             hyperparams: Mapping[str, Any] | None = None,
             **extra: Any,
@@ -318,7 +318,7 @@ class GroupedOptimizer:
         return optax.GradientTransformationExtraArgs(init, update)
 
     def _build(
-        self, before: Parts, hyperparams: Mapping[str, jax.Array], layout: GroupLayout, like: Params
+        self, before: Parts, hyperparams: Mapping[str, jax.Array], layout: GroupLayout, like: Any
     ) -> optax.GradientTransformationExtraArgs:
         """Return the chain for the hyperparameters of a step.
 
@@ -484,7 +484,7 @@ def _json_settings(group: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_shapes(layout: GroupLayout, updates: Updates, params: Params, name: str) -> None:
+def _check_shapes(layout: GroupLayout, updates: Updates, params: Any, name: str) -> None:
     """Raise ValueError for an update that has another shape than its parameter.
 
     The sum would broadcast: optimizers for gradients of single examples reduce the first axis, and
@@ -500,7 +500,7 @@ def _check_shapes(layout: GroupLayout, updates: Updates, params: Params, name: s
             )
 
 
-def _hyperparams_dtype(trainable: Params) -> Any:
+def _hyperparams_dtype(trainable: Any) -> Any:
     """Return the dtype of hyperparameters for these parameters: float32, or float64 if a
     parameter has it.
     """
@@ -524,7 +524,7 @@ def _named_chain(
     chain = optax.named_chain(*parts)
 
     def update(
-        grads: Updates, state: OptState, params: Params | None = None, **extra: Any
+        grads: Updates, state: OptState, params: Any | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
         updates, new_state = chain.update(grads, state, params, **extra)
         # Hyperparameters are float64 if one parameter is, and would make the states of float32
@@ -546,13 +546,13 @@ def _apply_by_groups(
         for chain, groups in zip(chains, members, strict=True)
     ]
 
-    def init(params: Params) -> dict[str, Any]:
+    def init(params: Any) -> dict[str, Any]:
         return {
             name: chain.init(layout.select(params, groups)) for name, chain, groups in named_chains
         }
 
     def update(
-        grads: Updates, state: Mapping[str, Any], params: Params | None = None, **extra: Any
+        grads: Updates, state: Mapping[str, Any], params: Any | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
         updates: Updates = jax.tree.map(lambda g: None, grads)  # each chain fills in its own leaves
         new_state = {}

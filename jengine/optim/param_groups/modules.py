@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeAlias
 
-from optax import Params
-
 from jengine.config import paths
 from jengine.config.plugins import load_provided
 from jengine.model.model import Model
@@ -30,11 +28,11 @@ class HasParams(Protocol):
     """An object with parameters, and optionally `module_types`."""
 
     @property
-    def params(self) -> Params:
+    def params(self) -> Any:
         """The parameters."""
 
 
-ParamsSource: TypeAlias = Params | HasParams | Model  # an nnx.State or nnx.Module, too
+ParamsSource: TypeAlias = Any | HasParams | Model  # an nnx.State or nnx.Module, too
 
 
 @dataclasses.dataclass
@@ -161,7 +159,7 @@ def is_norm_by_role(parameter: Parameter) -> bool:
 
 
 def module_tree(
-    params: Params,
+    params: Any,
     module_types: Mapping[str, str] | None = None,
     roles: Callable[[], Mapping[str, Role]] | None = None,
 ) -> Module:
@@ -205,7 +203,7 @@ def module_tree(
 
 def get_params(
     source: ParamsSource, module_types: Mapping[str, str] | None = None
-) -> tuple[Params, Mapping[str, str]]:
+) -> tuple[Any, Mapping[str, str]]:
     """Return the parameters to train, and the module types by dotted path, empty if unknown.
 
     Args:
@@ -249,7 +247,7 @@ def get_params(
     return source, module_types or {}
 
 
-def _iterate_paths(tree: Params, prefix: str = "") -> Iterator[str]:
+def _iterate_paths(tree: Any, prefix: str = "") -> Iterator[str]:
     """Yield all node paths, with dicts in insertion order, which is the model's; JAX sorts keys."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
@@ -274,7 +272,7 @@ def _sort_key(path: str, rank: Mapping[str, int]) -> tuple[tuple[int, int], ...]
     )
 
 
-def _select_params(nnx: Any, state: Params, name: str) -> Params:
+def _select_params(nnx: Any, state: Any, name: str) -> Any:
     """Return the `nnx.Param`s in a state.
 
     A state of bare arrays, such as optax receives, has only parameters.

@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params
 
 from jengine.config import paths
 
@@ -70,19 +69,19 @@ class GroupLayout:
     groups: tuple[Membership, ...]
     stacked: tuple[tuple[int, ...], ...]
 
-    def trainable(self, tree: Params) -> Params:
+    def trainable(self, tree: Any) -> Any:
         """Return `tree` with None for every frozen leaf."""
         leaves = self.flatten(tree)
         return self.treedef.unflatten(
             [x if g is not None else None for x, g in zip(leaves, self.groups, strict=True)]
         )
 
-    def combine(self, tree: Params, other: Params) -> Params:
+    def combine(self, tree: Any, other: Any) -> Any:
         """Return `tree` with the leaves of `other` where it has None."""
         pairs = zip(self.flatten(tree), self.flatten(other), strict=True)
         return self.treedef.unflatten([b if a is None else a for a, b in pairs])
 
-    def flatten(self, tree: Params) -> list[Any]:
+    def flatten(self, tree: Any) -> list[Any]:
         """Return the leaves, including None for each missing frozen leaf.
 
         Raise ValueError for another structure.
@@ -90,14 +89,14 @@ class GroupLayout:
         # Not `jax.tree.leaves`, which drops None: positions would no longer be those of the paths.
         return self.treedef.flatten_up_to(tree)
 
-    def select(self, tree: Params, groups: Sequence[int]) -> Params:
+    def select(self, tree: Any, groups: Sequence[int]) -> Any:
         """Return `tree` with None for each leaf that is not in one of `groups`."""
         # The layers of a stack are in one chain (`check_stacked`), so that the first tells it.
         first = [group[0] if isinstance(group, tuple) else group for group in self.groups]
         pairs = zip(self.flatten(tree), first, strict=True)
         return self.treedef.unflatten([leaf if group in groups else None for leaf, group in pairs])
 
-    def broadcast(self, hyperparams: Mapping[str, jax.Array], like: Params) -> dict[str, Any]:
+    def broadcast(self, hyperparams: Mapping[str, jax.Array], like: Any) -> dict[str, Any]:
         """Return the hyperparameters of each leaf.
 
         Args:
@@ -113,7 +112,7 @@ class GroupLayout:
         # for each leaf.
         members = list(zip(self.flatten(like), self.groups, strict=True))
 
-        def for_leaves(values: jax.Array | list[jax.Array]) -> jax.Array | Params:
+        def for_leaves(values: jax.Array | list[jax.Array]) -> jax.Array | Any:
             if not isinstance(values, list):
                 return values
             return self.treedef.unflatten([_value_for_leaf(*member, values) for member in members])
@@ -143,7 +142,7 @@ class GroupLayout:
 
 
 def assign_groups(
-    params: Params,
+    params: Any,
     members: Sequence[Sequence[str] | None],
     stacked: Mapping[str, tuple[int, ...]],
 ) -> GroupLayout:

@@ -1,5 +1,6 @@
 """Optax-style gradient transformations, the parts that an optimizer wrapper chains."""
 
+from jengine.config.plugins import lazy_names as _lazy_names
 from jengine.optim.transforms.accumulate import AccumulateState as AccumulateState
 from jengine.optim.transforms.accumulate import accumulate_gradients as accumulate_gradients
 from jengine.optim.transforms.clip import ClipByNormState as ClipByNormState
@@ -15,3 +16,5 @@ from jengine.optim.transforms.groups import (
 )
 from jengine.optim.transforms.loss_scale import LossScaleState as LossScaleState
 from jengine.optim.transforms.loss_scale import dynamic_loss_scale as dynamic_loss_scale
+
+__getattr__, __dir__ = _lazy_names(__name__, {})

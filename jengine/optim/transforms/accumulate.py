@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 _MIN_WEIGHT = 1e-12  # weights sum to 0 only if no example counts, and then the gradients are 0 too
 
@@ -63,13 +63,13 @@ def accumulate_gradients(
             inner.init, functools.partial(_update_at_once, inner, axis_name)
         )
 
-    def init(params: Params) -> AccumulateState:
+    def init(params: Any) -> AccumulateState:
         return init_accumulation(params, inner.init(params))
 
     def update(
         grads: Updates,
         state: AccumulateState,
-        params: Params | None = None,
+        params: Any | None = None,
         *,
         weight: ArrayLike | None = None,
         is_last: bool | None = None,
@@ -113,7 +113,7 @@ def _update_at_once(
     axis_name: str | None,
     grads: Updates,
     state: OptState,
-    params: Params | None = None,
+    params: Any | None = None,
     *,
     weight: ArrayLike | None = None,
     is_last: bool | None = None,
@@ -131,7 +131,7 @@ def _update_at_once(
     return _update_inner(inner, grads, divisor, state, params, extra)
 
 
-def init_accumulation(params: Params, inner_state: OptState) -> AccumulateState:
+def init_accumulation(params: Any, inner_state: OptState) -> AccumulateState:
     """Return the state of an empty window."""
     zeros = jax.tree.map(jnp.zeros_like, params)
     dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(params))
@@ -150,7 +150,7 @@ def _update_inner(
     grads: Updates,
     divisor: ArrayLike | None,
     state: OptState,
-    params: Params,
+    params: Any,
     extra: dict[str, Any],
 ) -> tuple[Updates, OptState]:
     """Call `inner` with the mean gradients: the sum `grads` divided by `divisor`, None for 1."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from optax import Params, Updates
+from optax import Updates
 
 from jengine.config.annotations import Range
 from jengine.config.errors import config_path
@@ -28,13 +28,13 @@ def clip_by_norm(max_norm: float, norm_type: float = 2.0) -> optax.GradientTrans
     the norm plus 1e-6.
     """
 
-    def init(params: Params) -> ClipByNormState:
+    def init(params: Any) -> ClipByNormState:
         return ClipByNormState(
             jnp.zeros((), jnp.result_type(jnp.float32, *jax.tree.leaves(params)))
         )
 
     def update(
-        grads: Updates, state: ClipByNormState, params: Params | None = None
+        grads: Updates, state: ClipByNormState, params: Any | None = None
     ) -> tuple[Updates, ClipByNormState]:
         norm = global_norm(grads, norm_type)
         # A norm of NaN or infinity makes all gradients NaN or 0, as in PyTorch.

@@ -1,16 +1,16 @@
 """Learning rates and weight decays that differ between parameters."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 # a number for all parameters, or a tree like the parameters (or a prefix of it) of numbers and
 # broadcastable arrays, or a function from the parameters to such a tree
-PerParameter: TypeAlias = optax.Params | Callable[[optax.Params], optax.Params]
+PerParameter: TypeAlias = Any | Callable[[Any], Any]
 
 
 class GroupHyperparamsState(NamedTuple):
@@ -39,7 +39,7 @@ def add_decayed_weights_by_rule(weight_decay: PerParameter) -> optax.GradientTra
         the parameters.
     """
 
-    def update(updates: Updates, params: Params | None) -> Updates:
+    def update(updates: Updates, params: Any | None) -> Updates:
         if params is None:
             raise ValueError(
                 "`params` must be given for weight decay, got None; call update(grads, state, "
@@ -65,7 +65,7 @@ def scale_by_group_learning_rate(
     """
     sign = -1 if flip_sign else 1
 
-    def update(updates: Updates, params: Params | None) -> Updates:
+    def update(updates: Updates, params: Any | None) -> Updates:
         rates = broadcast_to_params(learning_rate, updates if params is None else params)
         # In the dtype of the update: a float32 rate would promote bfloat16 updates.
         return jax.tree.map(lambda u, lr: sign * jnp.asarray(lr, u.dtype) * u, updates, rates)
@@ -73,7 +73,7 @@ def scale_by_group_learning_rate(
     return optax.stateless(update)
 
 
-def broadcast_to_params(value: PerParameter, tree: Params) -> Params:
+def broadcast_to_params(value: PerParameter, tree: Any) -> Any:
     """Return numbers in a tree like `tree` from a number, a prefix tree, or a function from
     trees to numbers.
     """

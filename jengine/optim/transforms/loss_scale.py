@@ -5,7 +5,7 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from optax import OptState, Params, Updates
+from optax import OptState, Updates
 
 from jengine.config.annotations import Count, Positive, Range, check_values
 from jengine.config.errors import config_path
@@ -82,7 +82,7 @@ def dynamic_loss_scale(
     ).check()
     inner = optax.with_extra_args_support(inner)
 
-    def init(params: Params) -> LossScaleState:
+    def init(params: Any) -> LossScaleState:
         return LossScaleState(  # each array occurs once, because states are donated
             loss_scale=jnp.asarray(init_scale, jnp.float32),
             growth_tracker=jnp.zeros((), jnp.int32),
@@ -92,7 +92,7 @@ def dynamic_loss_scale(
         )
 
     def update(
-        grads: Updates, state: LossScaleState, params: Params | None = None, **extra: Any
+        grads: Updates, state: LossScaleState, params: Any | None = None, **extra: Any
     ) -> tuple[Updates, OptState]:
         finite = all_finite(grads)
 

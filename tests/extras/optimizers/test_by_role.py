@@ -474,7 +474,7 @@ def test_soap_on_a_mesh_trains_as_on_one_device_by_the_same_gradients(depth):
 def test_on_a_mesh_the_bases_of_soap_are_sharded(tmp_path):
     optimizer = dict(type="SOAP", lr=0.02)
     parallel = dict(type="Pjit", mesh=dict(data=1, fsdp=4), devices=4, fsdp_min_size=16)
-    cfg = dict(optim_wrapper=dict(optimizer=optimizer), train_cfg=dict(by_epoch=False, max_iters=1))
+    cfg = dict(model=make_lm(depth=4), optim_wrapper=dict(optimizer=optimizer), train_cfg=dict(by_epoch=False, max_iters=1))
     state = make_runner(tmp_path / "run", parallel=parallel, **cfg).train()
     leaves = paths.flatten(state.opt_state)
     (basis,) = [leaf for path, leaf in leaves.items() if path.endswith("inputs.basis.layers.mlp.down.kernel")]

@@ -19,7 +19,7 @@ TEST = dict(test_dataloader=DATA, test_cfg=dict(), test_evaluator=dict(type="Mea
 def make(make_runner, tmp_path):
     def make(name="work", **changes):
         hooks = dict(checkpoint=dict(type="CheckpointHook", interval=1))
-        return make_runner(work_dir=str(tmp_path / name), default_hooks=hooks, **TEST, **changes)
+        return make_runner(validates=True, work_dir=str(tmp_path / name), default_hooks=hooks, **TEST, **changes)
 
     return make
 

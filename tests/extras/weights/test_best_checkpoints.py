@@ -9,6 +9,7 @@ import jengine
 from jengine.checkpoint import CorruptCheckpointError, find_best_checkpoint, list_best_checkpoints
 from jengine.cli import main
 from jengine.config import ConfigError, load_config
+from jengine.extras.report.run_table import read_table
 
 # Gradient -1 with a rate of 1: the parameter is the number of iterations. The first metric is best at 2, the second at 3.
 CONFIG = """
@@ -76,6 +77,8 @@ def test_the_best_checkpoint_is_that_of_the_metric(trained):
         "from2/loss": (0.0, 2), "from3/loss": (0.0, 3),
     }  # fmt: skip
     assert find_best_checkpoint(trained, "from3/loss") == str(trained / "best_from3_loss_epoch_3")
+    (row,) = read_table([trained]).rows
+    assert row.best_checkpoint("from2/loss") == str(trained / "best_from2_loss_epoch_2")
 
 
 def test_a_loaded_model_has_the_best_weights(trained):

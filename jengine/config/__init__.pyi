@@ -1,0 +1,34 @@
+# Written by .ci/extras_names.py, for editors and type checkers.
+
+from jengine.config.containers import check_keys as check_keys
+from jengine.config.containers import resolve as resolve
+from jengine.config.diff import diff_configs as diff_configs
+from jengine.config.dump import dump_config as dump_config
+from jengine.config.dump import format_config as format_config
+from jengine.config.dump import parse_config as parse_config
+from jengine.config.dump import write_config as write_config
+from jengine.config.errors import ConfigError as ConfigError
+from jengine.config.load import load_config as load_config
+from jengine.config.merge import merge as merge
+from jengine.config.overrides import apply_overrides as apply_overrides
+from jengine.config.registry import DATASETS as DATASETS
+from jengine.config.registry import DATA_SAMPLERS as DATA_SAMPLERS
+from jengine.config.registry import EVALUATOR as EVALUATOR
+from jengine.config.registry import FUNCTIONS as FUNCTIONS
+from jengine.config.registry import HOOKS as HOOKS
+from jengine.config.registry import LOG_PROCESSORS as LOG_PROCESSORS
+from jengine.config.registry import LOOPS as LOOPS
+from jengine.config.registry import METRICS as METRICS
+from jengine.config.registry import MODELS as MODELS
+from jengine.config.registry import OPTIMIZERS as OPTIMIZERS
+from jengine.config.registry import OPTIM_WRAPPERS as OPTIM_WRAPPERS
+from jengine.config.registry import OPTIM_WRAPPER_CONSTRUCTORS as OPTIM_WRAPPER_CONSTRUCTORS
+from jengine.config.registry import PARAM_SCHEDULERS as PARAM_SCHEDULERS
+from jengine.config.registry import Registry as Registry
+from jengine.config.registry import STRATEGIES as STRATEGIES
+from jengine.config.registry import TRANSFORMS as TRANSFORMS
+from jengine.config.registry import VISBACKENDS as VISBACKENDS
+from jengine.config.registry import VISUALIZERS as VISUALIZERS
+from jengine.config.scores import infer_rule as infer_rule
+from jengine.config.scores import is_better as is_better
+from jengine.config.scores import pick_metric as pick_metric

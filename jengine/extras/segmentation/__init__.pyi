@@ -1,0 +1,3 @@
+# Written by .ci/extras_names.py, for editors and type checkers.
+
+from jengine.extras.segmentation.visualization_hook import SegVisualizationHook as SegVisualizationHook

@@ -1,0 +1,31 @@
+# Written by .ci/extras_names.py, for editors and type checkers.
+
+from jengine.extras.selfsup.clustering import Kmeans as Kmeans
+from jengine.extras.selfsup.clustering import PIC as PIC
+from jengine.extras.selfsup.clustering import class_weights as class_weights
+from jengine.extras.selfsup.clustering import describe_clusters as describe_clusters
+from jengine.extras.selfsup.deepcluster import DeepClusterHook as DeepClusterHook
+from jengine.extras.selfsup.densecl import DenseCLHook as DenseCLHook
+from jengine.extras.selfsup.features import Extractor as Extractor
+from jengine.extras.selfsup.features import compare_features as compare_features
+from jengine.extras.selfsup.features import extract_features as extract_features
+from jengine.extras.selfsup.features import knn_accuracy as knn_accuracy
+from jengine.extras.selfsup.features import projection_accuracy as projection_accuracy
+from jengine.extras.selfsup.losses import SwAVQueue as SwAVQueue
+from jengine.extras.selfsup.losses import dense_match as dense_match
+from jengine.extras.selfsup.losses import densecl_losses as densecl_losses
+from jengine.extras.selfsup.losses import empty_queue as empty_queue
+from jengine.extras.selfsup.losses import info_nce as info_nce
+from jengine.extras.selfsup.losses import push as push
+from jengine.extras.selfsup.losses import sinkhorn as sinkhorn
+from jengine.extras.selfsup.losses import swav_loss as swav_loss
+from jengine.extras.selfsup.memory_bank import MemoryBank as MemoryBank
+from jengine.extras.selfsup.memory_bank import empty_bank as empty_bank
+from jengine.extras.selfsup.memory_bank import update_samples as update_samples
+from jengine.extras.selfsup.odc import ODCHook as ODCHook
+from jengine.extras.selfsup.pseudo_labels import DeepClusterSampler as DeepClusterSampler
+from jengine.extras.selfsup.pseudo_labels import PseudoLabelDataset as PseudoLabelDataset
+from jengine.extras.selfsup.simsiam import SimSiamHook as SimSiamHook
+from jengine.extras.selfsup.swav import SwAVHook as SwAVHook
+from jengine.extras.selfsup.views import random_view as random_view
+from jengine.extras.selfsup.visualizer import SelfSupVisualizer as SelfSupVisualizer
