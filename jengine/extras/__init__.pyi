@@ -16,6 +16,7 @@ from jengine.extras import report as report
 from jengine.extras import segmentation as segmentation
 from jengine.extras import selfsup as selfsup
 from jengine.extras import serving as serving
+from jengine.extras import starter as starter
 from jengine.extras import sweeps as sweeps
 from jengine.extras import trackers as trackers
 from jengine.extras import weights as weights
