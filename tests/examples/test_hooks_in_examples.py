@@ -52,7 +52,7 @@ def used_names():
     # the hooks that from_imix adds
     names |= {"OptimizerHook", "LRSchedulerHook", "IterationTimerHook", "PeriodicLogger", "CheckPointHook"}
     names |= {"EvaluateHook", "Fp16OptimizerHook", "MomentumSchedulerHook"}
-    names.add("OptunaPruningHook")  # which `jengine sweep --search` adds
+    names |= {"OptunaPruningHook", "FollowHook"}  # which `jengine sweep --search` and `val_cfg=dict(follow=True)` add
     for path in (ROOT / "docs").glob("*.md"):
         blocks = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
         names |= set(re.findall(r"type=\"(\w+)\"", "".join(blocks)))
