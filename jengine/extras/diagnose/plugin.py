@@ -78,6 +78,8 @@ provides = {
         "name_small_batches": "jengine.extras.diagnose.no_effect",
         "name_without_effect": "jengine.extras.diagnose.no_effect",
         "name_early_ends": "jengine.extras.diagnose.no_effect",
+        "name_late_ends": "jengine.extras.diagnose.no_effect",
+        "name_slow_averages": "jengine.extras.diagnose.no_effect",
     },
     "result_checks": {
         "check_labels_of_nan": "jengine.extras.diagnose.labels",
