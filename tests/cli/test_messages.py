@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import pytest
 
 from jengine.cli import main
@@ -224,6 +225,16 @@ def test_a_message_says_what_to_write(config, tmp_path, capsys, mistake):
     assert "Traceback" not in shown
     trains = ("a full disk", "a validation with samples")
     assert mistake.startswith(trains) or not list(tmp_path.glob("epoch_*"))  # nothing was trained
+
+
+def test_without_the_devices_of_jax_platforms_the_error_names_the_variable(config, capsys, monkeypatch):
+    def devices():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "devices", devices)
+    assert main(["train", str(config)]) == 2
+    message = r"^jengine: ConfigError: JAX must have devices of JAX_PLATFORMS, .* got none of .*: install jax .*, or unset it\n$"
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_a_test_without_its_sections_names_them_and_those_of_the_validation(config, capsys):
