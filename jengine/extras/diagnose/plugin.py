@@ -66,6 +66,7 @@ provides = {
     "hook_checks": {
         "check_expected_names": "jengine.extras.diagnose.expected_names",
         "check_saved_states": "jengine.extras.diagnose.expected_names",
+        "check_stage_arguments": "jengine.extras.diagnose.expected_names",
     },
     "label_checks": {
         "check_labels": "jengine.extras.diagnose.labels",
