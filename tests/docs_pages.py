@@ -21,7 +21,7 @@ from tests.run_again import check_runs_of_page
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
-TEXTS = {**PAGES, "README.md": (ROOT / "README.md").read_text()}
+TEXTS = {**PAGES, **{name: (ROOT / name).read_text() for name in ("AGENTS.md", "README.md")}}
 REGISTRIES = (AVERAGES, HOOKS, LOOPS, METRICS, MODELS, OPTIMIZERS, PARAM_SCHEDULERS, VISBACKENDS, VISUALIZERS)
 
 

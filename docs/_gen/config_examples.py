@@ -218,6 +218,7 @@ _ARGUMENTS = {
     "log processor": {"LogProcessor": "window_size=50, by_epoch=False"},
     "strategy": {
         "DataParallel": "mesh=dict(data=-1, fsdp=2)",
+        "DiLoCo": "inner_steps=50",
         "Pjit": "mesh=dict(data=-1, fsdp=4)",
         "SingleDevice": "device=0",
     },

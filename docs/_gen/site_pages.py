@@ -18,6 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 OUTSIDE = {
     "README.md": "overview.md",
     "CONTRIBUTING.md": "contributing.md",
+    "AGENTS.md": "agents.md",
     "CHANGELOG.md": "changelog.md",
     "benchmarks/RESULTS.md": "results.md",
 }
@@ -54,7 +55,7 @@ GROUPS = {
     "Fields": ["language", "rl", "segmentation", "selfsup", "imix"],
     "From other trainers": ["mmengine", "comparison"],
     "Reference": ["reference/index", "api/index", "public_names"],
-    "Project": ["house", "benchmarks", "results", "contributing", "changelog"],
+    "Project": ["house", "benchmarks", "results", "contributing", "agents", "changelog"],
 }
 
 

@@ -4,6 +4,7 @@ from jengine.extras import augment as augment
 from jengine.extras import cloud as cloud
 from jengine.extras import diagnose as diagnose
 from jengine.extras import drawing as drawing
+from jengine.extras import followers as followers
 from jengine.extras import imix as imix
 from jengine.extras import language as language
 from jengine.extras import metrics as metrics
@@ -16,6 +17,7 @@ from jengine.extras import report as report
 from jengine.extras import segmentation as segmentation
 from jengine.extras import selfsup as selfsup
 from jengine.extras import serving as serving
+from jengine.extras import starter as starter
 from jengine.extras import sweeps as sweeps
 from jengine.extras import trackers as trackers
 from jengine.extras import weights as weights

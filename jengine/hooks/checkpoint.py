@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -190,6 +190,7 @@ class CheckpointHook(Hook):
         # metric -> 'score' and 'name' of each kept one, best first
         self._best: dict[str, list[dict[str, Any]]] = {}
         self._evicting: list[str] = []  # checkpoints to remove when the pending save is complete
+        self._waiting: set[str] = set()  # kept until somebody else has evaluated them
 
     def list_directories(self, work_dir: str) -> list[str]:
         """Return the directory below `out_dir`, if set."""
@@ -233,20 +234,26 @@ class CheckpointHook(Hook):
         self._saved_iter = runner.iter
         if self._schedule is not None:
             self._schedule.start(runner, runner.iter)
-        kept, surplus = self._split_surplus(runner, self._kept)
-        # The config may keep fewer now, but maybe only older checkpoints are finite
-        if not (surplus and _is_finite(runner.state.params)):
-            kept = self._kept
-            surplus = []
-        self._kept = kept
+        self.remove_surplus(runner)
+        regular = self.regular_names
+        surplus = []
         for best in self._best.values():
-            surplus += [entry["name"] for entry in best[self.keep_best :]]
+            names = [entry["name"] for entry in best[self.keep_best :]]
+            surplus += [name for name in names if name not in regular]
             del best[self.keep_best :]
         # with those that a killed run left
         runner.checkpointer.evict(self._directory, [*self._evicting, *surplus])
         self._evicting = []
         self._update_hub(runner)
         runner.logger.info(f"Checkpoints will be saved to {self._directory}.")
+
+    def remove_surplus(self, runner: RunnerProtocol) -> None:
+        """Remove the regular checkpoints that are not to be kept: the config may keep fewer now."""
+        kept, surplus = self._split_surplus(runner, self._kept)
+        # else maybe only older checkpoints are finite
+        if surplus and _is_finite(runner.state.params):
+            self._kept = kept
+            runner.checkpointer.evict(self._directory, surplus)
 
     def after_train_epoch(self, runner: RunnerProtocol) -> None:
         """Save the epoch if it is due."""
@@ -305,8 +312,8 @@ class CheckpointHook(Hook):
         else:  # in the middle of an epoch: the name of a complete epoch would be wrong
             self._flush_log(runner)
             self._last = f"iter_{runner.iter}"
-            evict = self._interrupted
-            self._interrupted = [self._last]
+            evict = self._release_interrupted()
+            self._interrupted.append(self._last)
             self._write(runner, self._last, epoch=runner.epoch, iteration=runner.iter, evict=evict)
             runner.logger.info(f"Saving checkpoint at {runner.iter} iterations")
 
@@ -343,8 +350,7 @@ class CheckpointHook(Hook):
             self._schedule.start(runner, iteration)
         if self._policies is not None:
             self._policies.forget_all_but(self._kept)
-        evict = [*surplus, *self._interrupted]
-        self._interrupted = []
+        evict = [*surplus, *self._release_interrupted()]
         self._write(runner, self._last, epoch=epoch, iteration=iteration, evict=evict)
         # Now that it has begun: after a loss that is not finite nothing is saved.
         unit = "epoch" if self.by_epoch else "iteration"
@@ -360,7 +366,21 @@ class CheckpointHook(Hook):
         kept = list(self._keep_regular(numbers))
         if self.preservation_policy is not None:
             kept = self._policies.select_kept(numbers, runner.processes)
+        held = self._list_held()
+        kept = [number for number in numbers if number in kept or self._name(number) in held]
         return kept, [self._name(number) for number in numbers if number not in kept]
+
+    def _list_held(self) -> set[str]:
+        """Return the names that the rules for regular checkpoints do not remove."""
+        best = {entry["name"] for entries in self._best.values() for entry in entries}
+        return best | self._waiting
+
+    def _release_interrupted(self) -> list[str]:
+        """Return the checkpoints within epochs that can be removed, and forget them."""
+        held = self._list_held()
+        released = [name for name in self._interrupted if name not in held]
+        self._interrupted = [name for name in self._interrupted if name in held]
+        return released
 
     def _keep_regular(self, numbers: list[int]) -> dict[int, str]:
         """Return the reason for keeping each regular checkpoint by number, without surplus ones."""
@@ -384,9 +404,7 @@ class CheckpointHook(Hook):
                 "the validation returned no metrics: cannot select a best checkpoint"
             )
             return
-        if self._auto_rule:
-            self._resolve_auto(next(iter(metrics)))
-        for key, rule in self._rules.items():
+        for key, rule in self.choose_rules(metrics).items():
             score = None if self.is_left_out(runner, key) else pick_metric(metrics, key)
             if score is None or math.isnan(score):  # NaN has no rank
                 continue
@@ -458,6 +476,30 @@ class CheckpointHook(Hook):
                 key: rules[0] if rules else infer_rule(key, self._greater_keys, self._less_keys)
                 for key in keys
             }
+
+    def choose_rules(self, metrics: Iterable[str]) -> dict[str, str]:
+        """Return the rule by metric of `save_best`; 'auto' takes the first of `metrics`."""
+        if self._auto_rule and (first := next(iter(metrics), None)) is not None:
+            self._resolve_auto(first)
+        return self._rules
+
+    @property
+    def regular_names(self) -> list[str]:
+        """The names of the checkpoints that are there besides the best ones."""
+        return [*map(self._name, self._kept), *self._interrupted]
+
+    def take_ranking(
+        self, best: Mapping[str, Sequence[Mapping[str, Any]]], waiting: Iterable[str]
+    ) -> None:
+        """Take the best of the regular checkpoints from who evaluates them outside this process.
+
+        Args:
+          best: `score` and `name` of those to keep by metric, the best first.
+          waiting: names that are kept because they are not evaluated yet.
+        """
+        rules = self.choose_rules(best)
+        self._best |= {key: [dict(x) for x in best[key]] for key in rules if key in best}
+        self._waiting = set(waiting)
 
     def _resolve_auto(self, key: str) -> None:
         rule = self._auto_rule
@@ -555,7 +597,8 @@ class CheckpointHook(Hook):
         """Return the reason for keeping each checkpoint, by name."""
         # Later entries replace earlier ones: the best checkpoint is called that even if it is also
         # the last.
-        reasons = {} if self._last is None else {self._last: "where training ended"}
+        reasons = dict.fromkeys(self._waiting, "waits for its evaluation")
+        reasons |= {} if self._last is None else {self._last: "where training ended"}
         reasons |= {self._name(number): "later parameters are not finite" for number in self._kept}
         reasons |= {
             self._name(number): why for number, why in self._keep_regular(self._kept).items()

@@ -1,7 +1,7 @@
 """Devices and processes: where arrays are, how the step is compiled for them, who computes.
 
-`Pjit` and `SingleDevice` are the strategies, with `DataParallel` in the extra `replicas`;
-`get_processes` exchanges values between processes. Imports the rooms up to `optim`.
+`Pjit` and `SingleDevice` are the strategies, with those of the extra `replicas`; `get_processes`
+exchanges values between processes. Imports the rooms up to `optim`.
 """
 
 from jengine.config.plugins import lazy_names as _lazy_names

@@ -18,6 +18,7 @@ from jengine.extras.mmengine.dist import is_main_process as is_main_process
 from jengine.extras.mmengine.dist import master_only as master_only
 from jengine.extras.mmengine.dist import sync_random_seed as sync_random_seed
 from jengine.extras.replicas.data_parallel import DataParallel as DataParallel
+from jengine.extras.replicas.diloco import DiLoCo as DiLoCo
 from jengine.parallel.failures import ProcessError as ProcessError
 from jengine.parallel.mesh import DataShard as DataShard
 from jengine.parallel.mesh import build_mesh as build_mesh

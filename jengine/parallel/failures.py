@@ -36,7 +36,7 @@ logger = logging.getLogger("jengine")
 
 
 class ProcessError(RuntimeError):
-    """Error of processes that disagree about what they exchange."""
+    """Error of processes that disagree about what they exchange, or cannot exchange anything."""
 
 
 class FailureWatch:

@@ -1,5 +1,6 @@
 """Exchange of small values between processes, with JAX's collectives."""
 
+import contextlib
 import functools
 import importlib
 import pickle
@@ -18,6 +19,16 @@ from jengine.parallel.failures import FailureWatch, ProcessError
 
 _CHUNK_SIZE = 2**20  # bytes; each device holds one chunk of every process
 _MIN_SIZE = 2**7  # bytes; few sizes mean few programs, and a header has this one
+# of the client of JAX's coordination service
+_CALLS = (
+    "blocking_key_value_get",
+    "key_value_delete",
+    "key_value_dir_get",
+    "key_value_increment",
+    "key_value_set",
+    "key_value_try_get",
+    "wait_at_barrier",
+)
 _HEADER = struct.Struct("<120sQ")  # the subject of an exchange, and the number of bytes
 
 
@@ -176,8 +187,21 @@ def get_client() -> Any:
     """Return the coordination service's client. JAX has no public access to it.
 
     Orbax and flax use it too.
+
+    Raises:
+      ProcessError: this version of JAX has another client, or has it elsewhere.
     """
-    return importlib.import_module("jax._src.distributed").global_state.client
+    client = None
+    with contextlib.suppress(ImportError, AttributeError):
+        client = importlib.import_module("jax._src.distributed").global_state.client
+    # Here: a watch for failures would take a call that fails for the end of the run
+    if missing := [name for name in _CALLS if not hasattr(client, name)]:
+        raise ProcessError(
+            "several processes need the client of JAX's coordination service, "
+            f"`jax._src.distributed.global_state.client` with `{missing[0]}`, which jax "
+            f"{jax.__version__} has not; install the version in docs/install.md, or use one process"
+        )
+    return client
 
 
 def _exchange(

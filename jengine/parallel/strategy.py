@@ -32,6 +32,7 @@ class Strategy(Protocol):
       axis_names: further mapped axes of the step, of size 1.
       replicas: number of state replicas; None without a replica axis.
       takes_host_batches: whether `put_batch` leaves them as they are.
+      hooks: further hooks of the run, which the strategy needs.
       max_in_flight: number of dispatched steps that may be unfinished; at more, the host waits.
       mesh_shape: number of devices along each mesh axis; empty for a single device.
       mesh_description: the mesh for the log; empty for a single device.
@@ -42,6 +43,7 @@ class Strategy(Protocol):
     axis_names: tuple[str, ...] = ()
     replicas: int | None = None
     takes_host_batches: bool = False
+    hooks: Sequence[Any] = ()
     max_in_flight: int
     mesh_shape: Mapping[str, int]
     mesh_description: str

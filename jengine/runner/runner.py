@@ -270,6 +270,7 @@ class Runner:
         if self.checks is not None:
             self.hook_list.wrap_stage = self.checks.wrap_stage
         self.register_hooks(default_hooks, custom_hooks)
+        self.register_custom_hooks(list(strategy.hooks))
         if inspect is not None:
             self.register_hook(dict(type="InspectHook", paths=inspect))
         config_checks.check_hooks(self.hooks, [], self._sections)

@@ -4,8 +4,6 @@ import textwrap
 
 import pytest
 
-from tests.docs_pages import ROOT, blocks_of
-
 PLUGIN = """
 provides = {
     "HOOKS": {"CountHook": "my_package.count", "OtherHook": "my_package.other"},
@@ -58,13 +56,6 @@ def test_an_error_in_the_plugin_of_a_package_names_the_extra(run):
     done = run("from jengine.config import HOOKS\nHOOKS.get('SwAVHook')", plugin="import no_such_module")
     assert "No module named 'no_such_module'" in done.stderr
     assert "in the extra 'my_extra' of an installed package, 'my_package.plugin'" in done.stderr
-
-
-def test_the_command_of_the_page_runs(run):
-    count = "".join(blocks_of("house.md", "python")[-2:])
-    code = f"from jengine.cli import main\nmain(['count', {str(ROOT / 'configs' / 'digits_cnn.py')!r}])"
-    done = run(code, plugin='provides = {"commands": {"count": "my_package.count"}}', count=count)
-    assert done.stdout.split() == ["0"], done.stderr
 
 
 def test_a_hook_of_an_installed_package_is_found_by_name_and_imports_its_module_alone(run):

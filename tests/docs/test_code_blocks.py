@@ -45,7 +45,7 @@ from jengine.optim import build_optim_wrapper
 from jengine.optim.schedules import build_param_schedulers, chain_of
 from jengine.runner.config_checks import train_loop_config
 from tests import run_again
-from tests.docs_pages import PAGES, ROOT, blocks_of
+from tests.docs_pages import PAGES, ROOT, TEXTS, blocks_of
 
 # Pages whose code has tests of its own: in tests/test_docs.py, tests/config, tests/hooks, tests/optim and tests/parallel.
 ELSEWHERE = (
@@ -145,7 +145,7 @@ def test_figures_of_the_comparison_are_those_measured():
         assert re.search(r"\s+".join(map(re.escape, row)), measured), row
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "bash")])
+@pytest.mark.parametrize("page", [page for page in TEXTS if blocks_of(page, "bash")])
 def test_commands_of_a_page_exist(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -162,6 +162,13 @@ def test_commands_of_a_page_exist(page):
             assert set(re.findall(r"\w+", "".join(re.findall(r"\[(.*)\]", line)))) <= set(extras), line
         else:
             assert words[:3] in ([], ["python", "-m", "build"]), line
+
+
+def test_paths_and_links_of_the_page_for_agents_exist():
+    links = re.findall(r"\]\(([^)#]+)", TEXTS["AGENTS.md"])
+    paths = re.findall(r"`(?:\S+ )*((?:jengine|tests|configs|examples|docs|benchmarks)/[\w/.]*)`", TEXTS["AGENTS.md"])
+    assert len(links) > 5 < len(paths)
+    assert [path for path in [*links, *paths] if not (ROOT / path).exists()] == []
 
 
 def test_sweeps_page(run_page, tmp_path, monkeypatch, capsys):

@@ -1505,3 +1505,29 @@ def test_shifted_windows_with_relative_positions():
         head.kernel head 0>1
         head.bias bias
     ''')
+
+
+class Recommender(nn.Module):
+    """A table for each of three columns, and the products of their rows."""
+
+    @nn.compact
+    def __call__(self, numbers, columns):
+        tables = self.param('tables', nn.initializers.normal(), (3, 10, 8))
+        rows = jax.vmap(lambda table, index: table[index], (0, 1), 1)(tables, columns)
+        h = nn.relu(nn.Dense(8, name='bottom')(numbers))
+        x = jnp.concatenate([h[:, None], rows], 1)
+        pairs = jnp.einsum('bid,bjd->bij', x, x).reshape(len(x), -1)
+        h = nn.relu(nn.Dense(8, name='top')(jnp.concatenate([h, pairs], -1)))
+        return nn.Dense(1, name='click')(h)
+
+
+def test_stacked_tables():
+    check(roles_of(Recommender(), jnp.zeros((2, 5)), jnp.zeros((2, 3), jnp.int32)), '''
+        tables embedding 1>2 stacked=0
+        bottom.kernel input 0>1
+        bottom.bias bias
+        top.kernel hidden 0>1
+        top.bias bias
+        click.kernel head 0>1
+        click.bias bias
+    ''')

@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from jengine.checkpoint.lock_holder import LOCK
 from jengine.config.errors import ConfigError, read_seconds
 from jengine.config.json_codec import decode_object, encode
 from jengine.config.storage import (
@@ -30,6 +31,7 @@ from jengine.config.storage import (
     read_bytes,
     read_many,
 )
+from jengine.config.work_dir import SCORES, VERDICT
 from jengine.extras.cloud.url_files import get_filesystem, is_inside
 
 _LOGGER = logging.getLogger("jengine")
@@ -40,6 +42,8 @@ _BATCH = 2**26  # bytes that are read into memory at once
 # Files that a resumed run only adds to: pictures, traces and event files. It need not have the
 # earlier ones
 _COMPLETE = (".png", ".jpg", ".pb", ".gz", ".npz")
+# Files of other processes, which followers write at the URL
+_FOREIGN = (f"/{SCORES}", f"/{VERDICT}", f"/{LOCK}")
 _TEMPORARY = ".new"  # the end of the name of a file that is renamed when it is complete
 # file with the URL, host and process of a local directory, so that the next run finds it
 _SESSION = ".session"
@@ -97,7 +101,8 @@ class UploadedFiles(LocalFiles):
     def fetch(self, directory: str, skip: tuple[str, ...] = ()) -> None:
         """Fetch the files directly at the URL and those below `directory`, except `skip`, once.
 
-        Pictures, traces and event files stay in the store: a run only adds others. What a process
+        Pictures, traces and event files stay in the store: a run only adds others; and so do files
+        of followers, which a run never sends. What a process
         on this machine that was killed has not sent of the files below `directory` is taken from
         its local directory, and sent.
         """
@@ -123,7 +128,7 @@ class UploadedFiles(LocalFiles):
             relative
             for relative in sizes
             if not (
-                relative.endswith((*_COMPLETE, "/"))
+                relative.endswith((*_COMPLETE, *_FOREIGN, "/"))
                 or "tfevents" in relative
                 or not is_inside(relative)
             )

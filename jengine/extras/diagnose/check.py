@@ -81,7 +81,7 @@ class StepChecks:
 
     def __init__(self, strategy: Any) -> None:
         sizes = strategy.mesh_shape
-        if strategy.axis_name is not None and math.prod(sizes.values()) > strategy.replicas:
+        if strategy.replicas is not None and math.prod(sizes.values()) > strategy.replicas:
             raise ConfigError(
                 "`check` must be used with replicas of one device or with `Pjit`, got "
                 f"{type(strategy).__name__} with the mesh {dict(sizes)}: JAX cannot check what "

@@ -33,8 +33,8 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
         settings = dict(
             update=bool(dump["update"]),
             phases=cfg["train_cfg"].get("phases"),
-            # replicas of DataParallel exist only within its own compiled step
-            compile_step=strategy.compile_train_step if strategy.axis_name else jax.jit,
+            # replicas exist only within the step that their strategy compiles
+            compile_step=jax.jit if strategy.replicas is None else strategy.compile_train_step,
         )
         iteration = int(dump["state"].step)
         # `out_sharding=` in a model requires the mesh

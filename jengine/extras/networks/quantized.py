@@ -98,13 +98,20 @@ def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
         rounded: jax.Array = qwix.dequantize(codes).astype(x.dtype)
         return rounded
 
-    class TiledProvider(qwix.QtProvider):  # type: ignore[misc]  # of a package without types
+    class TiledProvider(qwix.QtProvider):
         def dot_general(
-            self, lhs: Any, rhs: Any, dimension_numbers: Any, *args: Any, **options: Any
+            self,
+            lhs: jax.Array,
+            rhs: jax.Array,
+            dimension_numbers: Any,
+            precision: Any = None,
+            preferred_element_type: Any = None,
+            **options: Any,
         ) -> jax.Array:
+            options |= dict(precision=precision, preferred_element_type=preferred_element_type)
             contracted, batch = dimension_numbers
             if not contracted[0]:
-                return jax.lax.dot_general(lhs, rhs, dimension_numbers, *args, **options)
+                return jax.lax.dot_general(lhs, rhs, dimension_numbers, **options)
             pairs = zip((lhs, rhs), contracted, batch, strict=True)
             (lhs, *left), (rhs, *right) = (_merge_summed(*pair, size) for pair in pairs)
             numbers = ((left[0], right[0]), (left[1], right[1]))
@@ -112,10 +119,10 @@ def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
             is_native = backend in _MULTIPLIED_ON.get(dtype, (backend,))
             found, _ = self._get_current_rule_and_op_id("dot_general", only_rule=True)
             if is_native or found is None:
-                result: jax.Array = super().dot_general(lhs, rhs, numbers, *args, **options)
+                result: jax.Array = super().dot_general(lhs, rhs, numbers, **options)
                 return result
-            exact = jax.lax.dot_general(lhs, rhs, numbers, *args, **options)
-            rounded = jax.lax.dot_general(*map(round_values, (lhs, rhs)), numbers, *args, **options)
+            exact = jax.lax.dot_general(lhs, rhs, numbers, **options)
+            rounded = jax.lax.dot_general(round_values(lhs), round_values(rhs), numbers, **options)
             return exact + jax.lax.stop_gradient(rounded - exact)
 
         def einsum(

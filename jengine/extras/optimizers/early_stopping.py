@@ -1,6 +1,8 @@
 """Early end of training, when a metric no longer improves."""
 
+import copy
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from jengine.config.annotations import Finite, Index, NonNegative
@@ -115,6 +117,23 @@ class EarlyStoppingHook(Hook):
         if score is not None and (reason := self._add_score(score)) is not None:
             runner.train_loop.stop_training = True
             runner.logger.info(f"Training stops early: {self.monitor} {reason}.")
+
+    def find_end(self, validations: Iterable[Mapping[str, float]]) -> str | None:
+        """Return why training ends after these validations from its start, or None.
+
+        Args:
+          validations: the metrics of each, in order.
+
+        Raises:
+          KeyError: one does not have `monitor`.
+        """
+        hook = copy.copy(self)
+        hook.load_state_dict({"best_score": None, "wait_count": 0})
+        for metrics in validations:
+            score = pick_metric(metrics, self.monitor)
+            if score is not None and (reason := hook._add_score(score)) is not None:
+                return f"{self.monitor} {reason}"
+        return None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best score and the number of validations without improvement."""

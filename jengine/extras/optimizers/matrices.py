@@ -125,7 +125,7 @@ def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices
       per_head: whether each attention head has a matrix of its own.
     """
     typed = jax.typeof(x).sharding.spec
-    x = _set_explicit(x, _Spec())
+    x = set_explicit(x, _Spec())
     first = role.fan_out[0]
     shape = (*x.shape[:first], role.parts, x.shape[first] // role.parts, *x.shape[first + 1 :])
     head = role.heads if per_head else None
@@ -142,15 +142,15 @@ def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices
         kept = [size if math.prod(size) == n else (1,) * len(size) for size, n in pairs]
         split = matrices.reshape(*itertools.chain(*kept)).transpose(np.argsort(order))
         joined = split.reshape(*split.shape[:first], -1, *split.shape[first + 2 :])
-        return _set_explicit(joined, typed) if joined.shape == x.shape else joined
+        return set_explicit(joined, typed) if joined.shape == x.shape else joined
 
     return Matrices(values, sizes[0], join)
 
 
-def _set_explicit(x: jax.Array, spec: _Spec) -> jax.Array:
-    """Return an array with a sharding over the explicit axes of the mesh.
+def set_explicit(x: jax.Array, spec: _Spec) -> jax.Array:
+    """Return an array with a sharding over the explicit axes of the mesh, if there are any.
 
-    XLA cannot distribute matrices over these: each device gets the whole parameter.
+    Reshapes need axes that are not sharded over these.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not axes_of_type(mesh, AxisType.Explicit):

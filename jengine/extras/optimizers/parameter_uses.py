@@ -469,6 +469,8 @@ class _Tracer:
         for bit, axes in table.views:
             made |= 1 << bit
             self.uses[bit].entries |= frozenset().union(*(axes[i] for i in chosen))
+            each = (axes[i] for i in numbers.operand_batching_dims)
+            self.uses[bit].stacked |= frozenset().union(*each)
         labels = tuple(
             frozenset[Any]() if i is None else self._labels_of(table, i) for i in sources
         )
@@ -560,7 +562,7 @@ class _Tracer:
         """Return whether merged axes are query heads in groups, whose axis was split."""
         if len(parts) < 2 or HEADS not in parts[0]:
             return False
-        owners = {label[:2] for label in owned_labels(parts, 0) if label[2] == FIRST}
+        owners = {label[:2] for label in owned_labels(tuple(parts), 0) if label[2] == FIRST}
         return any(
             self._has_outputs(bit, 2) and all((bit, axis, PART) in labels for labels in parts[1:])
             for bit, axis in owners

@@ -11,6 +11,11 @@ from jengine.runner.runner import Runner, find_wrapper
 
 def reset_optimizer(runner: Runner, groups: Sequence[int | str] | None, optimizer: str) -> None:
     """Start the optimizer of a run anew, see `Runner.reset_optimizer`."""
+    if hasattr(runner.strategy, "outer_step"):
+        raise ConfigError(
+            "`parallel` must be a strategy with one state of the optimizer for all replicas, to "
+            f"start it anew, got {type(runner.strategy).__name__}"
+        )
     wrapper = find_wrapper(runner.optim_wrapper, optimizer)
     names = [group.get("group_name", index) for index, group in enumerate(wrapper.param_groups)]
     known = {name: index for index, name in enumerate(names)}

@@ -1,15 +1,18 @@
 """Moments of optimizers in 16 or 8 bits, with stochastic rounding."""
 
 import dataclasses
+import itertools
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import PartitionSpec
 from jax.tree_util import GetAttrKey, KeyPath
 from optax import OptState, Params, Updates
 
 from jengine.config.errors import ConfigError
+from jengine.extras.optimizers.matrices import set_explicit
 from jengine.optim.optimizers.common import Parts, zero_count
 from jengine.optim.optimizers.optimizer import Optimizer
 
@@ -33,7 +36,7 @@ def store_small(optimizer: Optimizer, dtype: StateDtype) -> Optimizer:
       dtype: see `compress_moments`; 'float32' changes nothing.
     """
 
-    def parts(*, state_dtype: str, **settings: Any) -> Parts:
+    def parts(*, state_dtype: StateDtype, **settings: Any) -> Parts:
         chain = optimizer.parts(**settings)
         if state_dtype not in _DTYPES:
             raise ConfigError(
@@ -132,22 +135,25 @@ def _compress(state: OptState, count: jax.Array, dtype: str) -> SmallState:
                 x, scale = encode(x, own, is_square=kind in _SQUARES)
         leaves.append(x)
         scales.append(scale)
-    unflatten = jax.tree.structure(state).unflatten
-    return SmallState(count, unflatten(leaves), unflatten(scales))
+    treedef = jax.tree.structure(state)
+    return SmallState(
+        count, jax.tree.unflatten(treedef, leaves), jax.tree.unflatten(treedef, scales)
+    )
 
 
 def _expand(state: SmallState) -> OptState:
     """Return the state of the optimizer, in float32."""
-    scales = iter(jax.tree.leaves(state.scales))
+    # none in bfloat16
+    scales = itertools.chain(jax.tree.leaves(state.scales), itertools.repeat(jnp.ones(())))
     leaves = []
     for kind, x in _list_moments(state.inner_state):
         if kind is not None and x.dtype.itemsize < 8:
-            scale = next(scales, None)
+            scale = next(scales)
             if x.dtype in (jnp.int8, jnp.uint8):
                 x = decode(x, scale)
             x = x.astype(jnp.float32)
         leaves.append(x)
-    return jax.tree.structure(state.inner_state).unflatten(leaves)
+    return jax.tree.unflatten(jax.tree.structure(state.inner_state), leaves)
 
 
 def round_to_bfloat16(x: jax.Array, key: jax.Array) -> jax.Array:
@@ -170,24 +176,32 @@ def encode(x: jax.Array, key: jax.Array, is_square: bool) -> tuple[jax.Array, ja
       key: random key for the rounding.
       is_square: whether the values are at least 0 and divide something.
     """
+    spec = jax.typeof(x).sharding.spec
+    x = set_explicit(x, PartitionSpec(*spec[:-1]))
     blocks = _split(x)
     scales = jnp.max(jnp.abs(blocks), axis=-1)
     # without a division by 0, and NaN stays NaN
     y = jnp.abs(blocks / jnp.where(scales == 0, 1, scales)[..., None])
     y = y.reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
     # a sum of comparisons and not a logarithm, which is not exact at the ends of the decades
-    decade = sum((y <= 10.0**-i).astype(jnp.int32) for i in range(1, _DECADES))
+    decade = jnp.zeros(y.shape, jnp.int32)
+    for i in range(1, _DECADES):
+        decade += y <= 10.0**-i
     steps = _count_steps(decade, is_square)
     low, high = _limits(decade)
     place = (y - low) / (high - low) * steps
     code = jnp.floor(place + jax.random.uniform(key, x.shape)) + steps - 1 - is_square
     if is_square:  # what was above 0 must not divide as 0
-        return jnp.where(y > 0, jnp.maximum(code, 1), 0).astype(jnp.uint8), scales
-    return (jnp.sign(x) * code).astype(jnp.int8), scales
+        codes = jnp.where(y > 0, jnp.maximum(code, 1), 0).astype(jnp.uint8)
+    else:
+        codes = (jnp.sign(x) * code).astype(jnp.int8)
+    return set_explicit(codes, spec), scales
 
 
 def decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
     """Return the float32 values of codes; see `encode`."""
+    spec = jax.typeof(codes).sharding.spec
+    codes = set_explicit(codes, PartitionSpec(*spec[:-1]))
     is_square = codes.dtype == jnp.uint8
     code = codes.astype(jnp.int32)
     number = jnp.abs(code) + is_square  # in a decade from the count of its steps on
@@ -198,7 +212,7 @@ def decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
     y = low + (high - low) * ((number + 1) / steps - 1)
     y = jnp.sign(code) * y
     blocks = _split(y) * scales[..., None]
-    return blocks.reshape(*codes.shape[:-1], -1)[..., : codes.shape[-1]]
+    return set_explicit(blocks.reshape(*codes.shape[:-1], -1)[..., : codes.shape[-1]], spec)
 
 
 def _count_steps(decade: jax.Array, is_square: bool) -> jax.Array:

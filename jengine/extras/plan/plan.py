@@ -159,7 +159,7 @@ def set_devices(
     # the default strategy has no collectives to plan
     parallel = dict(cfg.get("parallel") or {"type": "Pjit"})
     if parallel.get("type") == "SingleDevice":
-        raise ConfigError("`parallel.type` must be Pjit or DataParallel, got SingleDevice")
+        raise ConfigError("`parallel.type` must be Pjit, DataParallel or DiLoCo, got SingleDevice")
     if mesh is not None:
         parallel["mesh"] = dict(mesh)
     return {**cfg, "parallel": {**parallel, "devices": devices}}

@@ -128,7 +128,14 @@ def _format_program(
         )
     if count := program["unknown_loops"]:
         lines.append(f"warning: {_UNKNOWN_LOOPS}: {count}")
-    return ["\n".join(lines), _format_collectives(name, program["collectives"])]
+    collectives = _format_collectives(name, program["collectives"])
+    if "every" in program:
+        sent = sum(row["traffic"] for row in program["collectives"])
+        collectives += (
+            f"\ncalled every {program['every']} iterations: {format_bytes(sent)} sent per device, "
+            f"{format_bytes(round(sent / program['every']))} per iteration"
+        )
+    return ["\n".join(lines), collectives]
 
 
 def _format_collectives(name: str, collectives: Sequence[Mapping[str, Any]]) -> str:

@@ -261,6 +261,9 @@ def rank(plans: Sequence[Plan]) -> list[Plan]:
             times = {key: p[name] for key, p in plan["programs"].items()}
             # The mean over an accumulation window, as its iterations cost differently.
             step = (times["update"] + (counts - 1) * times.get("accumulate", 0.0)) / counts
+            step += sum(
+                times[key] / p["every"] for key, p in plan["programs"].items() if "every" in p
+            )
             plan.update(step_seconds=step, examples_per_second=plan["examples_per_step"] / step)
     return sorted(plans, key=lambda plan: (not plan["fits"], -plan.get("examples_per_second", 0.0)))
 

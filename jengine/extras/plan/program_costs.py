@@ -84,6 +84,9 @@ def _compile_programs(runner: Runner, chip: Chip | None, training_only: bool) ->
     strategy = runner.strategy
     state = _with_shardings(runner.state, strategy.shardings(runner.state))
     batch, traced = _trace(runner, state, training_only)
+    # what a strategy such as `DiLoCo` runs between steps, and after how many of them
+    rare = strategy.rare_programs(state) if hasattr(strategy, "rare_programs") else {}
+    traced |= {name: (program, {"state": state}) for name, (program, _) in rare.items()}
     # The compiler uses one core for a program, and is not Python.
     with concurrent.futures.ThreadPoolExecutor(_COMPILED_AT_ONCE) as pool:
         compiled = {
@@ -93,6 +96,8 @@ def _compile_programs(runner: Runner, chip: Chip | None, training_only: bool) ->
         programs = {name: future.result() for name, future in compiled.items()}
     if "chunk" in programs:
         programs["chunk"]["steps"] = runner.train_loop.steps_per_call
+    for name, (_, every) in rare.items():
+        programs[name]["every"] = every
     optimizer = runner.optim_wrapper  # or several by name, which do not accumulate
     return {
         "devices": strategy.mesh.size,

@@ -36,7 +36,7 @@ from jengine.model.model import (
 from jengine.parallel.mesh import MeshSizes, build_mesh, choose_batch_axes
 from jengine.parallel.mesh_strategy import MeshStrategy
 from jengine.parallel.placement import Axis, Placement, Rules, axis_names, is_table, select_axes
-from jengine.parallel.replica_axis import AXIS, is_per_replica, map_per_replica, replicas_along
+from jengine.parallel.replica_axis import AXIS, is_per_replica, replicas_along
 
 PyTree = Any
 
@@ -66,8 +66,6 @@ class DataParallel(MeshStrategy):
         `build_mesh` and `Placement`.
     """
 
-    axis_name: str
-
     def __init__(
         self,
         impl: Literal["shard_map", "pmap"] = "shard_map",
@@ -89,7 +87,7 @@ class DataParallel(MeshStrategy):
                 "DataParallel: the mesh must have the axis 'data', or `batch_axes` must name that "
                 f"of the replicas first, got the axes {tuple(sizes)}"
             )
-        self.axis_name = axis = choose_batch_axes(built.axis_names, batch_axes)[0]
+        self.axis_name = self._axis = axis = choose_batch_axes(built.axis_names, batch_axes)[0]
         # XLA cannot partition a program whose mapped axes all have the size 1
         if sizes[axis] == 1 < built.size:
             raise ConfigError(
@@ -130,24 +128,23 @@ class DataParallel(MeshStrategy):
             part of its own.
         """
         axes = [name for _, entry in rules or () for axis in entry for name in axis_names(axis)]
-        if rules is not None and self.axis_name not in axes:
+        if rules is not None and self._axis not in axes:
             raise ConfigError(
                 "DataParallel: with batch_axis=None a rule in `batch_rules` must shard entries "
-                f"over {self.axis_name!r}: every replica would compute the same from the same "
+                f"over {self._axis!r}: every replica would compute the same from the same "
                 "batch; use Pjit"
             )
 
         def run_replica(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
             # `shard_map` keeps the mapped axis with size 1; the step knows nothing of it.
-            own = map_per_replica(lambda x: x[0], state)
-            with replicas_along(self.axis_name):
-                new_state, metrics = step(own, batch, hyperparams)
-            return map_per_replica(lambda x: x[None], new_state), metrics
+            own = self._map_per_replica(lambda x: x[0], state)
+            new_state, metrics = self._run_step(step, own, batch, hyperparams)
+            return self._map_per_replica(lambda x: x[None], new_state), metrics
 
         def run(state: PyTree, batch: Batch, hyperparams: Scalars) -> Any:
             specs = self._replica_specs(state)
             # The stacked batches of a chunk have the axis of examples second.
-            batch_specs: Any = PartitionSpec(None, self.axis_name) if chunked else self._per_replica
+            batch_specs: Any = PartitionSpec(None, self._axis) if chunked else self._per_replica
             if rules is not None:
                 shardings = self.whole_batch_shardings(batch, rules, chunked)
                 batch_specs = jax.tree.map(
@@ -210,9 +207,9 @@ class DataParallel(MeshStrategy):
         def predict_replica(
             params: Params, state: PyTree, batch: Batch, rng: jax.Array | None
         ) -> PyTree:
-            model_state = map_per_replica(lambda x: x[0], state)["model_state"]
+            model_state = self._map_per_replica(lambda x: x[0], state)["model_state"]
             if rng is not None and (self.replicas or 1) > 1:  # replicas must not sample the same
-                rng = jax.random.fold_in(rng, jax.lax.axis_index(self.axis_name))
+                rng = jax.random.fold_in(rng, jax.lax.axis_index(self._axis))
             return predict_with_key(model, self.gather_tables(params), model_state, batch, rng)
 
         def predict(
@@ -233,7 +230,7 @@ class DataParallel(MeshStrategy):
         # The same sharding as before: the result must be accepted by the compiled step without
         # another program.
         average = jax.jit(
-            functools.partial(map_per_replica, _average_replicas),
+            functools.partial(self._map_per_replica, _average_replicas),
             out_shardings=self.shardings(state),
         )
         averaged: PyTree = average(state)["model_state"]
@@ -255,20 +252,38 @@ class DataParallel(MeshStrategy):
 
     def _add_replica_axis(self, state: ArrayTree) -> PyTree:
         """Give all replicas the same initial state."""
-        return map_per_replica(
-            lambda leaf: jnp.broadcast_to(leaf, (self.replicas, *leaf.shape)), state
-        )
+        return self._map_per_replica(self._copy_to_replicas, state)
+
+    def _copy_to_replicas(self, leaf: jax.Array) -> jax.Array:
+        return jnp.broadcast_to(leaf, (self.replicas, *leaf.shape))
 
     def _spec(self, path: str, shape: tuple[int, ...]) -> PartitionSpec:
-        if is_per_replica(path):
-            return PartitionSpec(self.axis_name, *super()._spec(path, shape[1:]))
+        if self._is_per_replica(path):
+            return PartitionSpec(self._axis, *super()._spec(path, shape[1:]))
         return super()._spec(path, shape)
 
     def _replica_specs(self, state: ArrayTree) -> PyTree:
         """Return how `shard_map` divides each leaf: along the replica axis, or not at all."""
         return paths.map_with_path(
-            lambda path, _: self._per_replica if is_per_replica(path) else PartitionSpec(), state
+            lambda path, _: self._per_replica if self._is_per_replica(path) else PartitionSpec(),
+            state,
         )
+
+    def _is_per_replica(self, path: str) -> bool:
+        """Return whether the training state's leaf at this path has the replica axis."""
+        return is_per_replica(path)
+
+    def _map_per_replica(self, fn: Callable[[Any], Any], state: ArrayTree) -> PyTree:
+        return paths.map_with_path(
+            lambda path, leaf: fn(leaf) if self._is_per_replica(path) else leaf, state
+        )
+
+    def _run_step(
+        self, step: Callable[..., Any], state: PyTree, batch: Batch, hyperparams: Scalars
+    ) -> Any:
+        """Run the step on one replica, within the mapped program."""
+        with replicas_along(self._axis):
+            return step(state, batch, hyperparams)
 
 
 Replica = DataParallel

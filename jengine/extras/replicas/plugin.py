@@ -6,6 +6,7 @@ provides = {
     },
     "STRATEGIES": {
         "DataParallel": "jengine.extras.replicas.data_parallel",
+        "DiLoCo": "jengine.extras.replicas.diloco",
         "Replica": "jengine.extras.replicas.data_parallel",
     },
     "jengine.hooks": {
@@ -13,5 +14,6 @@ provides = {
     },
     "jengine.parallel": {
         "DataParallel": "jengine.extras.replicas.data_parallel",
+        "DiLoCo": "jengine.extras.replicas.diloco",
     },
 }

@@ -14,9 +14,12 @@ from jengine.config.storage import (
     read_many,
     storage_path,
 )
-from jengine.config.work_dir import RECORD
+from jengine.config.work_dir import EVALUATIONS, RECORD, SCORES
 
-_READ = re.compile(r"[^/]+\.json|vis_data/([^/]+\.(json|py)|.+\.png)")  # below a log directory
+# below a log directory
+_READ = re.compile(
+    rf"[^/]+\.json|vis_data/([^/]+\.(json|py)|.+\.png)|{EVALUATIONS}/[^/]+/{re.escape(SCORES)}"
+)
 SCALARS = pathlib.PurePath("vis_data", "scalars.json")
 _EVALUATED = re.compile(rb'"mode": ?"(test|val)"')  # in a line of scalars
 _roots: dict[pathlib.Path, str] = {}  # URLs by the local directory with their copies

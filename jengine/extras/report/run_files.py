@@ -16,7 +16,7 @@ from jengine.config.work_dir import RECORD
 from jengine.extras.report.foreign_files import ForeignFiles, conform, get_dict, is_number
 from jengine.extras.report.remote import SCALARS, TIMESTAMP, fetch_runs, is_training, origin
 from jengine.extras.report.run_metrics import Points, read_curves
-from jengine.extras.report.tests import read_tests
+from jengine.extras.report.tests import read_evaluations, read_tests
 
 # In the work dir of a sweep's run: `overrides`, and `error` or `pruned`.
 TRIAL = "trial.json"
@@ -197,7 +197,7 @@ def read_run(log_dir: pathlib.Path) -> ReportedRun:
         status,
         record,
         config,
-        rows=_read_rows(files),
+        rows=_add_evaluations(_read_rows(files), files),
         trial=trial,
         stalls=conform(files.read_json(files.root / STALLS), _STALLS_FORM, STALLS, []) or {},
         images=_list_images(files, config),
@@ -300,6 +300,20 @@ def _read_rows(files: ForeignFiles) -> list[dict[str, Any]]:
     if unreadable:
         files.notes.append(f"{unreadable} lines of {SCALARS} cannot be read")
     return rows
+
+
+def _add_evaluations(rows: list[dict[str, Any]], files: ForeignFiles) -> list[dict[str, Any]]:
+    """Return the rows with those validations of followers that the run has not logged itself."""
+    logged = {row.get("iter") for row in rows if row.get("mode") == "val"}
+    found = [
+        {**entry["metrics"], **{name: entry[name] for name in ("iter", "epoch", "mode")}}
+        for entry in read_evaluations(files)
+        if entry["mode"] == "val" and entry["iter"] not in logged
+    ]
+    if not found:
+        return rows
+    added = [*rows, *({**row, "step": row["iter"]} for row in found)]
+    return sorted(added, key=lambda row: float(row.get("iter", row["step"])))
 
 
 def _list_images(

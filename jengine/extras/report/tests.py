@@ -15,7 +15,7 @@ from jengine.config.storage import (
     storage_path,
     write_bytes,
 )
-from jengine.config.work_dir import RECORD
+from jengine.config.work_dir import EVALUATIONS, RECORD, SCORES
 from jengine.extras.report.foreign_files import ForeignFiles, conform
 from jengine.extras.report.run_metrics import TIMES
 from jengine.hooks.runner_protocol import RunnerProtocol
@@ -23,6 +23,12 @@ from jengine.hooks.runner_protocol import RunnerProtocol
 TESTS = "tests.json"
 _FORM: dict[str, Any] = {
     "tests": [{"checkpoint": str, "iter": float, "tested": str, "metrics": {str: float}}]
+}
+
+_SCORES: dict[str, Any] = {
+    **dict.fromkeys(("checkpoint", "mode"), str),
+    **dict.fromkeys(("iter", "epoch"), float),
+    "metrics": {str: float},
 }
 
 
@@ -63,12 +69,25 @@ def record_test(runner: RunnerProtocol, metrics: dict[str, Any]) -> None:
         runner.logger.warning(f"the test is not added to {file}: {error}")
 
 
+def read_evaluations(files: ForeignFiles) -> list[dict[str, Any]]:
+    """Return the scores of checkpoints that followers have evaluated, by iteration."""
+    folder = files.root / EVALUATIONS
+    found = []
+    for name in list_directory(folder) if files.find(folder) else ():
+        entry = conform(files.read_json(folder / name / SCORES), _SCORES, SCORES, [])
+        if len(entry) == len(_SCORES) and entry["metrics"]:
+            found.append(entry)
+    return sorted(found, key=lambda entry: float(entry["iter"]))
+
+
 def read_tests(files: ForeignFiles) -> list[dict[str, Any]]:
     """Return the tests of a training; earlier versions wrote only that of the run itself."""
     earlier = {"metrics": files.read_json(files.root / f"{files.root.name}.json")}
     stored = conform(files.read_json(files.root / TESTS), _FORM, TESTS, [])
     found = []
-    for test in stored.get("tests") or [conform(earlier, _FORM["tests"][0], TESTS, [])]:
+    tests = stored.get("tests") or [conform(earlier, _FORM["tests"][0], TESTS, [])]
+    followed = [entry for entry in read_evaluations(files) if entry["mode"] == "test"]
+    for test in [*tests, *followed]:
         metrics = {name: x for name, x in test.get("metrics", {}).items() if name not in TIMES}
         if metrics:
             found.append({"checkpoint": "", **test, "metrics": metrics})

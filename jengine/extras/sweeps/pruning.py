@@ -1,6 +1,7 @@
 """Early end of a run that is worse than the other runs of a search."""
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from jengine.config.errors import ConfigError
@@ -68,21 +69,25 @@ class OptunaPruningHook(Hook):
         self, runner: RunnerProtocol, metrics: dict[str, float] | None = None
     ) -> None:
         """Report the metric, and end training if the run is to be pruned."""
-        if self._trial is None or self.is_left_out(runner, self.monitor):
-            return
-        value = pick_metric(metrics or {}, self.monitor)
-        if value is None:
+        if not self.is_left_out(runner, self.monitor):
+            self.take_score(runner, runner.iter, metrics or {})
+
+    def take_score(
+        self, runner: RunnerProtocol, iteration: int, metrics: Mapping[str, float]
+    ) -> None:
+        """Do the same for a validation after another iteration, which followers have run."""
+        if self._trial is None or (value := pick_metric(metrics, self.monitor)) is None:
             return
         # By iteration: Optuna compares trials at equal steps, and epochs of trials may differ in
         # length.
         try:
-            self._trial.report(value, runner.iter)
+            self._trial.report(value, iteration)
             is_pruned = self._trial.should_prune()
         except Exception as error:
             # Of any type, if the study's file is locked, damaged, or on a full disk. A search is
             # not worth a run.
             runner.logger.warning(
-                f"Optuna did not compare {self.monitor} at iteration {runner.iter} with the other "
+                f"Optuna did not compare {self.monitor} at iteration {iteration} with the other "
                 f"runs, so training goes on: {type(error).__name__}: {error}"
             )
             return

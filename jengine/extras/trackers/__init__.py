@@ -1,5 +1,5 @@
-"""Backends for experiment trackers (TensorBoard, Weights & Biases, MLflow, Aim, ClearML, Comet) and
-for CSV.
+"""Backends for experiment trackers (Weights & Biases, MLflow, Aim, ClearML, Comet, Trackio) and for
+CSV.
 """
 
 from jengine.config.plugins import lazy_names as _lazy_names

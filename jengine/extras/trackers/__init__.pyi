@@ -6,4 +6,5 @@ from jengine.extras.trackers.comet import CometVisBackend as CometVisBackend
 from jengine.extras.trackers.csv_file import CSVVisBackend as CSVVisBackend
 from jengine.extras.trackers.mlflow import MLflowVisBackend as MLflowVisBackend
 from jengine.extras.trackers.run_backend import RunVisBackend as RunVisBackend
+from jengine.extras.trackers.trackio import TrackioVisBackend as TrackioVisBackend
 from jengine.extras.trackers.wandb import WandbVisBackend as WandbVisBackend

@@ -7,6 +7,7 @@ provides = {
         "ClearMLVisBackend": "jengine.extras.trackers.clearml",
         "CometVisBackend": "jengine.extras.trackers.comet",
         "MLflowVisBackend": "jengine.extras.trackers.mlflow",
+        "TrackioVisBackend": "jengine.extras.trackers.trackio",
         "WandbVisBackend": "jengine.extras.trackers.wandb",
     },
     "names": {

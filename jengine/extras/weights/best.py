@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from jengine.checkpoint.identity import TIMESTAMP
 from jengine.checkpoint.layout import (
     CorruptCheckpointError,
     find_checkpoint,
@@ -17,7 +18,9 @@ from jengine.checkpoint.layout import (
 from jengine.checkpoint.manifest import Manifest
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError, closest
-from jengine.config.storage import storage_path
+from jengine.config.json_codec import decode_object
+from jengine.config.storage import read_bytes, storage_path
+from jengine.config.work_dir import VERDICT
 from jengine.hooks.checkpoint import CheckpointHook
 from jengine.hooks.hook import Hook
 
@@ -33,8 +36,8 @@ class BestCheckpoint(NamedTuple):
 def list_best_checkpoints(work_dir: str | os.PathLike[str]) -> dict[str, BestCheckpoint]:
     """Return the best checkpoint by each metric of `save_best`, of the run that trains here.
 
-    Every checkpoint has the rankings at its save. Those of the newest iteration count, and in each
-    the first checkpoint that is still there.
+    Every checkpoint has the rankings at its save. Those of the newest iteration count, unless
+    followers have evaluated later, and in each the first checkpoint that is still there.
 
     Args:
       work_dir: directory or URL; the directory of `last_checkpoint` is searched too.
@@ -57,6 +60,7 @@ def list_best_checkpoints(work_dir: str | os.PathLike[str]) -> dict[str, BestChe
             # a best checkpoint is newer than the regular one of its iteration
             if metric not in rankings or any(entry["name"] == path.name for entry in entries):
                 rankings[metric] = entries
+        rankings |= _read_verdict(root, path)
     # damaged ones too: whoever loads them gets the error
     paths = {path.name: path for path in found}
     best = {}
@@ -132,3 +136,12 @@ def _read_rankings(path: PurePath) -> dict[str, Any]:
             if isinstance(state, Mapping) and "reasons" in state:  # of a CheckpointHook
                 rankings |= state["best"]
     return rankings
+
+
+def _read_verdict(work_dir: PurePath, path: PurePath) -> dict[str, Any]:
+    """Return the kept checkpoints by metric that followers have found in a checkpoint's run."""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        timestamp = str(read_meta(path)["meta"]["timestamp"])
+        if TIMESTAMP.fullmatch(timestamp):  # it names a directory, and a checkpoint is data
+            return dict(decode_object(read_bytes(work_dir / timestamp / VERDICT))["best"])
+    return {}

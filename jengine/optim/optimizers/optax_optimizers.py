@@ -16,7 +16,7 @@ import optax.contrib
 from optax import OptState, Updates
 
 from jengine.config.annotations import Decay, Fraction, NonNegative, check_values
-from jengine.config.plugins import load_provided
+from jengine.config.plugins import load_provided, provided
 from jengine.config.registry import OPTIMIZERS
 from jengine.optim.optimizers.common import Parts
 from jengine.optim.optimizers.optimizer import Optimizer
@@ -210,6 +210,8 @@ def _set_hyperparams(
 
 def _plain(tx: optax.GradientTransformation) -> optax.GradientTransformation:
     """Return a transformation for the network's parameters: `optax.lookahead` takes a pair."""
+    if "train_fast" not in provided("optimizer_parts"):
+        return tx
     train_fast = load_provided("optimizer_parts", "train_fast")
     return train_fast(optax.with_extra_args_support(tx), _example_state(tx))
 

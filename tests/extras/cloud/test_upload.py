@@ -9,6 +9,7 @@ import time
 import pytest
 
 from jengine.config.errors import ConfigError
+from jengine.config.storage import write_bytes
 from jengine.extras.cloud.upload import UploadedFiles, choose_local_dir, is_private
 from jengine.extras.cloud.url_files import get_filesystem
 
@@ -70,6 +71,8 @@ def test_a_run_continues_the_files_of_another_machine(tmp_path, url):
     write(tmp_path / "first", **files)
     (tmp_path / "first/t1/image_1.png").write_bytes(b"png")
     first.send()
+    write_bytes(f"{url}/t1/evaluations/epoch_1/scores.json", b"{}")  # of a follower, at the URL alone
+    write_bytes(f"{url}/t1/verdict.json", b"{}")
     second = UploadedFiles(str(tmp_path / "second"), url)
     second.fetch("t1", skip=("last_checkpoint",))
     found = sorted(

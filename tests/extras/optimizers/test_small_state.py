@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jengine.config import paths
 from jengine.config.errors import ConfigError
@@ -245,3 +246,24 @@ def test_a_plan_shows_the_memory():
     assert sizes["bfloat16"] == pytest.approx(2 * 2 * up + small, abs=64)
     scales = 2 * 4 * (64 + 256 + 256)  # one for each row, and those without effect
     assert sizes["int8"] == pytest.approx(2 * up + small + scales, abs=64)
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec("fsdp", None), PartitionSpec(None, "fsdp")], ids=str)
+def test_on_explicit_axes_blocks_may_be_divided(spec):
+    mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
+    params = {"w": jnp.ones((16, 512))}
+    grads = {"w": jnp.asarray(RNG.normal(size=(16, 512)).astype("f"))}
+    tx = compress_moments(optax.scale_by_adam(), "int8")
+
+    def run(params, grads):
+        state = tx.init(params)
+        for _ in range(2):
+            updates, state = tx.update(grads, state)
+        return updates, state
+
+    expected, _ = jax.jit(run)(params, grads)
+    with jax.set_mesh(mesh):
+        placed = jax.device_put((params, grads), NamedSharding(mesh, spec))
+        updates, state = jax.jit(run)(*placed)
+    assert state.inner_state.nu["w"].sharding.spec == spec
+    np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-5)

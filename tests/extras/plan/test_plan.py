@@ -108,6 +108,19 @@ def test_data_parallel_accumulation_exchanges_only_the_loss_before_the_update(co
     assert size == (UP + REST) // 1024  # the gradients once, with the loss
 
 
+def test_the_outer_step_of_diloco_counts_once_in_its_number_of_iterations(config):
+    cfg = resolve(load_config(config))
+    cfg = set_devices({**cfg, "parallel": dict(type="DiLoCo", inner_steps=16)}, 2)
+    plan = compile_plan(cfg, training_only=True)
+    assert plan["programs"]["update"]["collectives"] == []
+    text = format_plan(plan)
+    assert "No collectives (update)." in text
+    sent = 2 * (UP + REST)
+    assert sum(row["traffic"] for row in plan["programs"]["outer step"]["collectives"]) == sent
+    line = f"called every 16 iterations: {sent / 1024:.2f} KiB sent per device, {round(sent / 16) / 1024:.2f} KiB per iteration"
+    assert line in text, text
+
+
 @pytest.mark.parametrize(
     ("data", "tensor", "names"), [("data", "tensor", {}), ("rows", "columns", dict(batch_axes=("rows",)))]
 )
@@ -178,7 +191,7 @@ def test_a_mesh_is_parsed():
     [
         (dict(train_cfg=None), None, "nothing to plan: the config must have train_cfg"),
         (dict(train_dataloader=[1, 2]), None, "nothing to plan"),
-        (dict(parallel=dict(type="SingleDevice")), None, "must be Pjit or DataParallel, got SingleDevice"),
+        (dict(parallel=dict(type="SingleDevice")), None, "must be Pjit, DataParallel or DiLoCo, got SingleDevice"),
     ],
 )
 def test_a_config_that_cannot_be_planned_is_refused(config, changes, mesh, message):

@@ -10,8 +10,21 @@ from tests.runner_fixture import QuickRunner
 optuna = pytest.importorskip("optuna")
 
 
-def train(tmp_path, others, values):
-    """Train a trial with a validation in each epoch, after five others that are complete."""
+class Follower(Hook):
+    """Pass on the scores of epochs that were evaluated elsewhere, an epoch later."""
+
+    priority = "LOWEST"
+
+    def __init__(self, hook, values):
+        self.hook, self.values = hook, values
+
+    def after_train_epoch(self, runner):
+        if runner.epoch:
+            self.hook.take_score(runner, 4 * runner.epoch, {"acc": self.values[runner.epoch - 1]})
+
+
+def train(tmp_path, others, values, elsewhere=False):
+    """Train a trial with a validation in each epoch, perhaps elsewhere, after five others that are complete."""
     from jengine.extras.sweeps.search import open_study
 
     record = {"path": str(tmp_path / "optuna.log"), "name": "study"}
@@ -21,9 +34,10 @@ def train(tmp_path, others, values):
         study.add_trial(optuna.trial.create_trial(value=value, intermediate_values=steps))
     trial = study.ask()
     (tmp_path / "trial.json").write_text(json.dumps({"overrides": {}, "study": {**record, "number": trial.number}}))
-    runner = QuickRunner(
-        tmp_path, [OptunaPruningHook(monitor="acc")], epochs=3, validations=[{"acc": value} for value in values]
-    )
+    hooks = [OptunaPruningHook(monitor="acc")]
+    hooks += [Follower(hooks[0], values)] if elsewhere else []
+    validations = [] if elsewhere else [{"acc": value} for value in values]
+    runner = QuickRunner(tmp_path, hooks, epochs=3, validations=validations)
     runner.train()
     return runner, study.trials[trial.number], json.loads((tmp_path / "trial.json").read_text())
 
@@ -38,6 +52,12 @@ def test_a_run_that_is_worse_than_the_median_ends_and_is_marked(tmp_path):
     runner, trial, record = train(tmp_path, [0.5, 0.6, 0.7, 0.8, 0.9], [0.6, 0.9, 0.9])
     assert trial.intermediate_values == {4: 0.6}
     assert (runner.epoch, record["pruned"]) == (1, True)
+
+
+def test_a_run_is_pruned_by_validations_elsewhere_under_their_iterations(tmp_path):
+    runner, trial, record = train(tmp_path, [0.5, 0.6, 0.7, 0.8, 0.9], [0.6, 0.9], elsewhere=True)
+    assert trial.intermediate_values == {4: 0.6}
+    assert (runner.epoch, record["pruned"]) == (2, True)
 
 
 def test_a_run_of_no_search_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""Test the backends of Aim, ClearML and Comet with recorded calls, and where they are installed, offline."""
+"""Test the backends of Aim, ClearML, Comet and Trackio with recorded calls, and where they are installed, offline."""
 
 import inspect
 import io
@@ -12,14 +12,26 @@ import numpy as np
 import pytest
 
 from jengine.config.errors import MissingPackageError
-from jengine.extras.trackers import AimVisBackend, ClearMLVisBackend, CometVisBackend
+from jengine.extras.trackers import (
+    AimVisBackend,
+    ClearMLVisBackend,
+    CometVisBackend,
+    TrackioVisBackend,
+)
 from jengine.logging.convert import histogram
 
-from .tracker_calls import SIGNATURES, fake_aim, fake_clearml, fake_comet, read_signature
+from .tracker_calls import (
+    SIGNATURES,
+    fake_aim,
+    fake_clearml,
+    fake_comet,
+    fake_trackio,
+    read_signature,
+)
 
 GRAY = np.arange(6, dtype=np.uint8).reshape(2, 3, 1)
 BINS = histogram(np.array([0.0, 1.0, 1.0]), bins=2)
-BACKENDS = {"aim": AimVisBackend, "clearml": ClearMLVisBackend, "comet_ml": CometVisBackend}
+BACKENDS = {"aim": AimVisBackend, "clearml": ClearMLVisBackend, "comet_ml": CometVisBackend, "trackio": TrackioVisBackend}
 
 
 def write(backend):
@@ -122,6 +134,29 @@ def test_comet_gets_numbers_png_images_and_the_summary_of_a_histogram(tmp_path, 
     assert again == {"project_name": "jengine", "online": False, "experiment_key": "key0", "mode": "get"}
 
 
+def test_trackio_gets_numbers_images_bins_and_reports_at_their_steps(tmp_path, monkeypatch):
+    module, fakes = fake_trackio()
+    monkeypatch.setitem(sys.modules, "trackio", module)
+    backend = TrackioVisBackend(tmp_path / "vis", init_kwargs=dict(project="digits", auto_log_gpu=True))
+    write(backend)
+    assert not (tmp_path / "vis").exists()  # Trackio has a directory of its own
+    first = {"project": "digits", "auto_log_cpu": False, "auto_log_gpu": True, "embed": False}
+    assert fakes.named("init") == [first]
+    text, scalars, validation, image, bins = fakes.named("Run.log")
+    assert text == {"metrics": {"config": {"text": "```\nlr = 0.1\n\n```"}}, "step": 0}
+    assert scalars == {"metrics": {"loss": 0.5, "iter": 10.0}, "step": 10}
+    assert validation == {"metrics": {"val/accuracy/top1": 0.75}, "step": 10}
+    np.testing.assert_array_equal(image["metrics"]["cat"]["value"], GRAY[..., 0])
+    counts, edges = bins["metrics"]["w"]["np_histogram"]
+    assert (counts.tolist(), edges.tolist(), bins["step"]) == ([1, 2], [0.0, 0.5, 1.0], 10)
+    assert len(fakes.named("Run.finish")) == 1
+    resumed = TrackioVisBackend(tmp_path, init_kwargs=dict(project="digits", name="other"))
+    resumed.load_state_dict(backend.state_dict(), step=10)
+    resumed.add_scalars({"time": 0.2, "data_time": 0.1}, step=20)  # Trackio would rename `time`, which is its own
+    assert fakes.named("init")[1] == {**first, "auto_log_gpu": False, "name": "brave-sunset-0", "resume": "allow"}
+    assert fakes.named("Run.log")[-1]["metrics"] == {"train/time": 0.2, "data_time": 0.1}
+
+
 @pytest.mark.parametrize("package", BACKENDS)
 def test_without_the_package_the_error_names_the_extra_before_anything_is_written(package, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
@@ -221,3 +256,26 @@ def test_offline_archives_of_comet_continue_the_experiment(tmp_path):
         (metric["step"], float(metric["metricValue"])) for metric in metrics if metric["metricName"] == "loss"
     )
     assert found == [(10, 0.4), (10, 0.5), (20, 0.3)]
+
+
+@pytest.mark.foreign
+def test_a_run_of_trackio_has_both_parts_of_a_resumed_run(tmp_path, monkeypatch):
+    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    script = (
+        f"make = lambda: TrackioVisBackend({str(tmp_path)!r})\n{TWO_RUNS}"
+        + """
+from trackio.sqlite_storage import SQLiteStorage
+(name,) = SQLiteStorage.get_runs("jengine")
+print(json.dumps(SQLiteStorage.get_logs("jengine", name)))
+"""
+    )
+    (line,) = [line for line in run_offline(script, tmp_path).splitlines() if line.startswith("[")]
+    logs = json.loads(line)  # what Trackio itself prints surrounds it
+    assert sorted((log["step"], log["loss"]) for log in logs if "loss" in log) == [(10, 0.4), (10, 0.5), (20, 0.3)]
+    (config,) = [log["config"] for log in logs if "config" in log]
+    assert config["_value"] == "```\nlr = 0.1\n\n```"
+    (bins,) = [log["w"] for log in logs if "w" in log]
+    assert bins["values"] == [1, 2]
+    (image,) = [log["cat"] for log in logs if "cat" in log]
+    assert (tmp_path / "trackio" / "media" / image["file_path"]).is_file()

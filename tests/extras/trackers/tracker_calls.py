@@ -40,6 +40,16 @@ SIGNATURES = {
         "CometExperiment.log_asset_data": "data, name=None, overwrite=False, step=None, metadata=None, file_name=None, "
         "epoch=None",
     },
+    "trackio": {
+        "init": "project, name=None, group=None, space_id=None, server_url=None, dataset_id=None, bucket_id=None, "
+        "config=None, resume='never', settings=None, private=None, embed=True, auto_log_gpu=None, gpu_log_interval=10.0, "
+        "auto_log_cpu=None, cpu_log_interval=10.0, webhook_url=None, webhook_min_level=None",
+        "Run.log": "metrics, step=None",
+        "Run.finish": "",
+        "Image": "value, caption=None",
+        "Histogram": "sequence=None, np_histogram=None, num_bins=64",
+        "Markdown": "text=''",
+    },
 }
 
 
@@ -117,3 +127,13 @@ def fake_comet():
 
     module = types.SimpleNamespace(start=fakes.make("start", start), ExperimentConfig=lambda **settings: settings)
     return module, fakes
+
+
+def fake_trackio():
+    fakes = Fakes("trackio")
+
+    def init(name="brave-sunset-0", **arguments):
+        return fakes.make_object("Run", name=name)
+
+    values = {name: fakes.make(name, lambda **found: found) for name in ("Image", "Histogram", "Markdown")}
+    return types.SimpleNamespace(init=fakes.make("init", init), **values), fakes
