@@ -51,7 +51,7 @@ def build_strategy(parallel: Strategy | Config | None) -> Any:
     except (AssertionError, RuntimeError) as error:  # JAX asserts where it has no plugin
         raise ConfigError(
             "JAX must have devices of JAX_PLATFORMS, as set in the environment, got none of "
-            f"{jax.config.jax_platforms!r}: install jax with them, such as 'jax[cuda13]', or unset "
+            f"{jax.config.read('jax_platforms')!r}: install jax with them, such as 'jax[cuda13]', or unset "
             f"it; {error}".removesuffix("; ")
         ) from None
     with config_path("parallel"):

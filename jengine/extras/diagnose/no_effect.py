@@ -150,6 +150,6 @@ def name_slow_averages(runner: RunnerProtocol) -> None:
             )
 
 
-def _suggest(iters: int, interval: int) -> float:
+def _suggest(iters: float, interval: int) -> float:
     """Return the momentum whose average spans a tenth of the run."""
     return min(10 * interval / iters, 0.5)
