@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -51,8 +52,8 @@ def build_strategy(parallel: Strategy | Config | None) -> Any:
     except (AssertionError, RuntimeError) as error:  # JAX asserts where it has no plugin
         raise ConfigError(
             "JAX must have devices of JAX_PLATFORMS, as set in the environment, got none of "
-            f"{jax.config.read('jax_platforms')!r}: install jax with them, such as 'jax[cuda13]', or unset "
-            f"it; {error}".removesuffix("; ")
+            f"{os.environ.get('JAX_PLATFORMS')!r}: install jax with them, such as 'jax[cuda13]', "
+            f"or unset it; {error}".removesuffix("; ")
         ) from None
     with config_path("parallel"):
         if parallel is None:
