@@ -397,7 +397,7 @@ def test_a_prediction_without_the_extra_for_it_names_the_extra(printed):
 
 
 def test_a_command_and_a_function_of_a_deleted_extra_are_explained(printed):
-    function, command = printed["sweeps"].split("usage", 1)
+    function, command = printed["sweeps"].split("jengine: error: ", 1)
     assert "it is in the extra 'sweeps', which is not installed" in function
     assert "invalid choice: 'sweep'; it is in the extra 'sweeps', which is not installed" in command
 

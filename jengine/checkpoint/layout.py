@@ -288,10 +288,17 @@ def find_checkpoint(
         return find_checkpoint(incoming, checksums=checksums, processes=processes)
     place = root if entries else root.parent
     names = sorted(entries or list_directory(place))
+    what = "does not exist"
+    if entries or root.exists():
+        what = (
+            f"is neither a checkpoint ({STATE}/, {META}, {MANIFEST}) nor a work dir with complete "
+            "checkpoints"
+        )
+    elif saved := [os.path.basename(each) for each in list_checkpoints(place)]:
+        names = saved
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     raise FileNotFoundError(
-        f"{root} is neither a checkpoint ({STATE}/, {META}, {MANIFEST}) nor a work dir with "
-        f"complete checkpoints; {place} has {', '.join(names[:12]) or 'no files'}{more}"
+        f"{root} {what}; {place} has {', '.join(names[:12]) or 'no files'}{more}"
         f"{did_you_mean(root.name, names)}"
     )
 

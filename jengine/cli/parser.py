@@ -29,7 +29,7 @@ class _Parser(argparse.ArgumentParser):
             message += did_you_mean(match[1], self._option_string_actions)
         if message.endswith("required: CHECKPOINT"):
             message += " (before --best, which may have a METRIC)"
-        super().error(message)
+        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 class _VersionAction(argparse.Action):

@@ -126,6 +126,8 @@ class HookList:
                             "`default_hooks` must have other names for further hooks, got "
                             f"{name!r}{hint}"
                         )
+                    if hasattr(hook, "items") and name in defaults:
+                        hook = {**defaults[name], **hook}
                     self.register(hook, name=name)
                 elif name not in known:
                     raise ValueError(

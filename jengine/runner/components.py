@@ -2,6 +2,7 @@
 
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -46,6 +47,14 @@ from jengine.train.state import MAX_STEP
 
 def build_strategy(parallel: Strategy | Config | None) -> Any:
     """Return the strategy from an instance, a config, or None (see `default_strategy`)."""
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:  # JAX asserts where it has no plugin
+        raise ConfigError(
+            "JAX must have devices of JAX_PLATFORMS, as set in the environment, got none of "
+            f"{os.environ.get('JAX_PLATFORMS')!r}: install jax with them, such as 'jax[cuda13]', "
+            f"or unset it; {error}".removesuffix("; ")
+        ) from None
     with config_path("parallel"):
         if parallel is None:
             return default_strategy()

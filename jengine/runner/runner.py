@@ -477,7 +477,7 @@ class Runner:
     def val(self) -> dict[str, float]:
         """Validate once and return the metrics.
 
-        Raise RuntimeError without the sections for validation.
+        Raise ConfigError without the sections for validation.
         """
         return self._evaluate("val")
 
@@ -485,14 +485,17 @@ class Runner:
     def test(self) -> dict[str, float]:
         """Test the trained state, or `load_from`, once and return the metrics.
 
-        Raise RuntimeError without a test.
+        Raise ConfigError without a test.
         """
         return self._evaluate("test")
 
     def _evaluate(self, mode: str) -> dict[str, float]:
         if self._sections[f"{mode}_cfg"] is None:
-            raise RuntimeError(
-                f"there is nothing to run: set {mode}_dataloader, {mode}_cfg and {mode}_evaluator"
+            names = [f"`{mode}_{part}`" for part in ("dataloader", "cfg", "evaluator")]
+            hint = "; to test on the validation's data set them to those of `val_`"
+            raise ConfigError(
+                f"the config must have {names[0]}, {names[1]} and {names[2]}, got none of them"
+                f"{hint if mode == 'test' else ''}"
             )
         with lifecycle.opened(self, trains=False):
             if self.state is None:

@@ -277,7 +277,7 @@ def test_a_work_dir_resolves_to_its_newest_checkpoint(run):
 def test_a_missing_path_is_an_error_with_the_contents_of_its_parent(run):
     with pytest.raises(
         FileNotFoundError,
-        match=r"epoch_9 is neither a .* has epoch_1, epoch_2, .*; did you mean 'epoch_",
+        match=r"epoch_9 does not exist; .* has epoch_1, epoch_2; did you mean 'epoch_",
     ):
         find_checkpoint(run / "epoch_9")
     with pytest.raises(FileNotFoundError, match=r"nowhere has no files"):

@@ -246,7 +246,8 @@ def test_a_misspelled_option_is_named_with_the_closest_of_its_command(config, ca
     with pytest.raises(SystemExit):
         main([command, config, argument])
     said = capsys.readouterr().err
-    assert said.startswith(f"usage: jengine {command}")
+    assert said.startswith(f"jengine {command}: error: ")
+    assert said.count("\n") == 1
     assert f"unknown argument {argument.partition('=')[0]}" in said
     assert (f"did you mean {known!r}?" in said) if known else ("did you mean" not in said)
 

@@ -2,6 +2,7 @@
 
 import re
 
+import jax
 import pytest
 
 from jengine.cli import main
@@ -171,6 +172,9 @@ MISTAKES = {
         r"in the config at `default_hooks.checkpoint.save_best`\n"
         r"  val_evaluator has no metric 'acuracy'; did you mean 'accuracy/top1'\?\n",
     ),
+    "a metric that does not exist, in a default hook without its type": (
+        ["default_hooks.checkpoint.save_best=acuracy"], r"val_evaluator has no metric 'acuracy'; did you mean 'accuracy/top1'\?\n",
+    ),
     "a state that cannot be saved": (
         ["custom_hooks=[{'type': 'mistaken_nets.StateHook'}]"],
         r"`StateHook.state_dict\(\).f` must be made of numbers, strings, .* got .*; leave it out, and make it again in `load_state_dict`\n",
@@ -221,6 +225,24 @@ def test_a_message_says_what_to_write(config, tmp_path, capsys, mistake):
     assert "Traceback" not in shown
     trains = ("a full disk", "a validation with samples")
     assert mistake.startswith(trains) or not list(tmp_path.glob("epoch_*"))  # nothing was trained
+
+
+def test_without_the_devices_of_jax_platforms_the_error_names_the_variable(config, capsys, monkeypatch):
+    def devices():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "devices", devices)
+    assert main(["train", str(config)]) == 2
+    message = r"^jengine: ConfigError: JAX must have devices of JAX_PLATFORMS, .* got none of .*: install jax .*, or unset it\n$"
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_test_without_its_sections_names_them_and_those_of_the_validation(config, capsys):
+    assert main(["test", str(config), str(config.parent / "base")]) == 2
+    assert capsys.readouterr().err.endswith(
+        "jengine: ConfigError: the config must have `test_dataloader`, `test_cfg` and `test_evaluator`, got none of them; "
+        "to test on the validation's data set them to those of `val_`\n"
+    )
 
 
 def test_a_checkpoint_that_does_not_exist_is_compared_with_those_that_do(config, capsys):

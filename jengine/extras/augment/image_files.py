@@ -60,7 +60,7 @@ def read_image(
                 )
             pixels = np.array(image)
     except (OSError, ValueError, SyntaxError) as error:  # all of these are Pillow's
-        raise ValueError(f"cannot read the image {os.fspath(path)}: {error}") from error
+        raise ValueError(f"cannot read the image {os.fspath(path)}: {error}") from None
     return pixels[..., None] if mode == "L" else pixels
 
 

@@ -63,7 +63,7 @@ def explain_arguments(args: argparse.Namespace, rest: Sequence[str]) -> str:
     for i, argument in enumerate(rest):
         path, equals, value = argument.partition("=")
         if argument.startswith(_OVERRIDE):
-            if equals and not re.match(r"(dict|list|tuple|set)\(", value):
+            if equals and not re.match(r"[\[({\s]*(dict|list|tuple|set)\(", value):
                 continue
             following = rest[i + 1] if i + 1 < len(rest) else "VALUE"
             text = _as_literal(value) if equals else following
@@ -83,6 +83,10 @@ def _explain(args: argparse.Namespace, given: str, value: str, following: Sequen
     if given.startswith("-") and f"--{name}" in options:  # `--batch_size`
         return f"write --{name} {value}".rstrip()
     if "config" in args:
+        if given == "--config" and (value or following):  # a space in place of the dot
+            path, _, value = (value or following[0]).partition("=")
+            value = value or "".join(following[1:2]) or "VALUE"
+            return f"write {_quote(_OVERRIDE + path, value)}"
         if re.fullmatch(r"(--)?[a-z_]+(\[\d+\])?\..+", given) and value:  # a path without `config`
             return f"write {_quote(_OVERRIDE + given.lstrip('-'), value)}"
         if name in _PATHS:

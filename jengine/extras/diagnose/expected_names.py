@@ -1,6 +1,7 @@
 """Names that hooks expect elsewhere in a config, and what they save, checked before training."""
 
 import contextlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,23 @@ _CHECKPOINT_KEYS = (
     "set_by_hand",
     "fingerprint",
 )
+
+
+def check_stage_arguments(hooks: Sequence[Hook], *_: Any) -> None:
+    """Raise ConfigError for a stage that does not take what the loops pass to it."""
+    for hook in hooks:
+        stages = () if is_built_in(type(hook)) else hook.get_triggered_stages()
+        for stage in stages:
+            names = list(inspect.signature(getattr(Hook, stage)).parameters)[1:]
+            given = inspect.signature(getattr(hook, stage))
+            try:
+                given.bind(None, **dict.fromkeys(names[1:]))
+            except TypeError:
+                raise ConfigError(
+                    f"`{type(hook).__name__}.{stage}` must have the arguments "
+                    f"(self, {', '.join(names)}), got "
+                    f"({', '.join(['self', *given.parameters])})"
+                ) from None
 
 
 def check_expected_names(

@@ -3,14 +3,18 @@
 import numpy as np
 
 from jengine.hooks.checkpoint import CheckpointHook
+from jengine.hooks.ema import EMAHook
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.model.module_types import is_batch_norm
 from jengine.optim.schedules.chain import chain_of
+from jengine.optim.schedules.formulas import INF
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import wrappers_by_name
 from jengine.runner.components import has_own_step
+from jengine.train.average import ExponentialMovingAverage
 
 _MAX_ITERS = 10**6  # the schedules of a longer run take seconds
+_FIRST = 0.5  # the share of the first weights in an average from which it is mostly these
 _END = 0.9  # a schedule that ends in the last tenth of a run means to
 
 
@@ -102,8 +106,50 @@ def name_early_ends(runner: RunnerProtocol) -> None:
 
 def _has_end(runner: RunnerProtocol, step: int) -> bool:
     """Return whether a schedule ends by its setting at a step; milestones are no ends."""
+    length = runner.train_loop.epoch_length or 1
+    # A schedule by epochs that ends with the run is constant in the last one.
+    return any(end - length <= step <= end < runner.max_iters for end, _ in _list_ends(runner))
+
+
+def _list_ends(runner: RunnerProtocol) -> list[tuple[float, str]]:
+    """Return the end of each schedule that has one, in iterations, and its class."""
     schedulers = runner.param_schedulers or []
     lists = schedulers.values() if isinstance(schedulers, dict) else [schedulers]
     length = runner.train_loop.epoch_length or 1
-    ends = [s.end * (length if s.by_epoch else 1) for each in lists for s in each]
-    return any(end - length <= step <= end for end in ends)
+    found = [s for each in lists for s in each if s.end != INF]
+    return [(s.end * (length if s.by_epoch else 1), type(s).__name__) for s in found]
+
+
+def name_late_ends(runner: RunnerProtocol) -> None:
+    """Warn of a schedule that the run ends before, as after `--epochs` alone."""
+    end, name = max(_list_ends(runner), default=(0, ""))
+    if end > runner.max_iters:
+        runner.run.logger.warning(
+            f"{name} in `param_scheduler` ends at iteration {end:g}, after the run of "
+            f"{runner.max_iters}: set its `end` to the end of the run, if that is not meant."
+        )
+
+
+def name_slow_averages(runner: RunnerProtocol) -> None:
+    """Warn of averages that are still mostly the first weights at the end, which are evaluated."""
+    for hook in runner.hooks:
+        if not isinstance(hook, EMAHook) or not hook.evaluate_on_ema:
+            continue
+        average = hook.average
+        if (
+            type(average) is not ExponentialMovingAverage
+            or max(hook.begin_iter, hook.begin_epoch) > 1
+        ):
+            continue
+        first = (1 - average.momentum) ** (runner.max_iters // average.interval)
+        if first > _FIRST:
+            runner.run.logger.warning(
+                f"The EMAHook's averages, which validations use, are {first:.0%} the first weights "
+                f"at the end of {runner.max_iters} iterations: set a `momentum` above "
+                f"{average.momentum:g}, such as {_suggest(runner.max_iters, average.interval):.1g}."
+            )
+
+
+def _suggest(iters: float, interval: int) -> float:
+    """Return the momentum whose average spans a tenth of the run."""
+    return min(10 * interval / iters, 0.5)

@@ -66,6 +66,7 @@ provides = {
     "hook_checks": {
         "check_expected_names": "jengine.extras.diagnose.expected_names",
         "check_saved_states": "jengine.extras.diagnose.expected_names",
+        "check_stage_arguments": "jengine.extras.diagnose.expected_names",
     },
     "label_checks": {
         "check_labels": "jengine.extras.diagnose.labels",
@@ -78,6 +79,8 @@ provides = {
         "name_small_batches": "jengine.extras.diagnose.no_effect",
         "name_without_effect": "jengine.extras.diagnose.no_effect",
         "name_early_ends": "jengine.extras.diagnose.no_effect",
+        "name_late_ends": "jengine.extras.diagnose.no_effect",
+        "name_slow_averages": "jengine.extras.diagnose.no_effect",
     },
     "result_checks": {
         "check_labels_of_nan": "jengine.extras.diagnose.labels",

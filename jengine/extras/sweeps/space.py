@@ -182,6 +182,11 @@ def _pairs(option: str, arguments: Iterable[str]) -> list[tuple[str, str]]:
         path, equals, text = argument.partition("=")
         if not (path and equals and text):
             raise ConfigError(f"`{option}` must be PATH=VALUES, got {argument!r}")
+        if option == "--grid" and re.search(r"\d\.\.[-\d]", text):
+            raise ConfigError(
+                f"`--grid` must be PATH=A,B,..., got {argument!r}: for a range write "
+                f"--random 8 --range {argument}"
+            )
         path = path.removeprefix("--").removeprefix("config.")
         if path in pairs:
             raise ConfigError(

@@ -14,12 +14,18 @@ from jengine.extras.networks.transformer import TransformerLM
 from jengine.extras.weights.export import export_params
 from jengine.extras.weights.hub import export_hub
 from jengine.extras.weights.huggingface import make_config, read_config
+from jengine.extras.weights.sources import PICKLES
 
 
 def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     """Export parameters."""
     if args.file is None:
         raise ConfigError("`jengine ckpt export` must have a FILE to write")
+    if args.to is None and args.file.endswith(PICKLES):
+        raise ConfigError(
+            "FILE must end in .safetensors, which safetensors.torch.load_file reads, got "
+            f"{args.file!r}"
+        )
     path = find_checkpoint(choose_checkpoint(args))
     # items with averages -> paths of the trained values
     exchanged = read_meta(path).get("exchanged", {})

@@ -42,7 +42,7 @@ from jengine.extras.weights.weight_source import (
 _INDEX = ".safetensors.index.json"
 HUB_FILES = ("model.safetensors.index.json", "model.safetensors")  # as on the Hugging Face Hub
 _METADATA = "_METADATA"  # the file that Orbax writes next to the arrays of a pytree
-_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
 _STEP = re.compile(r"(?:.*\D)?(\d+)")  # names of the steps of a CheckpointManager
 
 
@@ -145,7 +145,7 @@ def _locate_safetensors(path: epath.Path) -> epath.Path | None:
     """
     if (file := _files.locate(path)) is not None:
         return file
-    if path.suffix in _PICKLES and path.is_file():
+    if path.suffix in PICKLES and path.is_file():
         raise ValueError(
             f"weights must be {describe_formats()}; got the file {path}; loading a pickle may run "
             "any code, so convert it once with PyTorch: safetensors.torch.save_file(torch.load("

@@ -33,6 +33,9 @@ def write(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
+        ("--config optim_wrapper.optimizer.lr=1", "unknown argument --config; write --config.optim_wrapper.optimizer.lr=1"),
+        ("--config train_cfg.max_epochs 3", "write --config.train_cfg.max_epochs=3"),
+        ("--config.custom_hooks=[dict(type='EMAHook')]", "write --config.custom_hooks=\"[{'type': 'EMAHook'}]\""),
         ("--seed 1", "unknown argument --seed; write --config.randomness.seed=1"),
         ("--weight-decay=0.1", "write --config.optim_wrapper.optimizer.weight_decay=0.1"),
         ("--max_iters 5", "write --config.train_cfg.max_iters=5"),

@@ -33,6 +33,7 @@ def test_values_of_a_grid_are_literals_or_words():
         (["lr=1e-3,,1e-2"], "must have a value between two commas, got lr=1e-3,,1e-2"),
         (["lr=1e-3", "lr=1e-2"], "must have each path once, got lr=1e-3 and lr=1e-2"),
         (["lr"], "must be PATH=VALUES, got 'lr'"),
+        (["lr=1e-3..1e-1:log"], "for a range write --random 8 --range lr=1e-3..1e-1:log"),
     ],
 )
 def test_a_grid_of_another_form_is_refused(texts, message):

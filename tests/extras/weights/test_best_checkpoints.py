@@ -129,6 +129,8 @@ def test_the_commands_take_the_best_checkpoint(config, trained, tmp_path, capsys
     said = capsys.readouterr()
     assert "from3/loss: 0.0000" in said.out + said.err
     assert main(["ckpt", "export", str(trained), str(tmp_path / "w.safetensors"), "--best", "from2/loss"]) == 0
+    assert main(["ckpt", "export", str(trained), str(tmp_path / "w.pth")]) == 2
+    assert not (tmp_path / "w.pth").exists()
     assert "best_from2_loss_epoch_2" in capsys.readouterr().out
 
 

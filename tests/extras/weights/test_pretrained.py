@@ -411,7 +411,7 @@ def test_a_wrong_path_or_format_names_the_accepted_formats(tmp_path):
     (tmp_path / "torn.npz").write_bytes(b"PK")
     (tmp_path / "torn.safetensors").write_bytes(b"no")
     with pytest.raises(
-        FileNotFoundError, match=r"is neither a checkpoint .*; weights must be .*\.npz.*\.safetensors.*nnx\.Module"
+        FileNotFoundError, match=r"nowhere does not exist; .*; weights must be .*\.npz.*\.safetensors.*nnx\.Module"
     ):
         locate_weights(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"has .*model\.pth.*weights must be .*Orbax"):
