@@ -224,7 +224,7 @@ def test_requests_do_not_grow_with_the_number_of_checkpoints(gs_bucket, google_s
     assert sum("/state/" not in path for _, path in google_storage.requests) == 13  # the others are Orbax's
     google_storage.requests.clear()
     checkpoint.restore(work_dir, make_state())
-    assert sum("/state" not in path for _, path in google_storage.requests) <= 13
+    assert sum("/state" not in path for _, path in google_storage.requests) <= 14  # meta.json twice: what has been exchanged, and its values
     assert len(google_storage.requests) < 50
 
 
