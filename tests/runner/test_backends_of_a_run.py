@@ -14,6 +14,7 @@ def test_all_backends_receive_the_same_steps(make_runner):
 
     kinds = ("LocalVisBackend", "CSVVisBackend", "TensorboardVisBackend", "MLflowVisBackend")
     runner = make_runner(
+        validates=True,
         visualizer=dict(type="Visualizer", vis_backends=[dict(type=kind) for kind in kinds]),
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2)),
     )
@@ -48,6 +49,7 @@ def read_csv(runner):
 
 def make_runner_with_csv(make_runner, logger, **changes):
     return make_runner(
+        validates=True,
         visualizer=dict(type="Visualizer", vis_backends=[dict(type="CSVVisBackend")]),
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2, **logger)),
         **changes,
@@ -95,7 +97,7 @@ def test_validations_of_an_iteration_loop_cannot_be_curves_over_epochs(make_runn
 
 
 def test_a_test_has_curves_of_its_own(make_runner):
-    dataset = make_runner().val_dataloader.dataset
+    dataset = make_runner(validates=True).val_dataloader.dataset
     runner = make_runner_with_csv(
         make_runner, {}, test_dataloader=dict(batch_size=4, dataset=dataset), test_cfg=dict(),
         test_evaluator=dict(type="MeanLoss", loss=lambda p, b: (p - b["y"]) ** 2),
