@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 import logging
 import pathlib
@@ -17,6 +18,12 @@ from jengine.logging import AsyncWriter, MessageHub, Stopwatch, pending_scalars
 from jengine.model import FunctionalModel
 from jengine.parallel.strategy import DispatchLimiter
 from jengine.train import RecompilationError
+
+
+@pytest.fixture
+def make_runner(make_runner):
+    """Make runs that validate: their lines are looked at."""
+    return functools.partial(make_runner, validates=True)
 
 
 class Spy(Hook):
