@@ -45,6 +45,7 @@ SECTIONS = (
     "experiment_name",
     "log_level",
     "check",
+    "inspect",
     "vars",
 )
 
