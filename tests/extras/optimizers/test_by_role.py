@@ -352,8 +352,9 @@ def test_stacked_layers_are_trained_like_unrolled_ones(name):
     assert_close(unstack(actual), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(6, 9), (4, 32)], ids=["full rank at once", "low rank"])
-def test_stacked_matrices_are_trained_by_soap_like_single_ones(shape):
+# Nearly equal eigenvalues of a growing rank make a last bit larger; a basis by rounding differs by 2e-3.
+@pytest.mark.parametrize(("shape", "atol"), [((6, 9), 1e-6), ((4, 32), 1e-4)], ids=["full rank at once", "low rank"])
+def test_stacked_matrices_are_trained_by_soap_like_single_ones(shape, atol):
     # Gram matrices of the longer side have a null space at first, of which rounding must not choose the basis.
     single = {name: RNG.normal(size=shape).astype("f") for name in "ab"}
     grads = random_grads(single, 8)
@@ -366,7 +367,7 @@ def test_stacked_matrices_are_trained_by_soap_like_single_ones(shape):
 
     stacked = dict(c=dict(role="hidden", fan_in=(1,), fan_out=(2,), stacked=(0,)))
     actual = train(build(stack(single), optimizer, stacked), stack(single), [stack(g) for g in grads])
-    assert_close(actual, stack(expected), atol=1e-6)
+    assert_close(actual, stack(expected), atol=atol)
 
 
 class NoteRates(Hook):
