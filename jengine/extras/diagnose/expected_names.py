@@ -43,7 +43,8 @@ def check_stage_arguments(hooks: Sequence[Hook], *_: Any) -> None:
         stages = () if is_built_in(type(hook)) else hook.get_triggered_stages()
         for stage in stages:
             names = list(inspect.signature(getattr(Hook, stage)).parameters)[1:]
-            given = inspect.signature(getattr(hook, stage))
+            # a wrapper may add arguments, as that of iMIX's hooks does
+            given = inspect.signature(getattr(hook, stage), follow_wrapped=False)
             try:
                 given.bind(None, **dict.fromkeys(names[1:]))
             except TypeError:
