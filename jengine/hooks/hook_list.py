@@ -126,7 +126,7 @@ class HookList:
                             "`default_hooks` must have other names for further hooks, got "
                             f"{name!r}{hint}"
                         )
-                    if hasattr(hook, "items") and name in defaults:
+                    if hasattr(hook, "items") and "type" not in hook and name in defaults:
                         hook = {**defaults[name], **hook}
                     self.register(hook, name=name)
                 elif name not in known:
