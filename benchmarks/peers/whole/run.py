@@ -93,6 +93,9 @@ def measure(system, python, task, data, cache):
         )
         command = make_command(system, python, task, data, directory)
         log = pathlib.Path(scratch) / "log.txt"
+        # if set, each process would compile the sources of jengine, unlike with an installation
+        environment = {**os.environ, **variables}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         start = time.perf_counter()
         with log.open("w") as output:
             process = subprocess.Popen(
@@ -100,7 +103,7 @@ def measure(system, python, task, data, cache):
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env=os.environ | variables,
+                env=environment,
             )
             _, status, usage = os.wait4(process.pid, 0)
         wall = time.perf_counter() - start
