@@ -84,6 +84,14 @@ def read_pointer(work_dir: PurePath) -> tuple[PurePath | None, str | None]:
         return None, f"it is no text: {error}"
 
 
+def list_locations(work_dir: PurePath) -> list[PurePath]:
+    """Return the directories with the checkpoints of a work dir: itself, and the `out_dir` of a
+    CheckpointHook that `last_checkpoint` points to.
+    """
+    target, _ = read_pointer(work_dir)
+    return list(dict.fromkeys([work_dir, work_dir if target is None else target.parent]))
+
+
 def write_pointer(work_dir: PurePath, path: PurePath) -> None:
     """Point `last_checkpoint` to `path`, atomically, and flush it to disk."""
     _write_text(work_dir / POINTER, make_pointer(work_dir, path))

@@ -13,9 +13,9 @@ from jengine.checkpoint.identity import TIMESTAMP
 from jengine.checkpoint.layout import (
     INCOMING,
     find_manifests,
+    list_locations,
     read_current_run,
     read_meta,
-    read_pointer,
 )
 from jengine.checkpoint.lock import is_locked, make_lock
 from jengine.checkpoint.lock_holder import WorkDirLockedError
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, overrides: Sequence[str]) -> None:
     while True:
         is_training = is_locked(root)  # before the search, which then finds the last checkpoint
         run_id = read_current_run(root)
-        checkpoints = [] if run_id is None else _list_checkpoints(_list_directories(root), run_id)
+        checkpoints = [] if run_id is None else _list_checkpoints(list_locations(root), run_id)
         if checkpoints:
             break
         if run_id is not None and not is_training:
@@ -90,7 +90,7 @@ class _Follower:
         while True:
             is_training = is_locked(self._root)
             run_id = read_current_run(self._root)
-            directories = [*_list_directories(self._root), *self._others]
+            directories = [*list_locations(self._root), *self._others]
             checkpoints = _list_checkpoints(directories, run_id)
             if not checkpoints:  # all removed, or a new run
                 if not is_training:
@@ -201,12 +201,6 @@ def _list_checkpoints(directories: Sequence[PurePath], run_id: str | None) -> li
             if (seal := _read_seal(path)) is not None:  # else removed meanwhile
                 checkpoints.append(_Checkpoint(path, iteration, seal))
     return checkpoints
-
-
-def _list_directories(root: PurePath) -> list[PurePath]:
-    """Return where the checkpoints are as far as the work dir tells: also an `out_dir`."""
-    pointed, _ = read_pointer(root)
-    return [root, pointed.parent if pointed else root]
 
 
 def _read_seal(path: PurePath) -> str | None:

@@ -11,9 +11,9 @@ from jengine.checkpoint.layout import (
     CorruptCheckpointError,
     find_checkpoint,
     find_manifests,
+    list_locations,
     read_current_run,
     read_meta,
-    read_pointer,
 )
 from jengine.checkpoint.manifest import Manifest
 from jengine.config.annotations import is_mapping
@@ -44,9 +44,8 @@ def list_best_checkpoints(work_dir: str | os.PathLike[str]) -> dict[str, BestChe
     """
     root = storage_path("work_dir", work_dir)
     run = read_current_run(root)
-    pointed, _ = read_pointer(root)
     found: dict[PurePath, Manifest | None] = {}
-    for directory in dict.fromkeys([root, pointed.parent if pointed else root]):
+    for directory in list_locations(root):
         found |= find_manifests(directory)
     iterations = {
         path: manifest.iteration
