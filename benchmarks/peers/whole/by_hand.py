@@ -17,7 +17,6 @@ variables = jax.jit(functools.partial(model.init, train=False))(
     jax.random.key(0), data.train[0][: task.batch]
 )
 params = variables["params"]
-count = sum(leaf.size for leaf in jax.tree.leaves(params))
 schedule = optax.warmup_cosine_decay_schedule(0.0, task.rate, task.warmup, task.steps)
 mask = jax.tree_util.tree_map_with_path(
     lambda path, leaf: has_decay(jax.tree_util.keystr(path), leaf.ndim), params
@@ -88,4 +87,4 @@ with ocp.CheckpointManager((directory / "checkpoints").absolute(), options=optio
             log.write(step=step, metric=metric)
         if step % task.save_every == 0:
             manager.save(step, args=ocp.args.StandardSave(state))
-write_result(directory, metric, count)
+write_result(directory, metric)

@@ -78,4 +78,4 @@ trainer = Trainer(
 )
 trainer.train()
 metrics = [line["eval_metric"] for line in trainer.state.log_history if "eval_metric" in line]
-write_result(directory, metrics[-1], sum(p.numel() for p in model.parameters()))
+write_result(directory, metrics[-1])

@@ -4,15 +4,12 @@ import os
 
 os.environ["KERAS_BACKEND"] = "jax"
 
-import jax
 import keras
 import numpy as np
 from keras import layers, ops
 
 from benchmarks.peers.whole.tasks import has_decay, iterate, read_arguments, write_result
 
-# As the others: JAX keeps compiled programs only if a script says where.
-jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
 name, task, data, directory = read_arguments()
 
 
@@ -116,8 +113,7 @@ history = model.fit(
     verbose=0,
     callbacks=[
         LogLoss(),
-        # parameters and optimizer; `val_every` divides `save_every`
         keras.callbacks.ModelCheckpoint(directory / "{epoch}.keras", save_freq=task.save_every),
     ],
 )
-write_result(directory, history.history[monitor][-1], model.count_params())
+write_result(directory, history.history[monitor][-1])

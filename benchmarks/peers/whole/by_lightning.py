@@ -72,6 +72,4 @@ trainer.fit(
     torch.utils.data.DataLoader(torch_models.Batches(data, task), batch_size=None),
     torch.utils.data.DataLoader(torch_models.TestBatches(data), batch_size=None),
 )
-write_result(
-    directory, trainer.callback_metrics["metric"], sum(p.numel() for p in module.parameters())
-)
+write_result(directory, trainer.callback_metrics["metric"])

@@ -19,8 +19,8 @@ import numpy as np
 class Task(NamedTuple):
     """Describe a task; intervals are in iterations."""
 
-    config: str  # the config of jengine, and changes of it
-    changes: tuple[str, ...]
+    config: str  # of jengine, in configs/
+    changes: tuple[str, ...]  # of this config
     outputs: int  # classes or bytes
     batch: int
     steps: int
@@ -34,7 +34,7 @@ class Task(NamedTuple):
     log_every: int
 
 
-# None for TensorBoard: the others write one file of numbers
+# without TensorBoard: the others write one file of numbers
 LOCAL = "visualizer={'vis_backends': [{'type': 'LocalVisBackend'}]}"
 MODULE = (
     "model.module={'type': 'TransformerLM', 'width': 64, 'depth': 2, 'heads': 4, 'mlp_width': 192,"
@@ -141,10 +141,9 @@ def has_decay(path, ndim):
     return ndim > 1 and not any(part in path.lower() for part in ("embed", "pos", "cls"))
 
 
-def write_result(directory, metric, parameters):
-    """Write the metric of the last validation and the number of parameters."""
-    result = {"metric": float(metric), "parameters": int(parameters)}
-    (directory / "result.json").write_text(json.dumps(result))
+def write_result(directory, metric):
+    """Write the metric of the last validation."""
+    (directory / "result.json").write_text(json.dumps({"metric": float(metric)}))
 
 
 class Log:
