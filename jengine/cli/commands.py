@@ -13,14 +13,16 @@ from typing import Any
 from jengine.config.containers import resolve
 from jengine.config.dump import dump_config
 from jengine.config.load import load_config
+from jengine.config.overrides import apply_overrides
 from jengine.config.plugins import load_each, load_provided
 
 
 def load(args: argparse.Namespace, overrides: Sequence[str]) -> dict[str, Any]:
     """Load the config; the file name sets the defaults of `work_dir` and `experiment_name`."""
+    loaded = load_config(args.config, overrides)
     for expand in load_each("shortcuts"):
-        overrides = [*expand(args, overrides), *overrides]
-    cfg = resolve(load_config(args.config, overrides))
+        loaded = apply_overrides(loaded, expand(args, overrides, loaded))
+    cfg = resolve(loaded)
     stem = config_name(args)
     if args.work_dir:
         cfg["work_dir"] = args.work_dir

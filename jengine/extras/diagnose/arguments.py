@@ -122,8 +122,10 @@ def add_shortcuts(train: argparse.ArgumentParser) -> None:
     train.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
-def expand_shortcuts(args: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that the shortcuts of `train` stand for.
+def expand_shortcuts(
+    args: argparse.Namespace, overrides: Sequence[str], cfg: Mapping[str, Any]
+) -> list[str]:
+    """Return the overrides of a config that the shortcuts of `train` stand for.
 
     Raises:
       ConfigError: the config has no such value, or several, or an override sets it too.
@@ -131,9 +133,6 @@ def expand_shortcuts(args: argparse.Namespace, overrides: Sequence[str]) -> list
     given = {name: vars(args).get(name) for name in ("lr", "epochs", "batch_size")}
     if args.command != "train" or not any(value is not None for value in given.values()):
         return []
-    from jengine.config.load import load_config
-
-    cfg = load_config(args.config, overrides)
     found = []
     for name, find in (("lr", _find_lr), ("epochs", _find_epochs), ("batch_size", _find_size)):
         if given[name] is None:
