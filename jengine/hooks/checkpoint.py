@@ -491,7 +491,7 @@ class CheckpointHook(Hook):
     def take_ranking(
         self, best: Mapping[str, Sequence[Mapping[str, Any]]], waiting: Iterable[str]
     ) -> None:
-        """Take the best of the regular checkpoints from who evaluates them outside this process.
+        """Take over the ranking of the regular checkpoints by processes that evaluate them.
 
         Args:
           best: `score` and `name` of those to keep by metric, the best first.

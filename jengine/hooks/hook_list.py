@@ -185,7 +185,7 @@ class HookList:
         7 {'loss': 0.5}
 
         Args:
-          stage: the name of the method; that of a stage of your own too.
+          stage: the name of the method, also for a stage of your own.
           run: what the hooks get as `runner`: the Runner, or, in a loop of your own, a value with
             `iter`, `epoch` and what your hooks read.
           kinds: only the hooks with one of these for `acts_on`.

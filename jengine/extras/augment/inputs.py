@@ -1,4 +1,4 @@
-"""Examples that people have, image files and rows of CSV and JSON lines, as samples."""
+"""Image files, and rows of CSV and JSON lines, as samples."""
 
 import csv
 import dataclasses

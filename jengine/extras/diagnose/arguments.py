@@ -1,5 +1,5 @@
-"""Arguments of the command line that people know from other programs: shortcuts of `train`, and
-what to write instead of all others.
+"""Arguments that people know from other command lines: the shortcuts of `train`, and what to write
+instead of the others.
 """
 
 import argparse

@@ -38,7 +38,7 @@ class _News(NamedTuple):
 
 @HOOKS.register_module()
 class FollowHook(Hook):
-    """Hook that takes over what followers have found out about the checkpoints of this run.
+    """Hook that acts on what followers find out about the checkpoints of this run.
 
     Before each save it reads the verdict: the best checkpoints, which the `CheckpointHook` then
     keeps as it keeps those that are not evaluated, and whether training ends. New scores go into

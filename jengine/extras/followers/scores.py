@@ -6,7 +6,7 @@
       verdict.json                      the best checkpoints, and whether training should end
 
 Each file is replaced as a whole. The verdict follows from the scores alone, so that any process can
-write it: who has written it looks for scores that came meanwhile.
+write it. Whoever does then looks for scores that arrived meanwhile.
 """
 
 import contextlib
