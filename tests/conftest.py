@@ -1,5 +1,6 @@
 """Set up eight simulated CPU devices, quick compilation and a compilation cache shared by all processes."""
 
+import functools
 import gc
 import importlib.metadata
 import logging
@@ -62,11 +63,23 @@ def lowered_programs():
     return seconds
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_context():
+    """Let all programs share a context of MLIR, which takes longer to make and to delete than most programs to lower.
+
+    Each has a megabyte, and a program keeps its own alive.
+    """
+    import jax._src.interpreters.mlir as mlir
+
+    if hasattr(mlir, "make_ir_context"):  # as in JAX 0.10; others only take longer
+        mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forgotten_programs(lowered_programs):
-    """Forget programs from time to time: JAX keeps thousands, and each hundred makes the next a millisecond slower to lower."""
+    """Forget programs from time to time: JAX keeps thousands, which take memory."""
     yield
-    if len(lowered_programs) > 2000:
+    if len(lowered_programs) > 4000:
         sys.modules["jax"].clear_caches()
         lowered_programs.clear()
 
