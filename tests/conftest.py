@@ -21,6 +21,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # Each run and each checkpoint is synced to the disk, which takes longer than to train: files in memory need no sync.
 if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**32:  # a full run writes 0.6 GB
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+# Without compiled sources each process that imports the package takes a second longer, and pytest compiles all tests again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read at its import: or it asks Google about each bucket
 
 
