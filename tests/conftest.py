@@ -1,6 +1,5 @@
 """Set up eight simulated CPU devices, quick compilation and a compilation cache shared by all processes."""
 
-import functools
 import gc
 import importlib.metadata
 import logging
@@ -68,14 +67,10 @@ def lowered_programs():
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_context():
-    """Let all programs share a context of MLIR, which takes longer to make and to delete than most programs to lower.
+    """Let all programs share a context of MLIR; see `tests.forks`."""
+    from tests.forks import share_context
 
-    Each has a megabyte, and a program keeps its own alive.
-    """
-    import jax._src.interpreters.mlir as mlir
-
-    if hasattr(mlir, "make_ir_context"):  # as in JAX 0.10; others only take longer
-        mlir.make_ir_context = functools.cache(mlir.make_ir_context)
+    share_context()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -142,8 +137,7 @@ def run_python():
     """A function that runs code in a new process, which has JAX; see `tests.forks`."""
     from tests.forks import forks
 
-    with forks() as run:
-        yield run
+    return forks()
 
 
 @pytest.fixture(scope="session")
