@@ -205,7 +205,7 @@ def test_the_index_of_names_and_the_stubs_are_as_the_script_writes_them():
     assert {path for path in files if path.suffix == ".pyi"} == set(ROOT.rglob("*.pyi"))
 
 
-PAGES = [m for m, (path, _) in _modules().items() if path.name == "__init__.py" and "__dir__" in vars(importlib.import_module(m))]
+PAGES = [_module_name(path) for path in sorted(ROOT.rglob("__init__.py")) if "__dir__" in path.read_text()]
 
 
 @pytest.mark.parametrize("page", PAGES)
