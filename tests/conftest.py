@@ -20,8 +20,8 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # Each run and each checkpoint is synced to the disk, which takes longer than to train: files in memory need no sync.
 if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**32:  # a full run writes 0.6 GB
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
-# Without compiled sources each process that imports the package takes a second longer, and pytest compiles all tests again.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Tests and what they import are compiled once for all processes and later runs, whatever the environment says.
+dont_write_bytecode = sys.dont_write_bytecode
 sys.dont_write_bytecode = False
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read at its import: or it asks Google about each bucket
 
@@ -46,6 +46,7 @@ def pytest_configure(config):
 
 def pytest_collection_finish(session):
     """Collect garbage rarely: imported modules never are, and JAX's caches of traces keep most other objects alive."""
+    sys.dont_write_bytecode = dont_write_bytecode
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 

@@ -43,11 +43,11 @@ os.chdir(request["cwd"])
 settings = [(n, v) for n, v in request["env"].items() if n.startswith("JAX_") and os.environ.get(n) != v]
 os.environ.clear()
 os.environ.update(request["env"])
-for name, text in settings:  # which JAX has read at its import
-    kind = type(getattr(jax.config, name.lower()))
-    jax.config.update(name.lower(), text.lower() in ("1", "true") if kind is bool else int(text) if kind is int else text)
 for number, path in enumerate([os.devnull, *request["outputs"]]):
     os.dup2(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), number)
+for name, text in settings:  # which JAX has read at its import
+    kind = type(jax.config.values[name.lower()])
+    jax.config.update(name.lower(), text.lower() in ("1", "true") if kind is bool else int(text) if kind is int else text)
 sys.argv = ["-c", *request["args"]]
 exec(compile(request["code"], "<string>", "exec"), globals())
 """
