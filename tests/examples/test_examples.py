@@ -13,6 +13,8 @@ from jengine import Runner, load_config, load_model
 from jengine.cli import main
 from jengine.config import format_config, parse_config, resolve, write_config
 from jengine.config.modules import importable
+from jengine.optim import OptimWrapper
+from jengine.train import build_train_step, create_train_state
 from tests.run_again import Again, check_runs_again, find_runs, has_checkpoint, train_again
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -34,6 +36,7 @@ EXAMPLES = {
     "shard_map_loop": dict(steps=60),
     "pmap_loop": dict(steps=60),
     "ppo": dict(max_iters=20, envs=8, length=32, save_every=10),
+    "dpo": dict(max_iters=20, pretrain_iters=40),
 }
 
 
@@ -129,6 +132,7 @@ AGAIN = {  # the others, with sizes for a checkpoint
     "many_hooks": dict(max_epochs=5, target_accuracy=1.0),
     "imix_debug": dict(total_epochs=1),
     "ppo": dict(max_iters=10, envs=8, length=32),
+    "dpo": dict(max_iters=2, pretrain_iters=2),
 }
 
 
@@ -192,6 +196,37 @@ def test_the_gan_example_trains_both_networks_in_one_program(tmp_path):
     assert runner.optim_wrapper.get_lr() == {"disc.lr": [4e-4], "gen.lr": [1e-3]}  # after the warm-up
     text = next(tmp_path.glob("*/*.log")).read_text()
     assert "disc.lr: 4.0000e-04 gen.lr:" in text or "Saving checkpoint" in text
+
+
+def test_the_preference_example_has_the_loss_of_the_paper():
+    dpo = load_example("dpo")
+    model = dpo.PreferenceModel({**dpo.NETWORK, "scan": False, "remat": False})
+    batch = {name: x[:4] for name, x in dpo.Answers(True).arrays.items()}
+    params, reference = (model.init(jax.random.key(i), batch)[0] for i in range(2))
+
+    def log_prob(weights, tokens):
+        logits = np.asarray(model.module.apply({"params": weights}, tokens[:, :-1]), np.float64)
+        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        return np.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1)[..., 0].sum(axis=1)
+
+    ratios = [log_prob(params, batch[name]) - log_prob(reference, batch[name]) for name in ("chosen", "rejected")]
+    margin = 0.1 * (ratios[0] - ratios[1])
+    wrapper = OptimWrapper(optax.sgd(0.0))
+    state = create_train_state(params, {}, wrapper, rng=jax.random.key(0))
+    hyperparams = {**wrapper.hyperparams, "reference": dict(params=reference, model_state={})}
+    _, metrics = build_train_step(model, wrapper)(state, batch, hyperparams)
+    np.testing.assert_allclose(metrics["loss"], np.log1p(np.exp(-margin)).mean(), rtol=1e-5)  # equation 7
+    np.testing.assert_allclose(metrics["margin"], margin.mean(), rtol=1e-4)
+
+
+@pytest.mark.many_processes
+def test_the_preference_example_counts_up_in_the_end(tmp_path):
+    dpo = load_example("dpo")
+    runner = dpo.main(work_dir=str(tmp_path), **EXAMPLES["dpo"])
+    margins = runner.message_hub.get_scalar("train/margin").data[0]
+    assert abs(margins[0]) < 1e-5  # the model starts as the reference
+    assert margins[-1] > 1
+    assert dpo.measure(runner) > 0.8  # 0.5 before
 
 
 PPO_ON_HOST = pytest.param("host", None, marks=pytest.mark.many_processes)
