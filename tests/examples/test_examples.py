@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 from jengine import Runner, load_config, load_model
 from jengine.cli import main
@@ -200,7 +201,7 @@ def test_the_gan_example_trains_both_networks_in_one_program(tmp_path):
 
 def test_the_preference_example_has_the_loss_of_the_paper():
     dpo = load_example("dpo")
-    model = dpo.PreferenceModel({**dpo.NETWORK, "scan": False, "remat": False})
+    model = dpo.PreferenceModel(nn.Sequential([nn.Embed(dpo.NUMBERS, 8), nn.Dense(dpo.NUMBERS)]))
     batch = {name: x[:4] for name, x in dpo.Answers(True).arrays.items()}
     params, reference = (model.init(jax.random.key(i), batch)[0] for i in range(2))
 
