@@ -38,6 +38,7 @@ EXAMPLES = {
     "pmap_loop": dict(steps=60),
     "ppo": dict(max_iters=20, envs=8, length=32, save_every=10),
     "dpo": dict(max_iters=20, pretrain_iters=40),
+    "pipeline": dict(max_epochs=2),
 }
 
 
@@ -134,6 +135,7 @@ AGAIN = {  # the others, with sizes for a checkpoint
     "imix_debug": dict(total_epochs=1),
     "ppo": dict(max_iters=10, envs=8, length=32),
     "dpo": dict(max_iters=2, pretrain_iters=2),
+    "pipeline": dict(max_epochs=1),
 }
 
 
@@ -228,6 +230,36 @@ def test_the_preference_example_counts_up_in_the_end(tmp_path):
     assert abs(margins[0]) < 1e-5  # the model starts as the reference
     assert margins[-1] > 1
     assert dpo.measure(runner) > 0.8  # 0.5 before
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_the_pipeline_example_has_the_values_and_gradients_of_one_device(stages):
+    pipeline = load_example("pipeline").pipeline
+    rng = np.random.default_rng(0)
+    params = dict(w=rng.standard_normal((stages, 4, 4)), b=rng.standard_normal((stages, 4)))
+    x = rng.standard_normal((12, 3, 4))
+
+    def loss(params, x):
+        return (pipeline(lambda p, x: np.tanh(1) * x + jax.nn.tanh(x @ p["w"] + p["b"]), params, x, 6) ** 3).sum()
+
+    step = jax.value_and_grad(loss, argnums=(0, 1))
+    expected = jax.jit(step)(params, x)
+    mesh = jax.make_mesh((stages,), ("stage",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:stages])
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(lambda params, x: step(params, x)).lower(params, x).compile()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), compiled(params, x), expected)
+    assert compiled.as_text().count(" collective-permute(") == 2  # one loop forward, one backward
+
+
+@pytest.mark.many_processes
+def test_the_pipeline_example_trains_as_on_one_device_with_a_stage_on_each(tmp_path):
+    main = load_example("pipeline").main
+    runs = [main(work_dir=str(tmp_path / str(n)), stages=n, **EXAMPLES["pipeline"]) for n in (1, 2)]
+    losses = [run.message_hub.get_scalar("train/loss").data[0] for run in runs]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    kernel = runs[1].state.params["blocks"]["Dense_0"]["kernel"]
+    assert kernel.shape == (2, 32, 128)
+    assert kernel.addressable_shards[0].data.shape == (1, 32, 128)
 
 
 PPO_ON_HOST = pytest.param("host", None, marks=pytest.mark.many_processes)
