@@ -65,6 +65,8 @@ _ARGUMENTS = {
         'clustering=dict(type="Kmeans", k=30, pca_dim=16), unif_sampling=True, reweight=False, '
         "reweight_pow=0.5",
         "DenseCLHook": "start_iters=1000",
+        "DistillHook": 'teacher="work_dirs/large", temperature=4.0, task_weight=0.1',
+        "FrozenModelHook": 'model="work_dirs/pretrained", name="reference"',
         "EMAHook": "momentum=0.0002, begin_iter=500",
         "GenerationHook": 'prompts=["def ", "import "], interval=500',
         "OptunaPruningHook": 'monitor="accuracy/top1"',

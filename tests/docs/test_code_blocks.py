@@ -50,6 +50,7 @@ from tests.docs_pages import PAGES, ROOT, TEXTS, blocks_of
 # Pages whose code has tests of its own: in tests/test_docs.py, tests/config, tests/hooks, tests/optim and tests/parallel.
 ELSEWHERE = (
     "devices.md",
+    "distillation.md",
     "equinox.md",
     "finetuning.md",
     "hooks.md",
