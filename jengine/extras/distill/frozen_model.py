@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jengine.checkpoint.start_from import parse_load_from
+from jengine.config import paths
 from jengine.config.annotations import is_mapping
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.load import load_config
@@ -112,6 +114,7 @@ class FrozenModel:
             )
         if "params" in self._options:
             values = {name: self._options.get(name, {}) for name in shapes}
+            _check_shapes(values, shapes)
         else:
             values = self._load(jax.jit(make, out_shardings=shardings)())
         return jax.tree.map(put_whole, values, shardings)
@@ -126,6 +129,20 @@ class FrozenModel:
         replicas = weights.meta.get("replicas")
         loaded, _ = weights.load(convert_replica_axis(initial, None, replicas))
         return dict(convert_replica_axis(loaded, replicas, None))
+
+
+def _check_shapes(values: Mapping[str, PyTree], expected: Mapping[str, PyTree]) -> None:
+    """Raise ConfigError unless variables in memory have the paths and shapes of the model's."""
+    found, known = (
+        {path: tuple(jnp.shape(leaf)) for path, leaf in paths.flatten(tree).items()}
+        for tree in (values, expected)
+    )
+    for path in {**known, **found}:
+        if found.get(path) != known.get(path):
+            raise ConfigError(
+                f"the variables of a frozen model must be those of its model, with the shape "
+                f"{known.get(path)} of {path!r}, got {found.get(path)}"
+            )
 
 
 @HOOKS.register_module()
