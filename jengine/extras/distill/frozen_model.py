@@ -61,9 +61,10 @@ class FrozenModel:
         if not has_weights or not has_network or ("params" in options and "model" not in options):
             raise ConfigError(f"a frozen model must be {_FORMS}, got {source!r}")
         self._options: Mapping[str, Any] = dict(options)
+        self.given: str | None = None
         checkpoint = self._options.get("checkpoint")
-        is_path = isinstance(checkpoint, str | os.PathLike)
-        self.given = os.fspath(checkpoint) if is_path else None
+        if isinstance(checkpoint, str | os.PathLike):
+            self.given = os.fspath(checkpoint)
         self.path: str | None = None
 
     def keep_path(self, path: str) -> None:
