@@ -20,6 +20,7 @@ from jengine.data.batch_check import Batch
 from jengine.data.host_entries import select_arrays
 from jengine.data.masking import whole_batches
 from jengine.hooks.hook import Hook
+from jengine.hooks.priority import Priority
 from jengine.hooks.runner_protocol import RunnerProtocol
 from jengine.model.model import Model
 from jengine.model.precision import build_model
@@ -102,7 +103,11 @@ class FrozenModel:
         Raises:
           CheckpointMismatchError: the weights do not fit the model.
         """
-        make = jax.jit(lambda: dict(zip(("params", "model_state"), self.init(batch), strict=True)))
+        make = jax.jit(
+            strategy.with_explicit_mesh(
+                lambda: dict(zip(("params", "model_state"), self.init(batch), strict=True))
+            )
+        )
         shapes = make.eval_shape()
         axes = self.model.logical_axes
         shardings = {
@@ -161,6 +166,8 @@ class FrozenModelHook(Hook):
     Examples:
       >>> hook = FrozenModelHook("work_dirs/pretrained", name="reference")
     """
+
+    priority = Priority.HIGHEST  # other hooks may trace the step in `before_train`
 
     def __init__(self, model: Any, name: str = "frozen") -> None:
         with config_path("model"):

@@ -9,6 +9,7 @@ import pytest
 from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.plan.program_costs import compile_plan
+from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel, MeanSquaredError
 from jengine.runner import Runner
 
@@ -63,6 +64,19 @@ def test_several_optimizers_read_the_variables(tmp_path):
     params = make(tmp_path, model, optim_wrapper=dict(a=sgd, b=sgd)).train().params
     for value in params.values():
         np.testing.assert_allclose(value, np.array([2.0, 3.0]) * (1 - 0.5**3), rtol=1e-6)
+
+
+def test_other_hooks_find_the_variables_in_before_train(tmp_path):
+    class TraceStep(Hook):
+        priority = "HIGHEST"
+
+        def before_train(self, runner):
+            found.append(runner.step_hyperparams()["reference"]["params"]["w"].tolist())
+
+    found = []
+    hook = dict(type="FrozenModelHook", model=SOURCE, name="reference")
+    make(tmp_path, custom_hooks=[hook, TraceStep()], train_cfg=dict(by_epoch=False, max_iters=1)).train()
+    assert found == [[2.0, 3.0]]
 
 
 @pytest.mark.parametrize(
