@@ -29,7 +29,7 @@ SETTINGS = {
     "lm": ["custom_hooks=[]"],
     "vit": ["visualizer=None", f"val_evaluator=[{LOSS!r}, {{'type': 'Accuracy'}}]"],
 }
-OPTIMIZERS = ("AdamW", "Muon", "NorMuon", "SOAP", "schedule_free_adamw")
+OPTIMIZERS = ("AdamW", "Muon", "NorMuon", "SOAP", "Shampoo", "schedule_free_adamw")
 
 
 def optimizer_settings(name, rate, betas, decay, warmup):
@@ -41,6 +41,8 @@ def optimizer_settings(name, rate, betas, decay, warmup):
         return dict(**common, lr=rate, betas=betas)
     if name == "SOAP":
         return dict(**common, lr=rate, adam_weight_decay=decay, betas=(0.95, betas[1]))
+    if name == "Shampoo":
+        return dict(**common, lr=rate, adam_weight_decay=decay, betas=betas)
     # updates as large as AdamW's, so that the same rates fit
     adam = dict(adam_b1=betas[0], adam_b2=betas[1], adam_weight_decay=decay)
     return dict(**common, **adam, lr=rate, consistent_rms=0.2)

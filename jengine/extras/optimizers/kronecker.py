@@ -74,16 +74,22 @@ def scale_by_kronecker(
     def update(
         grads: Updates, state: KroneckerState, params: Any | None = None
     ) -> tuple[Updates, KroneckerState]:
-        def leaf(role: Role, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-            values, sides = arrays[:3], arrays[3:]
-            split = [matrices.split_matrices(x, role, per_head) for x in values]
+        def layer(
+            role: Role, numbers: Sequence[Any], moments: Any, sides: Any
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
+            split = [matrices.split_matrices(x, role, per_head) for x in moments]
             parts = [part.values for part in split]
             flat = [x.reshape(parts[0].shape[0], *x.shape[-2:]) for x in sides]
-            numbers = (state.count, *shared)
+            step = functools.partial(update_matrix, *numbers)
             # whole, for the decompositions
-            new = matrices.map_matrices(update_matrix, *parts, *flat, shared=numbers, whole=True)
-            joined = [split[0].join(x) for x in new[:3]]
-            return *joined, *(x.reshape(old.shape) for x, old in zip(new[3:], sides, strict=True))
+            new = matrices.map_matrices(step, *parts, *flat, whole=True)
+            kept = [x.reshape(old.shape) for x, old in zip(new[3:], sides, strict=True)]
+            return [split[0].join(x) for x in new[:3]], kept
+
+        def leaf(role: Role, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+            numbers = (state.count, *shared)
+            moments, sides = matrices.map_layers(layer, role, arrays[:3], arrays[3:], numbers)
+            return *moments, *sides
 
         updates, mu, nu, *sides = trees.map_unzipped(
             leaf, roles, grads, state.mu, state.nu, *state.inputs, *state.outputs
