@@ -3,7 +3,6 @@
 import logging
 import math
 import operator
-import re
 
 import flax.linen as nn
 import jax
@@ -19,8 +18,10 @@ from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.networks import TransformerLM
 from jengine.extras.optimizers import Muon
+from jengine.extras.plan.collectives import find_collectives
+from jengine.extras.plan.program_costs import compile_plan
 from jengine.hooks import Hook
-from jengine.model import CrossEntropy, LinenModel
+from jengine.model import CrossEntropy, FunctionalModel, LinenModel
 from jengine.model.roles import parameter_roles
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.optimizers.adam import scale_by_adam
@@ -553,32 +554,59 @@ def test_on_a_mesh_the_bases_of_soap_are_sharded(tmp_path):
     assert (basis.shape, basis.sharding.spec) == ((4, 1, 24, 24), PartitionSpec(None, None, "fsdp"))
 
 
-def gathered_elements(depth):
-    """Return the most elements that a collective of Muon's step for layers (8, 16) has, on four devices."""
-    params = {"layers": {"kernel": RNG.normal(size=(depth, 8, 16)).astype("f")}}
-    wrapper = build(params, dict(type="Muon", lr=0.1), {"layers.kernel": ROLES["layers.kernel"]})
+@pytest.mark.parametrize(
+    ("shape", "spec", "role"),
+    [
+        ((4, 8, 16), (None, "fsdp"), dict(fan_in=(1,), fan_out=(2,))),  # all-to-all: a layer to each device
+        ((3, 8, 16), (None, "fsdp"), dict(fan_in=(1,), fan_out=(2,))),  # one layer after the other
+        ((3, 16, 2, 8), (None, "fsdp"), dict(fan_in=(1,), fan_out=(2, 3), heads=2)),
+        ((3, 16, 48), (None, None, "fsdp"), dict(fan_in=(1,), fan_out=(2,), parts=3)),
+    ],
+    ids=["layers divided", "one after the other", "attention", "fused projections"],
+)
+def test_muon_gathers_at_most_one_layer(shape, spec, role):
+    params = {"layers": {"kernel": RNG.normal(size=shape).astype("f")}}
+    roles = {"layers.kernel": dict(role="hidden", stacked=(0,), **role)}
+    wrapper = build(params, dict(type="Muon", lr=0.1, ns_steps=1), roles)
     mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",), axis_types=(AxisType.Auto,))
-    sharding = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
 
     def step(g, state, params):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return wrapper.apply_gradients(g, state, params)
 
     state = wrapper.init(params)
-    placed = jax.tree.map(lambda x: jax.device_put(x, sharding if x.ndim == 3 else NamedSharding(mesh, PartitionSpec())), state)
+    placed = jax.tree.map(
+        lambda x: jax.device_put(x, sharding if x.ndim == len(shape) else NamedSharding(mesh, PartitionSpec())), state
+    )
     shardings = sharding, jax.tree.map(lambda x: x.sharding, placed)
     params = jax.device_put(params, sharding)
     program = jax.jit(step, out_shardings=shardings).lower(params, placed, params).compile().as_text()
-    found = re.findall(r"= (.*?) (?:all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(", program)
-    sizes = [[math.prod(map(int, s.split(","))) for s in re.findall(r"\[([\d,]+)\]", shapes)] for shapes in found]
-    assert sizes
-    return max(map(sum, sizes))
+    sizes = [collective.size for collective in find_collectives(program)]
+    assert 0 < max(sizes) <= 4 * math.prod(shape[1:])
 
 
-def test_muon_gathers_at_most_one_layer():
-    # all-to-all of a device's quarter of the layers, or sums of gram matrices (8, 8)
-    assert gathered_elements(4) == 8 * 16
-    assert gathered_elements(3) <= 8 * 16
+@pytest.mark.parametrize("mesh", [dict(data=1, fsdp=4), dict(data=1, fsdp=2, tensor=2)], ids=["fsdp", "fsdp and tensor"])
+def test_a_plan_shows_what_muon_exchanges_for_the_layers_of_a_stack(mesh):
+    def loss(params, batch):
+        x = jax.nn.one_hot(batch["tokens"][:, 0], 16)
+        x = jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, params["layers"])[0]
+        return jnp.square(x).mean(1)
+
+    def exchanged(optimizer):
+        cfg = dict(
+            model=FunctionalModel(lambda: {"layers": jnp.ones((3, 16, 16))}, loss),
+            train_dataloader=dict(dataset=ArrayDataset(BATCH), batch_size=8),
+            train_cfg=dict(by_epoch=False, max_iters=2),
+            optim_wrapper=dict(optimizer=optimizer, paramwise_cfg=dict(roles=dict(layers=ROLES["layers.kernel"]))),
+            parallel=dict(type="Pjit", mesh=mesh, devices=4, rules=[("layers", (None, "fsdp", "tensor"))]),
+        )
+        rows = compile_plan(cfg, training_only=True)["programs"]["update"]["collectives"]
+        return sum(row["traffic"] for row in rows), max(row["largest"] for row in rows if row["kind"] == "all-gather")
+
+    sent, largest = exchanged(dict(type="Muon", lr=0.1, ns_steps=1))
+    assert sent > exchanged(dict(type="SGD", lr=0.1))[0]
+    assert largest <= 16 * 16 * 4
 
 
 @pytest.mark.parametrize("name", ["Muon", "SOAP"])
