@@ -5,9 +5,9 @@
 All optimizers have the same steps, rates, clipping and decayed parameters. The runs of seed 0 go
 through the rates, then the best one is trained with the other seeds, all in one process:
 `jengine sweep` trains all settings with the same seeds, each run in a process of its own, which
-takes 5 s more of the CPU. results.jsonl in the work dir has a line
-for each run, and the same command goes on after the last one. `PATH=VALUE` sets values in the
-config, such as `train_dataloader.batch_size=4`.
+takes 5 s more of the CPU. results.jsonl in the work dir has a line for each run, and the same
+command goes on after the last one. `PATH=VALUE` sets values in the config, such as
+`train_dataloader.batch_size=4`.
 """
 
 import argparse
