@@ -152,7 +152,14 @@ def _format_collectives(name: str, collectives: Sequence[Mapping[str, Any]]) -> 
         ]
         for row in collectives
     ]
-    columns = ["collective", "count", "arrays", "bytes of arrays", "largest", "sent per device"]
+    columns = [
+        "collective",
+        "count",
+        "arrays",
+        "bytes of arrays",
+        "largest",
+        "bytes sent per device",
+    ]
     return format_table(
         columns, rows, title=f"Collectives ({name}; one in a loop counts in each iteration)"
     )
