@@ -200,7 +200,7 @@ def map_layers(
     )
     left = [axis for axis in range(like[0].ndim) if axis not in axes]
     fans = [tuple(map(left.index, fan)) for fan in (role.fan_in, role.fan_out)]
-    heads = None if role.heads is None else left.index(role.heads)
+    heads = left.index(role.heads) if role.heads in left else None
     own = dataclasses.replace(role, fan_in=fans[0], fan_out=fans[1], stacked=(), heads=heads)
     function = functools.partial(function, own)
     new = _map_first(function, mesh, tuple(shared), layers, rest)
@@ -221,8 +221,8 @@ def _map_first(
         return jax.vmap(functools.partial(function, shared))(*arrays)
     batch = _divide(mesh, usable, jax.tree.leaves(arrays)[0].shape[0])
     if not batch:
-        # Each result goes back to the devices that it came from before the next layer's turn: XLA
-        # would rather gather the results of all.
+        # Each result goes back to where its layer came from before the next one's turn: XLA would
+        # rather gather the results of all.
         return jax.lax.map(
             lambda each: jax.tree.map(
                 lambda old, new: shard_alike(old, new)[1], each, function(shared, *each)
@@ -271,9 +271,8 @@ def map_matrices(
     if usable:
         longer = int(matrices.shape[2] >= matrices.shape[1])
         split: list[Any] = [None, None, None]
-        split[1 + longer] = (
-            not whole and _divide(mesh, usable, matrices.shape[1 + longer])
-        ) or None
+        if not whole:
+            split[1 + longer] = _divide(mesh, usable, matrices.shape[1 + longer]) or None
         matrices = set_sharding(matrices, mesh, _Spec(*split))
         others = tuple(set_sharding(x, mesh, _Spec()) for x in others)
     return jax.vmap(function)(matrices, *others)
