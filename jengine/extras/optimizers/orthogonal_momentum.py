@@ -117,7 +117,7 @@ def Muon(
             if not rows:
                 updates = matrices.map_matrices(orthogonalize, split.values)
                 return [factor * split.join(updates)], []
-            normalize = functools.partial(_normalize_rows, orthogonalize, *numbers, eps)
+            normalize = functools.partial(_normalize_rows, orthogonalize, numbers[0], eps)
             updates, new = matrices.map_matrices(normalize, split.values, rows[0].values)
             return [factor * split.join(updates), rows[0].join(new)], []
 
