@@ -139,16 +139,18 @@ class FrozenModel:
 
 def _check_shapes(values: Mapping[str, PyTree], expected: Mapping[str, PyTree]) -> None:
     """Raise ConfigError unless variables in memory have the paths and shapes of the model's."""
-    found, known = (
-        {path: tuple(jnp.shape(leaf)) for path, leaf in paths.flatten(tree).items()}
-        for tree in (values, expected)
-    )
+    found = _shapes(values)
+    known = _shapes(expected)
     for path in {**known, **found}:
         if found.get(path) != known.get(path):
             raise ConfigError(
                 f"the variables of a frozen model must be those of its model, with the shape "
                 f"{known.get(path)} of {path!r}, got {found.get(path)}"
             )
+
+
+def _shapes(tree: PyTree) -> dict[str, tuple[int, ...]]:
+    return {path: tuple(jnp.shape(leaf)) for path, leaf in paths.flatten(tree).items()}
 
 
 @HOOKS.register_module()
