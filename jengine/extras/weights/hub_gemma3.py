@@ -1,5 +1,5 @@
-"""Gemma 3 without images: a Gemma 2 with normed queries and keys, and other rotations in blocks with
-a window.
+"""Gemma 3 without images: a Gemma 2 with normed queries and keys, and with other rotations in
+blocks that have a window.
 """
 
 import dataclasses

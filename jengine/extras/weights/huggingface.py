@@ -124,13 +124,13 @@ def find_family(model_type: Any) -> HubModel | None:
     return family
 
 
-def require_family(config: Config) -> HubModel:
-    """Return the family of a config; ConfigError if it is not known."""
-    if (family := find_family(config.get("model_type"))) is None:
+def require_family(model_type: Any) -> HubModel:
+    """Return the family for a `model_type`; ConfigError if it is not known."""
+    if (family := find_family(model_type)) is None:
         raise ConfigError(
             f"`model_type` of a {CONFIG} must be one of {', '.join(list_model_types())}, got "
-            f"{str(config.get('model_type'))!r:.100}; a package adds another in its section "
-            "'hub_models': docs/pretrained.md"
+            f"{str(model_type)!r:.100}; a package adds another in its section 'hub_models': "
+            "docs/pretrained.md"
         )
     return family
 
@@ -183,7 +183,7 @@ def hub_module(config: Config | str | os.PathLike[str]) -> dict[str, Any]:
     (2, 2)
     """
     config = require_config(config)
-    family = require_family(config)
+    family = require_family(config.get("model_type"))
     return {"type": family.module, **_make_arguments(config, family)}
 
 
@@ -332,7 +332,7 @@ def make_rules(
     """
     stored = list(stored)
     target = set(target)
-    family = require_family({"model_type": model_type})
+    family = require_family(model_type)
     is_scanned = any(path.startswith("layers.") for path in target)
     has_head = any(path.startswith("head.") for path in target)
     # A tied file has one array for an untied model. Weights without an output layer, such as those
@@ -366,7 +366,7 @@ def list_tensors(config: Config) -> Shapes:
     Raises:
       ConfigError: an unknown model type, or one that is not exported.
     """
-    family = require_family(config)
+    family = require_family(config.get("model_type"))
     if family.list_tensors is None:
         raise ConfigError(
             f"`model_type` of a {CONFIG} must be that of a language model to be exported as a "

@@ -21,6 +21,7 @@ from jengine.extras.weights.huggingface import (
     find_activation,
     find_differences,
     is_neutral,
+    require_family,
 )
 
 # The settings of a `rope_type`; what is not here would be ignored, so it is refused.
@@ -35,6 +36,7 @@ LINEAR = {"transform": "transpose"}  # PyTorch's Linear stores (out, in)
 HEAD: RuleLike = ("lm_head", "head", LINEAR)
 _PREFIX = r"(?:model\.)?"  # LlamaModel has no prefix, LlamaForCausalLM has one
 _BLOCK = rf"{_PREFIX}layers\.(\d+)\."
+_DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text")
 NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "mlp_norm"}
 
 
@@ -258,61 +260,85 @@ def make_config(module: TransformerLM) -> dict[str, Any]:
     ('llama', 1)
 
     Raises:
-      ConfigError: settings that none of GPT-2, Llama and Mistral has.
+      ConfigError: settings that no known model type has together.
     """
+    is_learned = module.positions == "learned"
+    known = _gpt2_settings(module) if is_learned else _decoder_settings(module)
+    found = {}
+    for model_type in ("gpt2",) if is_learned else _DECODERS:
+        names = {field.name for field in dataclasses.fields(require_family(model_type).settings)}
+        name = "GPT2LMHead" if is_learned else model_type.partition("_")[0].capitalize()
+        config: dict[str, Any] = {
+            "model_type": model_type,
+            "architectures": [f"{name}Model" if is_learned else f"{name}ForCausalLM"],
+            # The defaults are tokens of other vocabularies
+            "bos_token_id": None,
+            "eos_token_id": None,
+            **{key: value for key, value in known.items() if key in names},
+        }
+        if not (differences := find_differences(config, module)):
+            return config
+        found[model_type] = "; ".join(differences)
+    closest = "gpt2" if is_learned else "llama" if module.window is None else "mistral"
+    shown = found[closest].replace("that of the weights", f"that of {closest}")
+    raise ConfigError(
+        f"a TransformerLM must have the settings of one of gpt2, {', '.join(_DECODERS)} to be "
+        f"written as such, got those of none: {shown}"
+    )
+
+
+def _gpt2_settings(module: TransformerLM) -> dict[str, Any]:
     settings = module.make_settings()
-    activations = {value: name for name, value in ACTIVATIONS.items() if name != "swish"}
-    activation = activations[settings.activation]
+    return {
+        "vocab_size": module.vocab_size,
+        "tie_word_embeddings": module.tied,
+        "n_embd": module.width,
+        "n_layer": module.depth,
+        "n_head": settings.heads,
+        "n_inner": settings.mlp_width,
+        "n_positions": module.max_length,
+        "layer_norm_epsilon": settings.norm_epsilon,
+        "activation_function": _name_activation(module),
+    }
+
+
+def _decoder_settings(module: TransformerLM) -> dict[str, Any]:
+    """Return the settings that one or the other family has."""
+    settings = module.make_settings()
+    is_full = [module.window is None or i in settings.full_blocks for i in range(module.depth)]
     config: dict[str, Any] = {
         "vocab_size": module.vocab_size,
         "tie_word_embeddings": module.tied,
-        # The defaults are tokens of other vocabularies
-        "bos_token_id": None,
-        "eos_token_id": None,
+        "hidden_size": module.width,
+        "num_hidden_layers": module.depth,
+        "num_attention_heads": settings.heads,
+        "num_key_value_heads": settings.kv_heads,
+        "head_dim": settings.head_size,
+        "intermediate_size": settings.mlp_width,
+        "rms_norm_eps": settings.norm_epsilon,
+        "hidden_act": _name_activation(module),
+        "hidden_activation": _name_activation(module),
+        "rope_theta": settings.rotary_base,
+        "attention_bias": settings.attention_bias,
+        "mlp_bias": settings.mlp_bias,
+        "sliding_window": settings.window,
+        "use_sliding_window": settings.window is not None,
+        "layer_types": ["full_attention" if full else "sliding_attention" for full in is_full],
+        "query_pre_attn_scalar": round(settings.attention_scale**-2),
+        "attn_logit_softcapping": settings.attention_cap,
+        "final_logit_softcapping": module.logits_cap,
+        "rope_local_base_freq": settings.local_rotary_base,
     }
-    if module.positions == "learned":
-        config |= {
-            "model_type": "gpt2",
-            "architectures": ["GPT2LMHeadModel"],
-            "n_embd": module.width,
-            "n_layer": module.depth,
-            "n_head": settings.heads,
-            "n_inner": settings.mlp_width,
-            "n_positions": module.max_length,
-            "layer_norm_epsilon": settings.norm_epsilon,
-            "activation_function": activation,
-        }
-    else:
-        is_llama = settings.window is None
-        config |= {
-            "model_type": "llama" if is_llama else "mistral",
-            "architectures": ["LlamaForCausalLM" if is_llama else "MistralForCausalLM"],
-            "hidden_size": module.width,
-            "num_hidden_layers": module.depth,
-            "num_attention_heads": settings.heads,
-            "num_key_value_heads": settings.kv_heads,
-            "head_dim": settings.head_size,
-            "intermediate_size": settings.mlp_width,
-            "rms_norm_eps": settings.norm_epsilon,
-            "hidden_act": activation,
-            "rope_theta": settings.rotary_base,
-        }
-        if (scaling := module.rotary_scaling) is not None:
-            names = {"kind": "rope_type", "original_length": _ORIGINAL}
-            config["rope_scaling"] = {names.get(name, name): scaling[name] for name in scaling}
-            if "original_length" in scaling:
-                longest = float(scaling["original_length"]) * float(scaling["factor"])
-                config["max_position_embeddings"] = int(longest)
-        config |= (
-            {"attention_bias": settings.attention_bias, "mlp_bias": settings.mlp_bias}
-            if is_llama
-            else {"sliding_window": settings.window}
-        )
-    if differences := find_differences(config, module):
-        raise ConfigError(
-            "a TransformerLM must have the settings of one of gpt2, llama and mistral to be "
-            f"written as such, got those of none: {'; '.join(differences)}".replace(
-                "that of the weights", f"that of {config['model_type']}"
-            )
-        )
+    if (scaling := module.rotary_scaling) is not None:
+        names = {"kind": "rope_type", "original_length": _ORIGINAL}
+        config["rope_scaling"] = {names.get(name, name): scaling[name] for name in scaling}
+        if "original_length" in scaling:
+            longest = float(scaling["original_length"]) * float(scaling["factor"])
+            config["max_position_embeddings"] = int(longest)
     return config
+
+
+def _name_activation(module: TransformerLM) -> str:
+    return {here: there for there, here in ACTIVATIONS.items() if there != "swish"}[
+        module.activation
+    ]
