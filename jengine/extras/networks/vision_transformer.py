@@ -1,5 +1,6 @@
 """Vision transformers as Linen modules: classifiers, and CLIP's encoders for images and texts."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -182,6 +183,18 @@ class CLIP(nn.Module):
         self.text_projection = nn.Dense(self.width, use_bias=False)
         start = nn.initializers.constant(self.logit_scale)
         self.log_factor = self.param("log_factor", start, ())
+
+    def make_settings(self) -> dict[str, Any]:
+        """Return the settings of both encoders, also those that are not given."""
+        # without a parent, as they are made to be read alone
+        image = ViT(parent=None, **self.image)
+        encoders = {"image": image, "text": TextTransformer(parent=None, **self.text)}
+        return {
+            f"{name}.{field.name}": getattr(encoder, field.name)
+            for name, encoder in encoders.items()
+            for field in dataclasses.fields(encoder)
+            if field.name not in ("parent", "name", "num_classes")
+        }
 
     def __call__(self, image: jax.Array, tokens: jax.Array, train: bool = False) -> jax.Array:
         """Return logits f[B, N] for images f[B, H, W, C] with texts int[N, T]."""

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jengine.config.annotations import Finite, Index
+from jengine.config.annotations import Index
 from jengine.extras.weights.array_rules import RuleLike
 from jengine.extras.weights.huggingface import HubModel, Size, parse_settings
 from jengine.extras.weights.image_models import EncoderSettings, ImageSettings
@@ -19,7 +19,7 @@ class Settings:
     vision_config: Mapping[str, Any] | None = None
     vision_config_dict: Mapping[str, Any] | None = None
     projection_dim: Size | None = 512
-    logit_scale_init_value: Finite | None = 2.6592
+    logit_scale_init_value: Any = None  # the weights have the value
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -55,7 +55,6 @@ def _make_arguments(settings: Settings) -> dict[str, Any]:
         image={**image.make_arguments(), **patches},
         text={**text.make_arguments(), **words, "end_token": end},
         width=settings.projection_dim,
-        logit_scale=settings.logit_scale_init_value,
     )
 
 
@@ -71,10 +70,11 @@ _NAMES = {
     "(?:post_layernorm|final_layer_norm)": "norm",
 }
 _RULES: list[RuleLike] = [
-    (r"(?:text|vision)_model\.embeddings\.position_ids", None),  # in files of older versions
+    (r"(?:text|vision)_model\.embeddings\.position_ids", None),  # in older files
     *((rf"text_model\.{old}", f"text_encoder.{new}") for old, new in _NAMES.items()),
     *((rf"vision_model\.{old}", f"image_encoder.{new}") for old, new in _NAMES.items()),
     ("visual_projection", "image_projection"),
     ("logit_scale", "log_factor"),
 ]
-clip = HubModel("CLIP", Settings, _make_arguments, _RULES, (r"text_encoder\.embed\.embedding",))
+_MARKS = (r"text_encoder\.embed\.embedding",)
+clip = HubModel("CLIP", Settings, _make_arguments, _RULES, _MARKS, lambda x: x.make_settings())

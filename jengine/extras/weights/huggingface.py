@@ -288,15 +288,18 @@ def find_differences(config: Config, model: object) -> list[str]:
     if family is None or not isinstance(module, MODELS.get_type(family.module)):
         return []
     arguments = _make_arguments(config, family)
-    expected: Mapping[str, Any] = {k: v for k, v in arguments.items() if k != "num_classes"}
-    if family.describe is None:
-        actual: Mapping[str, Any] = {name: getattr(module, name) for name in expected}
-    else:
-        expected = family.describe(MODELS.get(family.module)(**arguments))
-        actual = family.describe(module)
+    names = [name for name in arguments if name != "num_classes"]
+
+    def describe(module: Any) -> Mapping[str, Any]:
+        found = family.describe and family.describe(module)
+        found = found or {name: getattr(module, name) for name in names}
+        # a config may have lists
+        return {k: tuple(x) if isinstance(x, list) else x for k, x in found.items()}
+
+    actual = describe(module)
     return [
         f"{name} is {actual[name]!r}, that of the weights is {value!r}"
-        for name, value in expected.items()
+        for name, value in describe(MODELS.get(family.module)(**arguments)).items()
         if actual[name] != value
     ]
 

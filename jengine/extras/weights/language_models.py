@@ -65,7 +65,7 @@ def language_model(
     settings: type,
     make_arguments: Callable[[Any], dict[str, Any]],
     rules: Sequence[RuleLike],
-    list_tensors: Callable[[Mapping[str, Any]], Shapes],
+    list_tensors: Callable[[Mapping[str, Any]], Shapes] | None = None,
 ) -> HubModel:
     """Return a family whose network is `TransformerLM`; see `HubModel`."""
     landmarks = (r"embed\.embedding", r"layers(_0)?\.attn\.query\.kernel")
@@ -88,7 +88,7 @@ def decoder(
     return language_model(
         settings,
         make_arguments,
-        _decoder_rules(norms),
+        decoder_rules(norms),
         lambda arguments: _decoder_tensors(arguments, norms),
     )
 
@@ -195,7 +195,8 @@ def window_arguments(
     return dict(window=window, full_blocks=tuple(i for i, full in enumerate(is_full) if full))
 
 
-def _decoder_rules(norms: Mapping[str, str]) -> list[RuleLike]:
+def decoder_rules(norms: Mapping[str, str] = NORMS) -> list[RuleLike]:
+    """Return the rules for names as Llama's; `norms` as in `decoder`."""
     projections = dict(q_proj="query", k_proj="key", v_proj="value", o_proj="out")
     head_norms = dict(q_norm="query_norm", k_norm="key_norm")
     return [

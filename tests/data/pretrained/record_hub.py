@@ -29,6 +29,8 @@ from transformers import (
     Qwen3ForCausalLM,
     ResNetConfig,
     ResNetForImageClassification,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
     ViTConfig,
     ViTForImageClassification,
 )  # fmt: skip
@@ -56,6 +58,8 @@ MODELS = {
     ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=6)),
+    # the example of docs/pretrained.md
+    "starcoder2": lambda: Starcoder2ForCausalLM(Starcoder2Config(**SIZES, sliding_window=4)),
     "vit": lambda: ViTForImageClassification(ViTConfig(**TOWER, image_size=8, patch_size=4, num_labels=5)),
     "clip": lambda: CLIPModel(
         CLIPConfig(text_config=TEXT, vision_config=dict(TOWER, image_size=8, patch_size=4), projection_dim=6)
