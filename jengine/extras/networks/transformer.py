@@ -435,8 +435,8 @@ class TransformerLM(nn.Module):
                 x, _ = layers(settings.choose(self.window is None), name="layers")(x, context)
         else:
             for i in range(self.depth):
-                is_full = self.window is None or i in self.full_blocks
-                x, _ = block(settings.choose(is_full), name=f"layers_{i}")(x, context)
+                chosen = settings.choose(self.window is None or i in self.full_blocks)
+                x, _ = block(chosen, name=f"layers_{i}")(x, context)
         x = settings.make_norm("norm")(constrain(x, BATCH, CONTEXT))
         head = None if self.tied else nn.Dense(self.vocab_size, use_bias=False, name="head")
         if self.logits_chunk is not None and train and not self.is_initializing():

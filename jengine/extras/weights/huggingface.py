@@ -39,9 +39,9 @@ ACTIVATIONS = {
     "swish": "silu",
     "relu": "relu",
 }
-# Settings that change no number here: names, tokens, dropout, initial values, memory, outputs, and
-# what old files store for generation. All others are read, or refused: a multiplier or a cap would
-# be left out in silence.
+# Settings that change no number here: names, tokens, dropout, initial values, memory, outputs, what
+# old files store for generation, and a tie in networks without one. All others are read, or
+# refused: a multiplier or a cap would be left out in silence.
 _HARMLESS_KEYS = """
     _attn_implementation _commit_hash _name_or_path architectures attention_dropout
     attn_implementation attn_pdrop bad_words_ids begin_suppress_tokens bos_token_id
@@ -54,8 +54,8 @@ _HARMLESS_KEYS = """
     output_hidden_states output_scores pad_token_id padding_side prefix pretraining_tp problem_type
     remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop return_dict
     return_dict_in_generate sep_token_id suppress_tokens task_specific_params temperature
-    tf_legacy_loss tokenizer_class top_k top_p torch_dtype torchscript transformers_version
-    typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
+    tf_legacy_loss tie_word_embeddings tokenizer_class top_k top_p torch_dtype torchscript
+    transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16 use_cache
 """
 _HARMLESS = frozenset(_HARMLESS_KEYS.split())
 _HARMLESS_PREFIXES = ("summary_",)  # of a head for classes
@@ -75,6 +75,7 @@ _NEUTRAL = {
     "scale_attn_weights": True,
     "tie_encoder_decoder": False,
     "use_bidirectional_attention": False,
+    "use_mrope": False,
     "use_sliding_window": False,
 }
 
@@ -214,8 +215,9 @@ def _make_arguments(config: Config, family: HubModel) -> dict[str, Any]:
     settings = parse_settings(config, family.settings, family.module)
     try:
         arguments = family.make_arguments(settings)
-        # also sizes that must divide each other, and the scaling
-        (family.describe or vars)(MODELS.get(family.module)(**arguments))
+        module = MODELS.get(family.module)(**arguments)
+        if family.describe is not None:  # sizes that must divide each other, and the scaling
+            family.describe(module)
     except ConfigError:
         raise
     except (TypeError, ValueError) as error:
@@ -345,21 +347,24 @@ def make_rules(
     is_tied = (config or {}).get("tie_word_embeddings", usual or not config)
     copies = has_head and is_tied and not any(name.startswith("lm_head") for name in stored)
     rules: list[RuleLike] = []
-    for old, new, *options in family.rules:
+    for rule in family.rules:
+        old, new = rule[:2]
+        options = dict(rule[2]) if len(rule) == 3 else {}
         # A rule that matches nothing is an error, and files differ in what they leave out
         patterns = [old] if isinstance(old, str) else old
         if not any(re.match(rf"(?:{p})(?=\.|$)", name) for p in patterns for name in stored):
             continue
-        if new == "head" and not has_head:
+        names = [new] if isinstance(new, str) else list(new or ())
+        if names == ["head"] and not has_head:
             rules.append((old, None))
             continue
-        names = [new] if isinstance(new, str) else list(new or ())
         if is_scanned and any(_LAYER in name for name in names):
             names = [name.replace(_LAYER, "layers.") for name in names]
-            options = [{**(options[0] if options else {}), "stack": 0}]
-        if new == "embed" and copies:
+            options["stack"] = 0
+        if names == ["embed"] and copies:
             names.append("head")
-        rules.append((old, names[0] if len(names) == 1 else names or None, *options))
+        replaced = names[0] if len(names) == 1 else names or None
+        rules.append((old, replaced, options) if options else (old, replaced))
     return rules
 
 
@@ -371,8 +376,9 @@ def list_tensors(config: Config) -> Shapes:
     """
     family = require_family(config.get("model_type"))
     if family.list_tensors is None:
+        known = [name for name in list_model_types() if require_family(name).list_tensors]
         raise ConfigError(
-            f"`model_type` of a {CONFIG} must be that of a language model to be exported as a "
+            f"`model_type` of a {CONFIG} must be one of {', '.join(known)} to be exported as a "
             f"directory of the Hub, got {config['model_type']!r}"
         )
     return family.list_tensors(_make_arguments(config, family))

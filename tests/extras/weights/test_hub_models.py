@@ -154,7 +154,7 @@ def test_an_unknown_model_type_lists_those_that_are_known_and_the_way_to_add_one
     assert find_family("gemma3-text") is find_family("gemma3_text")
     with pytest.raises(ConfigError, match="must be that of a language model, got one of a ViT: see `hub_module`"):
         transformer_arguments(DATA / "vit")
-    with pytest.raises(ConfigError, match="must be that of a language model to be exported as .*, got 'vit'"):
+    with pytest.raises(ConfigError, match="must be one of gemma, .*, qwen3 to be exported as .*, got 'vit'"):
         export_hub({"head": {"kernel": np.zeros((2, 2))}}, tmp_path / "out", DATA / "vit")
 
 
@@ -177,9 +177,10 @@ def test_older_files_mean_the_same():
     clip = read_config(DATA / "clip")
     older = {**clip, "text_config_dict": clip["text_config"], "text_config": {}, "vision_config_dict": None}
     assert hub_module(older) == hub_module(DATA / "clip")
-    first = {**clip["text_config"], "eos_token_id": 2}
+    old = dict(tie_word_embeddings=True, add_cross_attention=False, cross_attention_hidden_size=None, pruned_heads={})
+    first = {**clip["text_config"], **old, "eos_token_id": 2}
     assert hub_module({**clip, "text_config": first})["text"]["end_token"] is None
-    qwen = dict(read_config(DATA / "qwen2"), use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    qwen = dict(read_config(DATA / "qwen2"), use_mrope=False, use_sliding_window=True, sliding_window=4, max_window_layers=1)
     del qwen["layer_types"]
     assert (hub_module(qwen)["window"], hub_module(qwen)["full_blocks"]) == (4, (0,))
 
