@@ -43,6 +43,11 @@ OWN_PLACES = {
     "DistSamplerSeedHook": "default_hooks = dict(sampler_seed={})",
     "SmallCNN": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
     "SmallViT": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
+    "CLIP": 'model = dict(type="LinenModel", inputs=["image", "tokens"], '
+    'loss="jengine.extras.networks.contrastive_loss", module={})',
+    "ConvNeXt": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
+    "ResNet": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
+    "ViT": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
     "Quantized": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
     "TransformerLM": 'model = dict(type="LinenModel", inputs="tokens", loss=dict(type="CrossEntropy"), module={})',
     "CrossEntropy": 'model = dict(type="LinenModel", module=dict(type="SmallCNN"), loss={})',
@@ -174,6 +179,10 @@ _ARGUMENTS = {
         f'model=dict(type="LinenModel", {_CNN})',
         "SmallCNN": "num_classes=10, widths=(32, 64), dropout=0.1",
         "SmallViT": "num_classes=10, patch=2, width=64, depth=4, heads=4",
+        "ViT": "num_classes=10, patch=4, width=192, depth=12, heads=3",
+        "ConvNeXt": "num_classes=10, widths=(40, 80, 160, 320), depths=(2, 2, 6, 2)",
+        "ResNet": 'num_classes=10, kind="basic", widths=(64, 128, 256, 512), depths=(2, 2, 2, 2)',
+        "CLIP": "image=dict(patch=32), text=dict(max_length=77)",
         "SwitchedLoss": 'losses=[dict(type="CrossEntropy"), dict(type="CrossEntropy", label_smoothing=0.1)]',
         "TextGenerator": 'tokenizer="bytes", max_new_tokens=64, temperature=0.7, model=dict(type="LinenModel", '
         'module=dict(type="TransformerLM", vocab_size=257), inputs="tokens", '
