@@ -38,9 +38,14 @@ def start(work_dir, iterations, count=1, kill_at=None, victim=0, **options):
             own["kill_at"] = kill_at
         command = [sys.executable, str(JOB), str(work_dir), str(iterations), json.dumps(own)]
         with open(output_path(work_dir, index), "a") as out:
-            env = {**cache, **os.environ, **flags}
+            env = {**cache, **os.environ, **flags, "JENGINE_TEST_DISK": str(disk_path(work_dir, index))}
             jobs.append(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=env))
     return jobs
+
+
+def disk_path(work_dir, index=0):
+    """Return the directory that stands for the local disk of the host of a process."""
+    return work_dir.with_suffix(f".disk_{index}")
 
 
 def output_path(work_dir, index=0):
