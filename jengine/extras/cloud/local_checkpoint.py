@@ -133,12 +133,14 @@ class LocalCheckpointHook(Hook):
         else:
             is_due = self._schedule.is_due(runner, runner.iter)
         if is_due:
-            self._save(runner, runner.iter + 1)
+            with runner.stopwatch.part("checkpoint"):
+                self._save(runner, runner.iter + 1)
             # After the save, so that its own time does not count towards the next one.
             if self._schedule is not None:
                 self._schedule.start(runner, runner.iter + 1)
         elif runner.iter >= self._ask_at:
-            self._send(runner)
+            with runner.stopwatch.part("checkpoint"):
+                self._send(runner)
 
     def _save(self, runner: RunnerProtocol, iteration: int) -> None:
         assert self._checkpointer is not None
@@ -180,17 +182,16 @@ class LocalCheckpointHook(Hook):
         """Send the newest copy to the neighbours, if all processes have written theirs."""
         assert self._checkpointer is not None
         assert self._kept is not None
-        with runner.stopwatch.part("checkpoint"):
-            packed: Packed | None = None
-            if not self._checkpointer.is_saving:
-                self._wait(runner)
-                is_written = self._newest in self._written
-                packed = pack(self._own / self._newest) if is_written else Packed()
-            if self._kept.exchange(packed, self._newest):
-                self._ask_at = math.inf
-            else:
-                self._ask_at = runner.iter + self._ask_again
-                self._ask_again *= 2
+        packed: Packed | None = None
+        if not self._checkpointer.is_saving:
+            self._wait(runner)
+            is_written = self._newest in self._written
+            packed = pack(self._own / self._newest) if is_written else Packed()
+        if self._kept.exchange(packed, self._newest):
+            self._ask_at = math.inf
+        else:
+            self._ask_at = runner.iter + self._ask_again
+            self._ask_again *= 2
 
     def _wait(self, runner: RunnerProtocol) -> None:
         """Wait for the copies in progress, whose failure is only a warning."""
