@@ -94,6 +94,7 @@ def main(work_dir, max_iters, steps_per_call=1, out_dir=None, url=None, save=2, 
 if __name__ == "__main__":
     options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
     directories = [sys.argv[1], *([options["out_dir"]] if "out_dir" in options else [])]
+    directories += [os.environ["JENGINE_TEST_DISK"]] if "local" in options else []
     operations = FileOperations(directories, options.pop("kill_at", None))
     if "process" in options:
         launch("none", *options.pop("process"), timeout=60, heartbeat_timeout=HEARTBEAT_TIMEOUT)

@@ -261,6 +261,27 @@ def run_with_lost_disks(directory, seed, count, kills=2, iterations=40):
     return interrupted, output_path(work_dir).read_text().count(" gets its copy from the disk of process ")
 
 
+def run_killed_in_copies(directory, seed, count, iterations=12):
+    """Kill a random one of several processes at one of its operations on the files of copies on local disks, its own and those
+    that it keeps; let the run finish, and compare it with an uninterrupted one. With an odd seed its disk is lost as well.
+    """
+    directory, rng = pathlib.Path(directory), random.Random(seed)
+    reference_dir, work_dir = directory / f"with_copies_of_{count}", directory / f"killed_in_copies_{seed}_of_{count}"
+    victim = rng.randrange(count)
+    options = dict(count=count, save=0, local=2)
+    if not reference_dir.exists():
+        finish(reference_dir, iterations, **options)
+    jobs = start(work_dir, iterations, kill_at=rng.randint(1, count_operations(reference_dir, victim)), victim=victim, **options)
+    wait_for_victim(work_dir, jobs, victim)
+    if seed % 2:
+        shutil.rmtree(disk_path(work_dir, victim), ignore_errors=True)
+    finish(work_dir, iterations, **options)
+    jax.tree.map(np.testing.assert_array_equal, checkpoint.load(work_dir).state, checkpoint.load(reference_dir).state)
+    assert read_log(work_dir) == read_log(reference_dir)
+    leftovers = [path for index in range(count) for path in disk_path(work_dir, index).rglob("*") if ".incoming" in path.name]
+    assert not leftovers, leftovers
+
+
 def make_reference(directory, iterations, count):
     """Return the work dir of an uninterrupted run."""
     reference_dir = directory / f"reference_{iterations}_of_{count}"

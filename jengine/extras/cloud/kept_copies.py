@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jengine.checkpoint import commit
 from jengine.checkpoint.checkpointer import Checkpointer
-from jengine.config.storage import list_directory
+from jengine.config.storage import StorageError, list_directory
 from jengine.extras.cloud.local_copies import copies_path, list_names
 from jengine.extras.cloud.neighbours import Packed, choose_keepers, exchange, unpack
 from jengine.parallel.processes import ProcessGroup
@@ -124,6 +124,6 @@ class KeptCopies:
             owner, future = self._pending[0]
             try:
                 future.result()
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 _LOGGER.warning(f"A copy of process {owner} could not be kept here: {error}")
             self._pending.pop(0)

@@ -33,7 +33,7 @@ from jengine.checkpoint.manifest import read_manifest, validate_checkpoint
 from jengine.checkpoint.progress import wait_for_processes
 from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
-from jengine.config.storage import is_url, read_bytes, storage_path, write_bytes
+from jengine.config.storage import StorageError, is_url, read_bytes, storage_path, write_bytes
 from jengine.extras.cloud.neighbours import Packed, exchange, pack, split_into_rounds, unpack
 from jengine.parallel.processes import ProcessGroup
 
@@ -220,12 +220,14 @@ def _send(
     for pairs in split_into_rounds(list(sent)):
         own = [sent[pair] for pair in pairs if pair[0] == processes.index]
         packed = pack(Path(copies[own[0]])) if own else Packed()
+        if own and not packed.size:
+            problem = f"process {processes.index} could not read the copy that it keeps"
         sizes = processes.all_gather("the sizes of local copies", packed.size)
         content = exchange(pairs, packed, sizes)
         if content is not None:
             try:
                 unpack(content, path, run)
-            except OSError as error:
+            except (OSError, StorageError) as error:
                 problem = f"process {processes.index} could not write its copy: {error}"
         wait_for_processes("copies from other disks")
     problems = processes.all_gather("the copies from other disks", problem) if sent else []

@@ -21,12 +21,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jengine.checkpoint import commit
 from jengine.checkpoint.manifest import MANIFEST, validate_checkpoint
 from jengine.config.json_codec import decode, encode
-from jengine.config.storage import list_files, sync
+from jengine.config.storage import StorageError, list_files, sync
 
 _PIECE = 2**24  # bytes; each device that takes part holds two of them
 _LEAST = 2**12  # bytes; few sizes mean few programs
 _LENGTH = struct.Struct("<Q")  # of the names and sizes
 _AXIS = "process"
+_UNSENT = "A local copy could not be sent to another host"
 
 Pairs: TypeAlias = tuple[
     tuple[int, int], ...
@@ -84,8 +85,12 @@ class Packed(NamedTuple):
 
 
 def pack(copy: Path) -> Packed:
-    """Return the files of a copy for `exchange`; they are read when they are sent."""
-    sizes = {name: info.size for name, info in list_files(copy).items()}
+    """Return the files of a copy for `exchange`, which reads them; nothing if that cannot be."""
+    try:
+        sizes = {name: info.size for name, info in list_files(copy).items()}
+    except (OSError, StorageError) as error:
+        _LOGGER.warning(f"{_UNSENT}: {error}")
+        return Packed()
     names = sorted(sizes, key=lambda name: (name == MANIFEST, name))  # the seal comes last
     text = encode([(name, sizes[name]) for name in names]).encode()
     header = _LENGTH.pack(len(text)) + text
@@ -97,7 +102,7 @@ def unpack(content: memoryview, copy: Path, run: str) -> None:
     same name.
 
     Raises:
-      OSError: it cannot be written, or other bytes have arrived.
+      OSError, StorageError: it cannot be written, or other bytes have arrived.
     """
     (length,) = _LENGTH.unpack_from(content)
     start = _LENGTH.size + length
@@ -113,7 +118,7 @@ def unpack(content: memoryview, copy: Path, run: str) -> None:
         if (problem := validate_checkpoint(incoming, checksums=True)) is not None:
             raise OSError(f"{copy} is not what was sent: {problem}")
         commit.finish(copy)
-    except OSError:
+    except Exception:
         commit.abandon(copy)
         raise
 
@@ -159,7 +164,7 @@ def _read(packed: Packed, piece: int) -> Iterator[bytes | bytearray]:
                         yield buffer
                         buffer = bytearray()
     except OSError as error:
-        _LOGGER.warning(f"A local copy could not be sent to another host: {error}")
+        _LOGGER.warning(f"{_UNSENT}: {error}")
     yield buffer
 
 

@@ -223,6 +223,17 @@ def test_runs_of_which_a_host_is_killed_and_replaced_are_bit_identical(tmp_path,
     assert restored >= 1
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("killed_in_copies")
+
+
+@pytest.mark.many_processes
+@pytest.mark.parametrize("seed", range(6))
+def test_runs_that_are_killed_while_they_write_copies_are_bit_identical(directory, seed):
+    kills.run_killed_in_copies(directory, seed, count=2)
+
+
 @pytest.mark.many_processes
 def test_four_hosts_in_another_order_continue_and_two_lost_neighbours_are_named(tmp_path):
     options = dict(count=4, save=0, local=5)
