@@ -216,7 +216,7 @@ def test_a_replaced_host_gets_its_copy_from_its_neighbour_and_the_run_has_the_sa
 
 
 @pytest.mark.many_processes
-@pytest.mark.parametrize(("count", "seed"), [(2, 0), (2, 1), (4, 2), (4, 3)])
+@pytest.mark.parametrize(("count", "seed"), [(2, 0), (4, 2)])
 def test_runs_of_which_a_host_is_killed_and_replaced_are_bit_identical(tmp_path, count, seed):
     interrupted, restored = kills.run_with_lost_disks(tmp_path, seed, count)
     assert interrupted == 2
@@ -229,7 +229,7 @@ def directory(tmp_path_factory):
 
 
 @pytest.mark.many_processes
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_runs_that_are_killed_while_they_write_copies_are_bit_identical(directory, seed):
     kills.run_killed_in_copies(directory, seed, count=2)
 
@@ -254,7 +254,9 @@ def test_four_hosts_in_another_order_continue_and_two_lost_neighbours_are_named(
     lose_checkpoints()
     reorder([2, 3, 0, 1])
     kills.finish(run, 12, **options)
-    assert " Process 0 gets its copy from the disk of process" in kills.read_outputs(run)
+    output = kills.output_path(run).read_text()
+    for index in range(4):
+        assert f" Process {index} gets its copy from the disk of process" in output
     jax.tree.map(np.testing.assert_array_equal, checkpoint.load(run).state, expected)
     lose_checkpoints()
     for index in (1, 2):
