@@ -109,6 +109,9 @@ class LocalCheckpointHook(Hook):
         # of
         self._kept.tidy(runner.iter)
         self._written = list_names(self._own, runner.iter)
+        self._newest = f"iter_{runner.iter}"
+        if runner.iter > 0:  # a host that was replaced keeps no copies of others yet
+            self._send_after(runner.iter - 1, runner)
         if self._schedule is not None:
             self._schedule.start(runner, runner.iter)
 
@@ -153,9 +156,7 @@ class LocalCheckpointHook(Hook):
         # before can go
         self._wait(runner)
         self._newest = f"iter_{iteration}"
-        if self._kept.has_neighbours:
-            self._ask_again = runner.train_loop.steps_per_call  # leaves chunks whole
-            self._ask_at = runner.iter + self._ask_again
+        self._send_after(runner.iter, runner)
         try:
             runner.save_checkpoint(
                 out_dir=str(self._own),
@@ -177,6 +178,12 @@ class LocalCheckpointHook(Hook):
             return
         self._saving = self._newest
         self._is_announced = True
+
+    def _send_after(self, step: int, runner: RunnerProtocol) -> None:
+        """Send the newest copy after the steps or the chunk that follow `step`."""
+        if self._kept is not None and self._kept.has_neighbours:
+            self._ask_again = runner.train_loop.steps_per_call  # leaves chunks whole
+            self._ask_at = step + self._ask_again
 
     def _send(self, runner: RunnerProtocol) -> None:
         """Send the newest copy to the neighbours, if all processes have written theirs."""

@@ -181,8 +181,9 @@ def _choose(copies: dict[Copy, str], processes: ProcessGroup) -> tuple[dict[Copy
                 f"{states[0][0]}"
             )
         holders = {}
+        iteration, session = whole[0]
         for owner in range(processes.count):
-            copy = Copy(*whole[0], owner)
+            copy = Copy(iteration, session, owner)
             # its own disk, before one from which it would have to be sent
             ranked = [owner, *range(processes.count)]
             holders[copy] = next(process for process in ranked if copy in listed[process])

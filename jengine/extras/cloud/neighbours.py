@@ -149,7 +149,7 @@ def exchange(pairs: Pairs, packed: Packed, sizes: Sequence[int]) -> memoryview |
         own[: len(data)] = np.frombuffer(data, np.uint8)
         received = _permute(own, pairs)
         content[start : start + piece] = received[: max(0, size - start)]
-    return memoryview(content) if size else None
+    return content.data if size else None
 
 
 def _read(packed: Packed, piece: int) -> Iterator[bytes | bytearray]:
@@ -170,15 +170,16 @@ def _read(packed: Packed, piece: int) -> Iterator[bytes | bytearray]:
 
 def _permute(own: np.ndarray, pairs: Pairs) -> np.ndarray:
     """Return the bytes from the process that sends to this one; zeros if none does."""
-    sharding, send = _compile(pairs)
+    mesh, send = _compile(pairs)
+    sharding = NamedSharding(mesh, PartitionSpec(_AXIS))
     # Also if the program has set a mesh of its own
-    with jax.set_mesh(sharding.mesh):
+    with jax.set_mesh(mesh):
         sent = send(jax.make_array_from_process_local_data(sharding, own))
     return np.asarray(sent.addressable_data(0))
 
 
 @functools.cache
-def _compile(pairs: Pairs) -> tuple[NamedSharding, Any]:
+def _compile(pairs: Pairs) -> tuple[Mesh, Any]:
     devices: dict[int, Any] = {}
     for device in jax.devices():
         devices.setdefault(device.process_index, device)
@@ -191,7 +192,7 @@ def _compile(pairs: Pairs) -> tuple[NamedSharding, Any]:
     send = jax.shard_map(
         lambda own: jax.lax.ppermute(own, _AXIS, pairs), mesh=mesh, in_specs=spec, out_specs=spec
     )
-    return NamedSharding(mesh, spec), jax.jit(send)
+    return mesh, jax.jit(send)
 
 
 def split_into_rounds(pairs: Sequence[tuple[int, int]]) -> list[Pairs]:

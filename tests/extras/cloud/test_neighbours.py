@@ -262,5 +262,6 @@ def test_four_hosts_in_another_order_continue_and_two_lost_neighbours_are_named(
     for index in (1, 2):
         shutil.rmtree(kills.disk_path(run, index))
     kills.finish(run, 12, **options)
-    assert "no disk has the copy of process 1 of iteration" in kills.output_path(run).read_text()
+    # process 3 keeps that of process 2, if it had the time
+    assert re.search(r"no disk has the copy of process 1(, 2)? of iteration", kills.output_path(run).read_text())
     jax.tree.map(np.testing.assert_array_equal, checkpoint.load(run).state, expected)
