@@ -87,7 +87,7 @@ class LocalCheckpointHook(Hook):
         self._written: list[str] = []  # names of copies, oldest first
         self._kept: KeptCopies | None = None
         self._ask_at: float = math.inf  # iteration after which to ask whether all have written it
-        self._ask_again = 0  # iterations to the next question
+        self._pause = 1  # iterations from a copy to the first question
 
     def before_train(self, runner: RunnerProtocol) -> None:
         """Find the copies that are there, and agree on who keeps which."""
@@ -110,8 +110,9 @@ class LocalCheckpointHook(Hook):
         self._kept.tidy(runner.iter)
         self._written = list_names(self._own, runner.iter)
         self._newest = f"iter_{runner.iter}"
+        self._pause = runner.train_loop.steps_per_call
         if runner.iter > 0:  # a host that was replaced keeps no copies of others yet
-            self._send_after(runner.iter - 1, runner)
+            self._send_after(runner.iter - 1)
         if self._schedule is not None:
             self._schedule.start(runner, runner.iter)
 
@@ -156,7 +157,7 @@ class LocalCheckpointHook(Hook):
         # before can go
         self._wait(runner)
         self._newest = f"iter_{iteration}"
-        self._send_after(runner.iter, runner)
+        self._send_after(runner.iter)
         try:
             runner.save_checkpoint(
                 out_dir=str(self._own),
@@ -179,11 +180,10 @@ class LocalCheckpointHook(Hook):
         self._saving = self._newest
         self._is_announced = True
 
-    def _send_after(self, step: int, runner: RunnerProtocol) -> None:
-        """Send the newest copy after the steps or the chunk that follow `step`."""
+    def _send_after(self, step: int) -> None:
+        """Send the newest copy some iterations after `step`."""
         if self._kept is not None and self._kept.has_neighbours:
-            self._ask_again = runner.train_loop.steps_per_call  # leaves chunks whole
-            self._ask_at = step + self._ask_again
+            self._ask_at = step + self._pause
 
     def _send(self, runner: RunnerProtocol) -> None:
         """Send the newest copy to the neighbours, if all processes have written theirs."""
@@ -194,11 +194,13 @@ class LocalCheckpointHook(Hook):
             self._wait(runner)
             is_written = self._newest in self._written
             packed = pack(self._own / self._newest) if is_written else Packed()
+        # The pause follows the time of a write, and leaves chunks whole
         if self._kept.exchange(packed, self._newest):
             self._ask_at = math.inf
+            self._pause = max(self._pause // 2, runner.train_loop.steps_per_call)
         else:
-            self._ask_at = runner.iter + self._ask_again
-            self._ask_again *= 2
+            self._ask_at = runner.iter + self._pause
+            self._pause *= 2
 
     def _wait(self, runner: RunnerProtocol) -> None:
         """Wait for the copies in progress, whose failure is only a warning."""
