@@ -100,6 +100,7 @@ _ARGUMENTS = {
         "Muon": "lr=0.02, weight_decay=0.1, adam_learning_rate=1e-3",
         "NorMuon": "lr=0.02, adam_learning_rate=1e-3",
         "SOAP": "lr=3e-3, precondition_frequency=10",
+        "Shampoo": "lr=3e-3, precondition_frequency=20",
         "BertAdam1": "lr=1e-4",
     },
     "optimizer wrapper": {
