@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 HEADS = "tensor"  # axis of the mesh over which heads are sharded
 _Tree = TypeVar("_Tree")
-Implementation = Literal["auto", "splash", "cudnn", "blocks", "plain"]
+Implementation = Literal["auto", "splash", "cudnn", "tokamax", "blocks", "plain"]
 
 _logger = logging.getLogger(__name__)
 
@@ -67,11 +67,11 @@ def attend(
       window: how many tokens a token attends to, itself included; None for all. Only with `causal`.
       scale: factor for the scores; None for `K**-0.5`.
       cap: bound for the scaled scores, `cap * tanh(score / cap)`; None for none. Only with
-        `causal`, by 'splash' and 'blocks'.
+        `causal`, by 'splash', 'tokamax' and 'blocks'.
       implementation: 'splash' for the Pallas kernel for TPUs, 'cudnn' for the NVIDIA GPU kernel,
-        'blocks' for query blocks, each with the keys that it attends to; 'plain' for all scores at
-        once. 'auto' chooses 'splash' and 'cudnn' where these accept the arguments, and 'blocks'
-        otherwise.
+        'tokamax' for the kernels of this package, if it is installed; 'blocks' for query blocks,
+        each with the keys that it attends to; 'plain' for all scores at once. 'auto' chooses
+        'splash' and 'cudnn' where these accept the arguments, and 'blocks' otherwise.
 
     Returns:
       f[B, T, H, K], with `query`'s dtype.
@@ -83,6 +83,8 @@ def attend(
     Sources: Dao et al. 2022 (query and key blocks); Ainslie et al. 2023 (shared keys and values).
     """
     _check_arguments(query, key, value, causal, segment_ids, window, implementation)
+    if implementation == "tokamax" and _count_shards(CONTEXT, query.shape[1]) > 1:
+        raise ValueError("attend: `implementation` must not be 'tokamax' with the axis `context`")
     if cap is not None and (not causal or implementation in ("cudnn", "plain")):
         raise ValueError("attend: `cap` must be None without `causal`, with 'cudnn' and 'plain'")
     options: dict[str, Any] = dict(
@@ -103,6 +105,11 @@ def attend(
         return _attend_splash(query, key, value, cap=cap, **options)
     if implementation == "cudnn":
         return _attend_dense(query, key, value, implementation="cudnn", **options)
+    if implementation == "tokamax":
+        attend_local = functools.partial(
+            _attend_tokamax, causal=causal, window=window, scale=scale, cap=cap
+        )
+        return _on_each_device(attend_local, query, key, value, segment_ids)
     are_long = causal and query.shape[1] > _MIN_QUERIES
     if implementation == "blocks" and (are_long or cap is not None):
         if _count_shards(CONTEXT, query.shape[1]) > 1:
@@ -195,6 +202,32 @@ def _attend_dense(
         local_window_size=local,
         implementation=implementation,
     )
+
+
+def _attend_tokamax(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    cap: float | None,
+) -> jax.Array:
+    import tokamax
+
+    y: jax.Array = tokamax.dot_product_attention(
+        query,
+        key,
+        value,
+        mask=None if segment_ids is None else _same_segment(segment_ids, segment_ids),
+        scale=scale,
+        is_causal=causal,
+        local_window_size=None if window is None else (window - 1, 0),
+        logits_soft_cap=cap,
+    )
+    return y
 
 
 def _attend_blocks(

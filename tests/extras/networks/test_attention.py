@@ -97,6 +97,20 @@ def test_capped_scores_equal_the_formula_and_each_others_gradients(arrays):
             attend(*short, cap=2.0, **wrong)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernels_of_tokamax_equal_the_formula(arrays, case):
+    pytest.importorskip("tokamax")  # it requires Python 3.12
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    step = jax.jit(functools.partial(attend, implementation="tokamax", **CASES[case]))
+    expected = by_formula(*arrays, **CASES[case])
+    np.testing.assert_allclose(step(*arrays), expected, atol=3e-6)
+    with jax.set_mesh(mesh):
+        np.testing.assert_allclose(step(*arrays), expected, atol=3e-6)
+    context = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(context), pytest.raises(ValueError, match="must not be 'tokamax' with the axis `context`"):
+        step(*arrays)
+
+
 def test_half_precision_differs_by_its_rounding(arrays):
     half = tuple(jnp.asarray(x, jnp.bfloat16) for x in arrays)
     expected = by_formula(*(np.asarray(x, np.float32) for x in half))
@@ -173,5 +187,5 @@ def test_arguments_that_do_not_fit_are_refused(arrays):
         attend(query, key, value, segment_ids=jnp.ones((2, 299), int))
     with pytest.raises(ValueError, match="`window` must be at least 1, the token itself, got 0"):
         attend(query, key, value, window=0)
-    with pytest.raises(ValueError, match="must be one of auto, splash, cudnn, blocks, plain, got 'flash'"):
+    with pytest.raises(ValueError, match="must be one of auto, splash, cudnn, tokamax, blocks, plain, got 'flash'"):
         attend(query, key, value, implementation="flash")
