@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 
 ROOT = pathlib.Path(__file__).parent.parent
 # A second fork waits for a process that runs beside others, and writes its id and exit code to a named pipe.
@@ -75,18 +76,21 @@ class Fork:
 
     def __init__(self, pipe):
         self._pipe = pipe
-        self.pid = self._read()
+        self._lock = threading.Lock()
+        self.pid = int.from_bytes(os.read(pipe, 4), "little", signed=True)
         self.returncode = None
 
-    def _read(self):
-        return int.from_bytes(os.read(self._pipe, 4), "little", signed=True)
+    def __del__(self):
+        os.close(self._pipe)
 
     def wait(self, timeout=None):
-        if self.returncode is None:
-            if not select.select([self._pipe], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout)
-            self.returncode = self._read()
-            os.close(self._pipe)
+        if not select.select([self._pipe], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        with self._lock:
+            if self.returncode is None:
+                code = os.read(self._pipe, 4)
+                self.returncode = int.from_bytes(code, "little", signed=True)
+                os.write(self._pipe, code)  # for other threads that wait
         return self.returncode
 
     def poll(self):

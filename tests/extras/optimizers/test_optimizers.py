@@ -216,7 +216,7 @@ TORCH_NAMES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*TORCH_NAMES, "adamw", "sgd", "muon", "Muon", "NorMuon", "SOAP"])
+@pytest.mark.parametrize("name", [*TORCH_NAMES, "adamw", "sgd", "muon", "Muon", "NorMuon", "SOAP", "Shampoo"])
 def test_negative_learning_rate_is_rejected_by_every_optimizer(name):
     lr = "learning_rate" if name.islower() else "lr"
     with pytest.raises(
