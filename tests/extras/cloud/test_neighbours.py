@@ -6,8 +6,6 @@ import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 import threading
 
 import jax
@@ -28,7 +26,8 @@ from jengine.extras.cloud.neighbours import choose_keepers, exchange, pack, unpa
 from jengine.parallel.processes import SingleProcess
 from tests.crash import kills
 from tests.extras.cloud import replaced_disk
-from tests.parallel.test_processes import ROOT, address, environment
+from tests.forks import start_script
+from tests.parallel.test_processes import address, environment
 
 RUN = "0123456789abcdef0123456789abcdef"
 
@@ -200,14 +199,12 @@ def test_a_directory_may_have_an_environment_variable(monkeypatch):
 
 
 def test_a_replaced_host_gets_its_copy_from_its_neighbour_and_the_run_has_the_same_bits(tmp_path):
-    env = environment(devices=1)
-    command = [sys.executable, replaced_disk.__file__, str(tmp_path), address()]
-    processes = [
-        subprocess.Popen([*command, str(index)], cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        for index in (0, 1)
-    ]
-    outputs = [process.communicate(timeout=180)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], outputs
+    command, env = [replaced_disk.__file__, tmp_path, address()], environment(devices=1)
+    files = [tmp_path / f"{index}.out" for index in (0, 1)]
+    processes = [start_script(*command, index, output=file, env=env) for index, file in enumerate(files)]
+    codes = [process.wait(180) for process in processes]
+    outputs = [file.read_text() for file in files]
+    assert codes == [0, 0], outputs
     assert "Each local copy is kept on another host too." in outputs[0]
     assert "newer than any checkpoint. Process 1 gets its copy from the disk of process 0." in outputs[0]
     assert re.search(r"Resumed from .*/disk_0/.*/process_0_of_2/iter_(5|10): ", outputs[0])
