@@ -110,8 +110,3 @@ def test_errors_name_the_override_and_the_existing_value(text, message):
     cfg = {"optimizer": {"type": "SGD", "lr": 0.1}, "hooks": [{"a": 0}]}
     with pytest.raises(ConfigError, match=message):
         apply_overrides(cfg, [text])
-
-
-def test_one_string_instead_of_a_list_is_refused():
-    with pytest.raises(TypeError, match="list of strings"):
-        apply_overrides({"a": 1}, "a=2")

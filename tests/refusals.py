@@ -1,0 +1,18 @@
+"""Check a row of a table of what is refused: a call, its error, and the words that must be in the message.
+
+The words are what a reader needs: the path, the value, the legal values, the way out. The sentence around them may change.
+"""
+
+import inspect
+
+import pytest
+
+
+def check_refusal(request, call, error, *words):
+    """Check that a call is refused; its arguments without a default are fixtures, by their names."""
+    parameters = inspect.signature(call).parameters.values()
+    arguments = {p.name: request.getfixturevalue(p.name) for p in parameters if p.default is p.empty}
+    with pytest.raises(error) as refusal:
+        call(**arguments)
+    text = "\n".join([*map(str, refusal.value.args), *getattr(refusal.value, "__notes__", ())])
+    assert [word for word in words if word not in text] == [], text
