@@ -142,19 +142,6 @@ def test_numpy_scalars_are_numbers():
     assert OptimWrapper(SGD(lr=np.float32(0.5))).get_lr() == {"lr": [0.5]}
 
 
-def test_momentum_of_zero_at_construction_cannot_be_raised():
-    wrapper = OptimWrapper(SGD(lr=0.1))
-    wrapper.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(ValueError, match=r"`momentum` of SGD must stay 0.0 in the groups \[0\], for which the chain was built, got \[0.9\]"):
-        _ = wrapper.hyperparams
-
-
-def test_error_for_unknown_hyperparams_lists_the_known_ones():
-    wrapper = OptimWrapper(SGD(lr=0.1))
-    with pytest.raises(KeyError, match="must have one of .*'learning_rate'.* got"):
-        wrapper.update(PARAMS, wrapper.init(PARAMS), PARAMS, {"rate": 1.0})
-
-
 def test_temporarily_frozen_parameters_keep_value_and_state():
     wrapper = OptimWrapper(Adam(lr=0.1), clip_grad={"max_norm": 100})
     state = wrapper.init(PARAMS)
@@ -244,12 +231,6 @@ def test_constructor_gets_its_arguments_by_name():
 def test_invalid_config(cfg, error, message):
     with pytest.raises(error, match=message):
         build_optim_wrapper(PARAMS, cfg)
-
-
-def test_gradients_of_another_structure_are_rejected():
-    wrapper = OptimWrapper(SGD(lr=0.1))
-    with pytest.raises(ValueError, match="Dict key mismatch"):
-        wrapper.update({"backbone": 1}, wrapper.init(PARAMS), PARAMS)
 
 
 def test_low_precision_parameters_have_float32_state():

@@ -74,8 +74,3 @@ def test_zero_grad_clears_every_wrapper():
     states = {name: wrappers[name].accumulate(PARAMS, state) for name, state in states.items()}
     assert [int(optax.tree.get(state, "num_accumulated")) for state in states.values()] == [1, 1]
     assert [int(optax.tree.get(state, "num_accumulated")) for state in wrappers.zero_grad(states).values()] == [0, 0]
-
-
-def test_values_must_be_wrappers():
-    with pytest.raises(AssertionError, match="`gen` must be an OptimWrapper, got Optimizer"):
-        OptimWrapperDict(gen=SGD())
