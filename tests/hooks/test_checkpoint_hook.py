@@ -347,13 +347,6 @@ def test_a_validation_without_metrics_is_reported(make, caplog):
     assert "returned no metrics" in caplog.text
 
 
-def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
-    with pytest.raises(KeyError, match=r"no metric 'top-1'.*returned: acc"):
-        train(epochs=1, scores=[0.5], save_best="top-1")
-    with pytest.raises(ValueError, match="cannot infer from the name 'score' whether .*; pass rule='greater'"):
-        train(epochs=1, scores=[0.5], key="score", save_best="auto")
-
-
 # --- Settings and messages. ---
 
 
