@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import optax.contrib
 import pytest
 from flax import nnx
 
@@ -16,6 +17,7 @@ from tests.refusals import check_refusal
 PARAMS = {"w": np.ones(2, np.float32)}
 DENSE = {"kernel": np.ones((2, 2), np.float32), "bias": np.ones(2, np.float32)}
 TOY = {"backbone": {"layer0": DENSE}, "head": DENSE}
+LAYER = {"w": jnp.ones((8, 8)), "b": jnp.ones(8)}
 OPTIMIZER = {"type": "SGD", "lr": 1.0}
 CONSTRUCTORS = (
     "DefaultOptimWrapperConstructor",
@@ -37,6 +39,10 @@ def build(optimizer=OPTIMIZER, params=TOY, **cfg):
 
 def update(tx, gradients=PARAMS, **arguments):
     tx.update(gradients, tx.init(PARAMS), **arguments)
+
+
+def apply(wrapper, params):
+    wrapper.apply_gradients(params, wrapper.init(params), params)
 
 
 def raise_from_0(optimizer, name, value):
@@ -93,6 +99,9 @@ REFUSED = {
     ),
     "a function of optax that is not called": (lambda: build_optim_wrapper(PARAMS, optax.adamw), TypeError, "dict", "optax gradient transformation", "function adamw"),
     "an optimizer among wrappers": (lambda: OptimWrapperDict(gen=SGD()), AssertionError, "`gen`", "OptimWrapper", "got Optimizer"),
+    "gradients of a batch for those of its examples": (  # the axis of 8 inputs might be taken for 8 examples
+        lambda: apply(OptimWrapper(optax.contrib.dpsgd(0.1, 1.0, 0.1, seed=0)), LAYER), ValueError, "(8,) for 'b'", "got ()",
+    ),
     # what has the parameters
     "a state without parameters": (lambda: build(params=nnx.state(make_net(), nnx.BatchStat)), TypeError, "nnx.Param", "BatchStat"),
     **{

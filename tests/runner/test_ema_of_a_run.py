@@ -189,13 +189,6 @@ def test_without_an_average_in_the_checkpoint_it_starts_from_the_weights(make_ru
     assert first.step == 8
 
 
-def test_strict_load_refuses_to_resume_without_an_average(make_runner):
-    make_runner(**arguments(train_cfg=dict(max_epochs=1))).train()
-    runner = make_runner(**arguments({**EMA, "strict_load": True}), resume=True)
-    with pytest.raises(ValueError, match="the checkpoint must have an average with strict_load=True"):
-        runner.train()
-
-
 def test_buffers_missing_in_the_checkpoint_are_an_error_that_names_them(make_runner):
     make_runner(**arguments(EMA, train_cfg=dict(max_epochs=1))).train()
     runner = make_runner(**arguments({**EMA, "update_buffers": True}), resume=True)

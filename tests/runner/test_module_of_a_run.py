@@ -1,5 +1,4 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -77,15 +76,3 @@ def test_a_module_of_several_replicas_has_their_mean_statistics(tmp_path):
     assert statistics.shape == (2, 6)
     mean = runner.module().variables["batch_stats"]["BatchNorm_0"]["mean"]
     np.testing.assert_allclose(mean, np.asarray(statistics).mean(0), rtol=1e-6)
-
-
-def test_plain_functions_have_no_module(tmp_path):
-    from jengine.model import FunctionalModel
-
-    model = FunctionalModel(
-        lambda key: {"w": jnp.zeros((6,))}, lambda p, b: jnp.square(b["image"] @ p["w"] - b["label"])
-    )
-    runner = make_runner(model, tmp_path, precision="float32")
-    runner.train()
-    with pytest.raises(TypeError, match="must be a LinenModel or an NnxModel .*, got FunctionalModel"):
-        runner.module()

@@ -341,11 +341,3 @@ def test_two_networks_are_updated_from_one_gradient(optim_wrapper, txs, tmp_path
             expected = {**expected, name: optax.apply_updates(expected[name], updates)}
     for name in expected:
         np.testing.assert_allclose(params[name]["w"], expected[name]["w"], rtol=1e-5)
-
-
-def test_one_loss_for_several_optimizers_is_refused_with_the_form_of_one_chain(tmp_path):
-    wrappers = dict(actor=optax.sgd(0.1), critic=optax.sgd(0.1))
-    runner = Runner(FunctionalModel(joint_init, joint_loss), tmp_path, train_dataloader=JOINT, optim_wrapper=wrappers,
-                    train_cfg=dict(by_epoch=False, max_iters=4))  # fmt: skip
-    with pytest.raises(KeyError, match=r"one loss for several networks .* takes one optimizer: .* or optax.partition"):
-        runner.train()

@@ -135,16 +135,3 @@ def test_initial_weights_are_reported(make_runner, caplog):
 def test_data_that_cannot_be_predicted_are_refused(make_runner, data, batch_size, message):
     with pytest.raises(ValueError, match=message):
         make_runner().predict(data, batch_size)
-
-
-def test_data_of_another_kind_are_refused(make_runner):
-    with pytest.raises(TypeError, match="`data` must be arrays, a dataset, a dataloader, .* got int"):
-        make_runner().predict(7)
-
-
-def test_predictions_without_a_batch_axis_are_refused(make_runner):
-    model = FunctionalModel(
-        lambda: {"w": jnp.ones(())}, lambda params: params["w"], lambda batch: {"mean": batch["x"].mean()}
-    )
-    with pytest.raises(ValueError, match=r"one entry for each of the 10 examples of a batch, got \{'mean': \(\)\}"):
-        make_runner(model=model).predict(dict(x=X))

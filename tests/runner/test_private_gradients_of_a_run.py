@@ -9,7 +9,6 @@ import pytest
 
 from jengine import Runner
 from jengine.model import FunctionalModel
-from jengine.optim import OptimWrapper
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype(np.float32)
 DATA = [dict(x=X[i : i + 8], y=X[i : i + 8].sum(axis=1)) for i in (0, 8, 16)]
@@ -144,11 +143,3 @@ def test_gradients_of_single_examples_are_refused_on_replicas(tmp_path):
     dpsgd = optax.contrib.dpsgd(RATE, CLIP, NOISE, seed=0)
     with pytest.raises(ValueError, match=r"`grads` must have the shapes of the parameters .* got float32\[2\] for 'b'"):
         train(tmp_path, aggregated, dpsgd, dict(type="DataParallel", devices=4))
-
-
-def test_an_optimizer_for_single_examples_is_refused_without_their_gradients():
-    # Without the check, the axis of 8 inputs is taken for 8 examples, and the update broadcasts
-    params = {"w": jnp.ones((8, 8)), "b": jnp.ones(8)}
-    wrapper = OptimWrapper(optax.contrib.dpsgd(RATE, CLIP, NOISE, seed=0))
-    with pytest.raises(ValueError, match=r"an update of the shape \(8,\) for 'b', got \(\)"):
-        wrapper.apply_gradients(params, wrapper.init(params), params)
