@@ -8,7 +8,6 @@ import pytest
 
 from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset, BatchCheck, build_dataloader
-from jengine.parallel import Pjit
 
 
 class Graphs(NamedTuple):
@@ -101,14 +100,6 @@ def test_arrays_without_a_shared_axis_are_an_error_that_names_them_and_the_setti
     assert BatchCheck("val_dataloader", batch_axis=None)(collate([]))
     with pytest.raises(ValueError, match=r"must share their leading axis, got \{'nodes': \(3, 2\), .*batch_axis=None"):
         next(iter(build_dataloader(lambda: iter([graphs(0)]), train=True)))
-
-
-def test_rules_must_match_an_entry_where_they_are_used():
-    strategy = Pjit(devices=1)
-    strategy.put_batch(graphs(0), rules=[("edges.length", ("data",))])
-    with pytest.raises(ConfigError, match="'node_s' matches no entry of the batch; closest: nodes") as error:
-        strategy.put_batch(graphs(0), rules=[("node_s", ("data",))])
-    assert error.value.__notes__ == ["in the config at `batch_rules`"]
 
 
 @pytest.mark.parametrize(

@@ -159,22 +159,6 @@ def test_duplicate_names_raise_at_construction():
     assert len(Evaluator([Accuracy(), Accuracy(prefix="other")]).metrics) == 2
 
 
-def test_duplicate_names_of_host_metrics_raise_after_the_evaluation():
-    evaluator = Evaluator([Ids(), Ids()])
-    state = evaluator.update(evaluator.init(), DATA["logits"], DATA)
-    with pytest.raises(ValueError, match="unique names, got 'ids/all', 'ids/count' more than once"):
-        evaluator.evaluate(state)
-
-
-def test_an_evaluation_without_examples_raises():
-    evaluator = Evaluator(Accuracy())
-    with pytest.raises(ValueError, match="at least one example, got none"):
-        evaluator.evaluate(evaluator.init())
-    padding = {**DATA, "mask": np.zeros(SIZE, bool)}
-    with pytest.raises(ValueError, match="at least one example, got none"):
-        evaluator.evaluate(evaluator.update(evaluator.init(), DATA["logits"], padding))
-
-
 def test_dataset_meta_is_passed_to_all_metrics():
     evaluator = Evaluator([Accuracy(), Ids()])
     evaluator.dataset_meta = {"classes": ("a", "b")}
@@ -242,11 +226,6 @@ def test_results_of_a_sharded_batch_match_those_of_one_device():
 
 def test_the_built_in_metrics_are_registered():
     assert {"Accuracy", "MeanLoss"} <= set(METRICS)
-
-
-def test_offline_evaluation_requires_a_label_for_each_prediction():
-    with pytest.raises(ValueError, match="as many labels as predictions, got 3 and 45"):
-        Evaluator(Accuracy()).offline_evaluate(DATA["logits"], {"label": DATA["label"][:3]})
 
 
 def test_a_metric_is_found_by_its_full_or_its_last_name():

@@ -19,7 +19,6 @@ from jengine.parallel import (
     DataParallel,
     Pjit,
     Placement,
-    SingleDevice,
     default_strategy,
     gather_replicas,
 )
@@ -221,12 +220,6 @@ def default_strategy_error():
 def test_a_mesh_that_does_not_fit_is_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
-
-
-@pytest.mark.parametrize("build", [SingleDevice, lambda: Pjit(devices=2)], ids=["SingleDevice", "2 devices"])
-def test_other_devices_than_those_of_the_context_are_refused(build):
-    with jax.set_mesh(make_mesh((AUTO, AUTO))), pytest.raises(ValueError, match="Got jit's context mesh with"):
-        build().compile_init(lambda: jnp.zeros(4))()
 
 
 def test_partition_specs_are_rules_with_the_same_meaning_and_description():

@@ -72,24 +72,15 @@ def test_logical_axes_are_mapped_to_one_or_several_axes_of_the_mesh():
     assert "at `logical_axes`" in str(error.value.__notes__)
 
 
-@pytest.mark.parametrize("axes", [("fsdp", "tensor"), ("tensor", "fsdp")])
-def test_a_lookup_table_that_is_sharded_along_both_axes_is_refused_where_xla_cannot_gather_it(axes):
-    message = r"must shard the lookup table 'embed.embedding' along one of its axes, got .*; Pjit has no such limit"
-    with pytest.raises(ConfigError, match=r"^the rule 'embedding' " + message):
-        Placement(MESH, [("embedding", axes)], tables_along_one_axis=True).place(PARAMS)
-    with pytest.raises(ConfigError, match=r"^its logical axes .* " + message):
-        Placement(MESH, tables_along_one_axis=True).place(PARAMS, {"embed.embedding": axes})
-    Placement(MESH, [("embedding", axes)]).place(PARAMS)
+def test_a_lookup_table_may_be_sharded_along_both_axes_where_xla_can_gather_it():
+    Placement(MESH, [("embedding", ("fsdp", "tensor"))]).place(PARAMS)
     Placement(MESH, [("embedding", (None, ("fsdp", "tensor")))], tables_along_one_axis=True).place(PARAMS)
 
 
-def test_a_rule_that_matches_nothing_is_a_warning_with_the_closest_name_or_an_error(caplog):
-    rules = [("layers_0.mpl.kernel", (None, "tensor"))]
+def test_a_rule_that_matches_nothing_is_a_warning_with_the_closest_name(caplog):
     with caplog.at_level("WARNING", logger="jengine"):
-        Placement(MESH, rules).place(PARAMS)
+        Placement(MESH, [("layers_0.mpl.kernel", (None, "tensor"))]).place(PARAMS)
     assert "'layers_0.mpl.kernel' matches no parameter; closest: layers_0.mlp.kernel" in caplog.text
-    with pytest.raises(ConfigError, match="matches no parameter; closest: layers_0.mlp.kernel"):
-        Placement(MESH, rules, strict=True).place(PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +117,3 @@ def test_a_mesh_has_an_axis_of_experts_if_it_is_named_and_rules_may_name_it_alwa
     assert divided["layers_0.mlp.kernel"] == P(("fsdp", "expert"), "tensor")
     assert without["embed.embedding"] == P(None)
     assert without["layers_0.mlp.kernel"] == P("fsdp", "tensor")
-
-
-def test_the_error_of_a_mesh_has_its_config_path(make_run):
-    with pytest.raises(ConfigError) as error:
-        make_run(dict(type="Pjit", mesh=dict(data=5)))
-    assert "in the config at `parallel`" in error.value.__notes__
