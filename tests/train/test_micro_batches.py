@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
@@ -76,14 +75,3 @@ def test_the_parts_are_as_large_as_allowed_and_the_log_says_so(tmp_path, caplog)
     jaxpr = jax.make_jaxpr(runner.programs.update.__wrapped__)(runner.state, batch, runner.step_hyperparams())
     shapes = {str(v.aval.shape) for eqn in jaxpr.eqns if eqn.primitive.name == "scan" for v in eqn.invars}
     assert "(2, 4, 3)" in shapes
-
-
-def test_data_of_unknown_size_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="train_cfg.micro_batch` must be None for data without a batch_size, got 2"):
-        Runner(
-            FunctionalModel(lambda: {"w": jnp.full(3, 0.5)}, loss=error, predict=error),
-            tmp_path,
-            train_dataloader=[{"x": X}],
-            train_cfg=dict(max_epochs=2, micro_batch=2),
-            optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-        ).train()
