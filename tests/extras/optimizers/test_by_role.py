@@ -192,14 +192,6 @@ def test_a_plain_call_tells_roles_by_names_and_shapes_with_a_warning(caplog):
     }  # fmt: skip
 
 
-def test_a_group_of_matrices_with_a_vector_is_an_error():
-    optimizer = Muon(lr=0.1).with_groups([dict(params="layers")])
-    with pytest.raises(ConfigError, match=r"Muon: parameter 'layers.bias' must have a role .* got 'bias'; set adam=True"):
-        OptimWrapper(optimizer).init(PARAMS)
-    groups = [dict(params="layers.kernel"), dict(params="layers.bias", adam=True, lr=0.01)]
-    OptimWrapper(Muon(lr=0.1).with_groups(groups)).init(PARAMS)
-
-
 def test_kinds_name_what_is_trained_as_matrices():
     settings = build(PARAMS, dict(type="Muon", lr=0.1, kinds=["hidden", "embedding"])).param_settings
     assert {path for path, group in settings.items() if not group["adam"]} == {"layers.kernel", "embed.table"}

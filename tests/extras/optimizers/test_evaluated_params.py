@@ -140,12 +140,6 @@ def test_lookahead_by_its_factory_has_a_step_size_that_can_be_set(tmp_path):
         np.testing.assert_allclose(params[name], leaf, atol=1e-7)  # a step of size 0 goes back to the start
 
 
-def test_lookahead_refuses_a_pair_of_parameters_with_the_way_to_go():
-    pair = optax.LookaheadParams.init_synced(init_params())
-    with pytest.raises(TypeError, match="must have the network's parameters, got LookaheadParams.*a LookaheadHook evaluates"):
-        build_optim_wrapper(pair, lookahead(chain=False)).init(pair)
-
-
 @pytest.mark.parametrize(
     "make",
     [

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from jengine.extras.optimizers import ASGD, LARS
+from jengine.extras.optimizers import LARS
 from jengine.optim import OptimWrapper, build_optim_wrapper
 
 ZERO_LAST = ((0.6, 0.8), (1.0, 0.0), (0.0, 0.0))
@@ -138,10 +138,3 @@ def test_layers_of_a_tensor_may_be_in_several_groups():
     updates, _ = wrapper.update(grads, wrapper.init(params), params, wrapper.hyperparams)
     # lr |w| g / |g|
     np.testing.assert_allclose(updates["layers"], [[-0.5, 0], [0, -2]], rtol=1e-6)
-
-
-def test_layers_of_a_tensor_must_be_in_one_group_for_a_whole_tensor_optimizer():
-    groups = [{"params": f"layers[{i}]", "lr": 0.1 * (i + 1)} for i in range(2)]
-    wrapper = OptimWrapper(ASGD(lr=0.1).with_groups(groups))
-    with pytest.raises(ValueError, match="ASGD updates whole tensors"):
-        wrapper.init({"layers": jnp.zeros((2, 3))})

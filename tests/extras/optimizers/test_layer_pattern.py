@@ -218,43 +218,6 @@ def test_settings_may_be_in_paramwise_cfg_as_in_mmpretrain():
 
 
 @pytest.mark.parametrize(
-    ("params", "model_type"), [(vit_params(), "vit"), (vit_params(scan=True), "vit"), (vit_params(), "swin")]
-)
-def test_names_unknown_to_the_model_type_are_an_error(params, model_type):
-    with pytest.raises(ConfigError) as error:
-        mmselfsup(params, None, model_type=model_type)
-    message = str(error.value)
-    assert f"as model_type='{model_type}' expects" in message
-    assert "pos_embedding" in message
-    assert "Transformer.encoderblock" in message
-    assert "layer_pattern" in message
-
-
-def test_the_error_proposes_the_longest_numbered_series():
-    with pytest.raises(ConfigError, match=r"did you mean layer_pattern=r'encoderblock\[._\]\(\\d\+\)'\?"):
-        mmselfsup(vit_params(), None, model_type="vit")
-
-
-def test_a_backbone_with_unknown_names_is_an_error_for_mmsegmentations_constructor():
-    with pytest.raises(
-        ConfigError, match=r"must be called `backbone\.stages\.0`.* as of a ConvNeXt, got cls, pos_embedding"
-    ):
-        mmseg(vit_params(), num_layers=6, decay_rate=0.9, backbone="ConvNeXt")
-
-
-def test_a_pattern_that_matches_nothing_is_an_error():
-    with pytest.raises(ConfigError, match=r"as layer_pattern=r'blocks_\(.*\)' matches, got cls, pos_embedding"):
-        mmselfsup(vit_params(), r"blocks_(\d+)")
-
-
-def test_a_flat_module_is_not_mistaken_for_stacked_layers():
-    # kernel and bias of a 2 x 2 Dense have equal first axes, but no additional axis
-    params = {"layer": {"kernel": ARRAY, "bias": ARRAY[0]}, "head": {"kernel": ARRAY}}
-    with pytest.raises(ConfigError, match="must be called as layer_pattern"):
-        mmselfsup(params, PATTERN)
-
-
-@pytest.mark.parametrize(
     ("settings", "message"),
     [
         (dict(pattern=r"layers_\d+"), "`layer_pattern` must have a group around the layer's number"),

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jengine.extras.diagnose import NumericsGuardHook
 from jengine.hooks import EMAHook, Hook
 from jengine.model import FunctionalModel, LinenModel, autocast
-from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict, build_optim_wrapper
+from jengine.optim import AmpOptimWrapper, OptimWrapper, build_optim_wrapper
 from jengine.train import build_train_step, create_train_state
 
 RNG = np.random.default_rng(0)
@@ -359,17 +359,3 @@ def test_a_wrong_result_is_refused_while_tracing(result, error, message):
 
     with pytest.raises(error, match=message):
         run(own(train_step), OptimWrapper(optax.sgd(0.1)))
-
-
-def test_accumulation_phases_and_unknown_optimizers_are_refused_by_name():
-    def train_step(state, batch, ctx):
-        return ctx.update(state, lambda params: squared_error(params, batch), "b")
-
-    model = own(train_step)
-    with pytest.raises(ValueError, match="`accumulative_counts` 1 with .* its own train_step"):
-        build_train_step(model, OptimWrapper(optax.sgd(0.1), accumulative_counts=2))
-    wrappers = OptimWrapperDict(w=OptimWrapper(optax.sgd(0.1)))
-    with pytest.raises(ValueError, match="phases must be None for a model with its own `train_step`"):
-        build_train_step(model, wrappers, phases=[("w", 1)])
-    with pytest.raises(ValueError, match="`optimizer` must be 'w', got 'b'"):
-        run(model, wrappers)

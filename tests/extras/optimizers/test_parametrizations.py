@@ -268,8 +268,3 @@ def test_a_run_scales_its_initial_parameters_once_and_resumes_them_as_they_are(t
 def test_mistakes_are_named(tmp_path, rules, message):
     with pytest.raises(ConfigError, match=message):
         Runner.from_cfg(runner_config(tmp_path, 32, **rules)).build_optimizer()
-
-
-def test_an_optimizer_without_a_rule_is_refused():
-    with pytest.raises(ConfigError, match="must have a rule.*'LARS'"):
-        build(mlp(32), mlp(16), dict(type="LARS", lr=0.1))

@@ -119,12 +119,6 @@ def test_the_momentum_can_be_reduced():
     assert wrapper.param_groups[0]["momentum"] == 0.4
 
 
-def test_a_missing_metric_is_reported_with_the_closest_name():
-    (plateau,) = build(make_wrapper(1.0), {**SETTINGS, "monitor": "accuracy"})
-    with pytest.raises(KeyError, match=r"of the validation, got 'accuracy'; did you mean 'accurac'\?"):
-        plateau.step({"accurac": 1.0})
-
-
 def test_schedules_go_on_from_a_reduction_in_proportion():
     wrapper = make_wrapper(1.0)
     plateau, linear = build(
