@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 from jax.experimental import checkify
 
-from jengine.config import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.diagnose.check import CheckError
 from jengine.extras.diagnose.leaked_tracers import LeakedTracerError
@@ -113,12 +112,6 @@ def test_a_check_of_the_user_fails_with_its_message_and_example(tmp_path):
     message, _ = fail(make_runner(tmp_path, FunctionalModel(lambda: jnp.ones(8), check_inputs)))
     assert message.startswith("inputs must be below 4, got 5.0 in the step of iteration 1, for example 5 of the batch, at ")
     assert "in check_inputs: checkify.check(" in message
-
-
-def test_a_check_of_the_user_without_the_switch_is_one_sentence_about_it(tmp_path):
-    runner = make_runner(tmp_path, FunctionalModel(lambda: jnp.ones(8), check_inputs), check=False)
-    with pytest.raises(ConfigError, match=r"only possible with `jengine train --check` or `Runner\(check=True\)`"):
-        runner.train()
 
 
 @jax.custom_vjp
@@ -238,12 +231,6 @@ def test_a_step_over_several_devices_is_checked(tmp_path, parallel):
     message, notes = fail(make_runner(tmp_path, model, parallel=MESHES[parallel]))
     assert re.match("NaN from `log` in the step of iteration 1, for example 5 of the batch, in the layer block, at .*in __call__", message)
     assert f"in ArrayDataset of train_dataloader: example 5 is sample {BAD}" in notes
-
-
-def test_replicas_of_several_devices_are_refused(tmp_path):
-    parallel = dict(type="DataParallel", devices=4, mesh=dict(data=2, fsdp=2))
-    with pytest.raises(ConfigError, match="`check` must be used with replicas of one device or with `Pjit`, got DataParallel with the mesh"):
-        make_runner(tmp_path, LinenModel(LinenNet(), cross_entropy, inputs="x"), parallel=parallel)
 
 
 EVALUATION = dict(
