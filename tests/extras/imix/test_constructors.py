@@ -186,14 +186,6 @@ def test_bad_settings_are_rejected(constructor, cfg, message, language_weights):
         build(constructor, VILBERT, cfg)
 
 
-def test_a_list_of_weights_of_another_model_is_an_error(language_weights):
-    cfg = dict(language_weights_file=language_weights)
-    with pytest.raises(
-        ConfigError, match="must list parameters of the model such as 'fc.kernel', got .*weight_name.json"
-    ):
-        build("BertOptimizerConstructor", {"fc": DENSE}, cfg, image_lr=1e-5)
-
-
 def test_a_config_in_imixs_style_without_rules_has_one_group():
     optimizer = dict(type="AdamW", lr=5e-5, training_encoder_lr_multiply=1)
     arguments = from_imix(

@@ -170,20 +170,6 @@ def test_a_rule_that_cannot_be_applied_names_itself(rule, message):
         load(WEIGHTS, {"h": {"w": (2, 2, 3)}}, rule)
 
 
-def test_a_stack_of_another_size_or_shape_names_the_rule_and_both_shapes():
-    weights = {f"h.{i}.w": random(2, 3) for i in range(2)}
-    rule = (r"h\.(\d)", "h", dict(stack=0))
-    for shape, shown in [((3, 2, 3), "3,2,3"), ((2, 3, 2), "2,3,2")]:
-        message = (
-            rf"h\.w  stored 2 x float32\[2,3\], expected float32\[{shown}\]; the rule \('h.*\) makes 2 of \(2, 3\)"
-        )
-        with pytest.raises(CheckpointMismatchError, match=message):
-            load(weights, {"h": {"w": shape}}, rule)
-    weights["h.1.w"] = random(2, 4)
-    with pytest.raises(ValueError, match=r"must stack equal shapes and dtypes, got 'h\.0\.w' .* and 'h\.1\.w'"):
-        load(weights, {"h": {"w": (2, 2, 3)}}, rule)
-
-
 def test_a_weight_with_the_axes_of_a_kernel_is_not_loaded_without_a_rule():
     weight = random(2, 3)
     message = r"fc\.kernel  stored float32\[2,3\], expected float32\[2,3\]; a rule with transform='none' takes the axes"

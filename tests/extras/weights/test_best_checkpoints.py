@@ -100,12 +100,6 @@ def test_a_best_checkpoint_that_is_not_there_is_one_error(trained, work_dir, met
         find_best_checkpoint(trained.parent / work_dir, metric)
 
 
-def test_a_run_without_save_best_has_no_best_checkpoint(config, tmp_path):
-    build(config, tmp_path, "default_hooks.checkpoint.save_best=None").train()
-    with pytest.raises(FileNotFoundError, match="must have a best checkpoint, as `save_best` of the CheckpointHook"):
-        find_best_checkpoint(tmp_path)
-
-
 def test_a_copy_without_times_and_without_the_newest_checkpoint_has_the_same_best_ones(trained, tmp_path):
     for name in ("best_from3_loss_epoch_3", "best_from2_loss_epoch_2"):
         shutil.copytree(trained / name, tmp_path / name, copy_function=shutil.copyfile)
@@ -151,18 +145,3 @@ def test_training_ends_with_the_best_weights(config, tmp_path, averaged):
     assert (runner.iter, int(state.step)) == (5, 5)
     assert find_best_checkpoint(tmp_path, "from2/loss") == str(tmp_path / f"best_from2_loss_epoch_{3 if averaged else 2}")
     assert jengine.load_model(tmp_path, best="from2/loss", trust=True)(BATCH) == (2.25 if averaged else 2)
-
-
-@pytest.mark.parametrize(
-    ("save_best", "wanted", "choices"),
-    [
-        (None, True, "False"),
-        ("from2/loss", "from3/loss", "False or 'from2/loss' or True"),
-        (["from2/loss", "from3/loss"], True, "False or 'from2/loss' or 'from3/loss'"),
-    ],
-)
-def test_best_weights_at_the_end_need_a_metric_of_save_best(config, tmp_path, save_best, wanted, choices):
-    with pytest.raises(ConfigError, match=f"`train_cfg.load_best_at_end` must be {choices} with the save_best"):
-        build(
-            config, tmp_path, f"default_hooks.checkpoint.save_best={save_best!r}", f"train_cfg.load_best_at_end={wanted!r}"
-        )
