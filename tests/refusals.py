@@ -14,5 +14,6 @@ def check_refusal(request, call, error, *words):
     arguments = {p.name: request.getfixturevalue(p.name) for p in parameters if p.default is p.empty}
     with pytest.raises(error) as refusal:
         call(**arguments)
-    text = "\n".join([*map(str, refusal.value.args), *getattr(refusal.value, "__notes__", ())])
+    # `str` of a KeyError escapes quotes, its argument does not
+    text = "\n".join([str(refusal.value), *map(str, refusal.value.args), *getattr(refusal.value, "__notes__", ())])
     assert [word for word in words if word not in text] == [], text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jengine.config import HOOKS
-from jengine.extras.augment import MeanTeacherHook, SwitchedLoss
+from jengine.extras.augment import MeanTeacherHook
 from jengine.extras.diagnose import EmptyCacheHook, MemoryProfilerHook, ProfilerHook
 from jengine.extras.drawing import NaiveVisualizationHook
 from jengine.hooks import CheckInvalidLossHook, Hook
@@ -218,11 +218,6 @@ def test_padding_of_a_batch_is_not_drawn():
     assert [name for name, *_ in run_test(NaiveVisualizationHook(), [batch]).samples] == ["sample_0", "sample_1"]
 
 
-def test_a_batch_without_images_is_an_error_that_names_the_entry():
-    with pytest.raises(KeyError, match="must be an entry of the batch, got 'image'; the batch has x int"):
-        NaiveVisualizationHook().after_test_iter(None, 0, data_batch={"x": 1})
-
-
 @pytest.fixture
 def trace_calls(monkeypatch):
     """Record the calls of `jax.profiler`."""
@@ -318,11 +313,6 @@ def test_invalid_arguments_of_the_profiler_are_refused(arguments, error, message
         HOOKS.build(dict(type="ProfilerHook", **arguments))
 
 
-def test_a_profile_longer_than_the_run_is_refused(run_profiled):
-    with pytest.raises(ValueError, match="at most the 12 iterations of the run, got 13"):
-        run_profiled(ProfilerHook(by_epoch=False, profile_times=13))
-
-
 @pytest.mark.parametrize(
     ("cfg", "error", "message"),
     [
@@ -346,16 +336,6 @@ def test_a_profile_longer_than_the_run_is_refused(run_profiled):
 def test_invalid_arguments_are_refused_with_the_legal_values(cfg, error, message):
     with pytest.raises(error, match=message):
         HOOKS.build(cfg)
-
-
-def test_a_switched_loss_names_the_hook_that_sets_its_index():
-    loss = SwitchedLoss([lambda outputs, batch: outputs, lambda outputs, batch: 2 * outputs])
-    with pytest.raises(
-        KeyError, match="`hyperparams` must have 'loss_index', got \\[\\]; use a SwitchRecipeHook with `loss`"
-    ):
-        loss(jnp.ones(()), {}, {})
-    with pytest.raises(ValueError, match="two or more losses, got 1"):
-        SwitchedLoss([lambda outputs, batch: outputs])
 
 
 def test_class_priorities_are_those_of_the_documentation():

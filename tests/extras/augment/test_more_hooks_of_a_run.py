@@ -66,12 +66,6 @@ def test_a_parameter_warms_up_without_a_new_trace(make_runner):
     assert runner.programs.update.traces == 1
 
 
-def test_a_hyperparameter_of_the_optimizer_cannot_be_warmed_up(make_runner):
-    hook = dict(type="WarmupParamHook", param_name="learning_rate", value=0.5, warmup_epochs=1)
-    with pytest.raises(ValueError, match="hyperparameter of the optimizer, got 'learning_rate'"):
-        make_runner(custom_hooks=[hook]).train()
-
-
 def switched_loss_model():
     network = nn.Dense(1, use_bias=False, kernel_init=nn.initializers.ones)
     loss = SwitchedLoss(
@@ -448,13 +442,6 @@ def test_a_test_merges_the_predictions_of_all_views_and_validation_does_not(make
     )  # fmt: skip
     with pytest.raises(TypeError, match="tta_cfg must build a BaseTTAModel, got FunctionalModel"):
         other.test()
-
-
-def test_both_methods_of_a_tta_model_must_be_defined():
-    with pytest.raises(NotImplementedError, match=r"must define `augment\(batch\)`"):
-        BaseTTAModel(model_reporting()).predict({}, {}, {})
-    with pytest.raises(NotImplementedError, match=r"must define `merge_preds\(predictions\)`"):
-        BaseTTAModel(model_reporting()).merge_preds([])
 
 
 def test_get_model_returns_the_model_inside_wrappers():

@@ -95,10 +95,3 @@ def test_a_resumed_run_knows_the_steps_times_and_metrics(tmp_path):
 def test_settings_that_would_have_no_effect_are_refused(settings, message):
     with pytest.raises((ConfigError, TypeError), match=message):
         CheckpointHook(**settings)
-
-
-def test_a_policy_that_asks_process_0_after_each_iteration_is_refused_for_several():
-    hook = CheckpointHook(save_policy=AnySavePolicy([ContinuousCheckpointingPolicy()]))
-    runner = types.SimpleNamespace(processes=types.SimpleNamespace(count=2), work_dir="", iter=0)
-    with pytest.raises(ConfigError, match="must not be ContinuousCheckpointingPolicy with several processes"):
-        hook.before_train(runner)

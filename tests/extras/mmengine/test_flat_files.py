@@ -153,16 +153,6 @@ def test_a_flat_file_that_cannot_be_loaded_is_an_error_that_names_the_file(write
         load(write("a.py", files[0]))
 
 
-def test_misspelled_sections_are_reported_in_one_error(write):
-    cfg = load(write("a.py", "optim_wraper = dict()\ntrain_dataloder = dict()\nmodel = dict()\nwork_dir = 'w'"))
-    with pytest.raises(ConfigError) as error:
-        Runner.from_cfg(cfg)
-    assert str(error.value) == (
-        "unknown keys at the top level of the config: 'optim_wraper'; did you mean 'optim_wrapper'?, "
-        "'train_dataloder'; did you mean 'train_dataloader'?"
-    )
-
-
 def test_the_sections_of_a_flat_file_are_the_arguments_of_the_runner():
     assert {*SECTIONS} == {*inspect.signature(Runner).parameters, "vars"} - {"cfg"}
 

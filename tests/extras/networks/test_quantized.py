@@ -10,7 +10,6 @@ import pytest
 from flax import linen as nn
 
 from jengine import Runner
-from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.networks import quantize
 from jengine.hooks import Hook
@@ -103,22 +102,6 @@ def test_tiles_are_along_the_inputs_that_the_role_has():
     actual = quantize(Merge(), "mxfp8").apply({"params": params}, batch["x"])
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
     assert np.abs(actual - Merge().apply({"params": params}, batch["x"])).max() > 1e-3
-
-
-class Picture(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Conv(4, (3, 3))(x)
-
-
-def test_what_a_format_cannot_do_is_refused():
-    pytest.importorskip("qwix")
-    with pytest.raises(ConfigError, match="`tile` must be 16 for 'nvfp4'"):
-        quantize(Merge(), "nvfp4", tile=32)
-    with pytest.raises(ConfigError, match="`gradients` must be left out for 'int4'"):
-        quantize(Merge(), "int4", gradients="int8")
-    with pytest.raises(ConfigError, match="`paths` must leave convolutions out"):
-        quantize(Picture(), "mxfp8").init(jax.random.key(0), np.ones((1, 8, 8, 3), "f"))
 
 
 def test_only_products_in_the_paths_have_8_bits(tmp_path):

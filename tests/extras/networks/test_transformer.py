@@ -163,11 +163,6 @@ def test_a_scaling_with_other_settings_is_refused(scaling, message):
         TransformerLM(**SMALL, rotary_scaling=scaling).init(jax.random.key(0), TOKENS)
 
 
-def test_a_width_that_the_heads_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match=r"`width` must be a multiple of 2 \* heads = 6, got 8"):
-        TransformerLM(**{**SMALL, "heads": 3}).init(jax.random.key(0), TOKENS)
-
-
 def test_a_constraint_uses_the_axes_of_the_mesh_that_divide_and_none_without_a_mesh():
     x = jnp.ones((8, 6))
     assert constrain(x, ("data", "fsdp")) is x

@@ -111,8 +111,3 @@ def test_the_rate_is_set_before_each_iteration_unless_adjust_by_epoch(tmp_path, 
         custom_hooks=[LrOverride(), hook, rates],
     )
     assert rates.predictor == [rate]
-
-
-def test_a_run_without_marked_groups_is_rejected(tmp_path):
-    with pytest.raises(AssertionError, match="a parameter group must have fix_lr=True, got none; mark the predictor"):
-        train(tmp_path, dict(fix_pred_lr=True, lr=0.05), dict(lr_mult=1.0))

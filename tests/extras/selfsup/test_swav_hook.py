@@ -184,34 +184,6 @@ def test_layers_do_not_change_while_frozen_each_for_its_own_iterations(tmp_path)
     assert changed["prototypes"] == [False, False, False, True, True]
 
 
-def test_frozen_layers_must_exist(tmp_path):
-    with pytest.raises(
-        AssertionError,
-        match="must have substrings of parameter paths, got 'prototipes'; did you mean 'prototypes.kernel'",
-    ):
-        train(tmp_path, swav=dict(frozen_layers_cfg={"prototipes": 2}))
-
-
-def test_a_model_that_does_not_return_the_queue_is_rejected(tmp_path):
-    def loss_without_queue(params, model_state, batch):
-        return {"loss": params["w"] * batch["x"].sum()}, {}
-
-    model = FunctionalModel(lambda: ({"w": jnp.ones(())}, {}), loss_without_queue)
-    arguments = dict(
-        train_dataloader=dict(batch_size=4, dataset=ArrayDataset(dict(x=np.ones((4, 1), np.float32)))),
-        train_cfg=dict(max_epochs=1),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-        custom_hooks=[dict(type="SwAVHook", batch_size=4, queue_length=4)],
-    )
-    with pytest.raises(ValueError, match="`model_state.queue.rows` must stay .* in a training step, got absent"):
-        Runner(model, tmp_path, **arguments).train()
-
-
-def test_a_queue_shorter_than_a_batch_is_rejected():
-    with pytest.raises(ValueError, match="`queue_length` must be 0 or at least a batch, 4, got 3"):
-        SwAVHook(batch_size=4, queue_length=3)
-
-
 def reference_sinkhorn(scores, epsilon=0.05, iterations=3):
     """Return the assignments of the algorithm in the paper's appendix, in float64."""
     weights = np.exp(np.asarray(scores, np.float64) / epsilon).T
