@@ -108,15 +108,6 @@ def test_wrong_inputs_raise_with_what_there_is(metric, error, message):
         metric.update(metric.init(), {"logits": DATA["logits"], "score": DATA["score"]}, {"label": DATA["label"]})
 
 
-def test_a_missing_argument_raises_with_the_entries():
-    metric = MetricAdapter(nnx.metrics.Accuracy)
-    with pytest.raises(
-        ValueError,
-        match=r"`MetricAdapter.inputs` must give the arguments \['labels'\] of 'accuracy'; the batch has target i32",
-    ):
-        metric.update(metric.init(), DATA["logits"], {"target": DATA["label"]})
-
-
 @pytest.mark.foreign
 @pytest.mark.parametrize("batch_size", [7, SIZE, 64])
 def test_clu_metrics_and_collections_are_used_as_they_are(batch_size):

@@ -156,14 +156,6 @@ def test_several_processes_read_a_batch_for_each_data_shard(config, mesh, proces
     assert cfg["train_dataloader"]["batch_size"] == 8
 
 
-def test_processes_whose_rows_would_overlap_are_refused_as_in_the_run(config):
-    cfg = set_devices(resolve(load_config(config)), 6, dict(data=3, tensor=2))
-    with pytest.raises(ConfigError, match=r"the same parts of a batch or none in common, got \[\(0, 1\), \(1, 2\)\]"):
-        scale_batches(cfg, build_mesh(dict(data=3, tensor=2), 6), 2)
-    with pytest.raises(ConfigError, match="--processes must divide the 6 devices, got 4"):
-        scale_batches(cfg, build_mesh(dict(data=3, tensor=2), 6), 4)
-
-
 def test_the_state_is_abstract(config, tmp_path):
     cfg = set_devices(resolve(load_config(config)), 2)
     runner = Runner.from_cfg({**cfg, "work_dir": str(tmp_path / "run")})

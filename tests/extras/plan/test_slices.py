@@ -89,10 +89,3 @@ def test_where_there_are_no_slices_processes_count_as_slices():
 def test_slices_that_do_not_fit_are_refused(slices, message):
     with pytest.raises(ConfigError, match=message):
         build_mesh(dict(data=4, fsdp=8, slices=slices), make_slices(2))
-
-
-def test_devices_of_parts_of_slices_are_refused():
-    with pytest.raises(ConfigError, match=r"devices must be as many of each slice, got \{0: 16, 1: 8\}"):
-        build_mesh(dict(data=2, fsdp=12), make_slices(2)[:24])
-    with pytest.raises(ConfigError, match="a part of it without holes, got 5"):
-        build_mesh({}, make_slices(1)[:5])

@@ -232,9 +232,3 @@ def test_replicas_draw_different_random_numbers_and_the_devices_of_one_the_same(
 def test_illegal_meshes_and_rules_are_refused(make_run, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_run(dict(type="DataParallel", **settings))
-
-
-def test_a_batch_must_be_divisible_over_all_devices_of_all_replicas(make_run):
-    runner = make_run(dict(type="DataParallel", mesh=dict(fsdp=2)), train_dataloader=make_loader(4))
-    with pytest.raises(ValueError, match=r"partitioned 8 times, but the dimension size is 4 \(full shape: \(4, 8\)"):
-        runner.train()

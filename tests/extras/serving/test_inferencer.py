@@ -83,14 +83,6 @@ def test_the_model_may_be_a_whole_config(trained):
         np.testing.assert_allclose(inferencer(X[0])["predictions"][0], runner.predict({"x": X / 2})[0], rtol=1e-5)
 
 
-def test_an_argument_belongs_to_one_step():
-    with pytest.raises(AssertionError, match="Both: an argument must belong to one step, got scale twice"):
-
-        class Both(BaseInferencer):
-            preprocess_kwargs = frozenset({"scale"})
-            forward_kwargs = frozenset({"scale", "other"})
-
-
 def test_the_model_of_a_tta_model_may_be_a_config():
     MODELS.register_module(name="InferencerDense", module=nn.Dense, force=True)
     module = dict(type="LinenModel", inputs="x", loss=dict(type="CrossEntropy"))
