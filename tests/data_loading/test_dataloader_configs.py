@@ -130,6 +130,14 @@ def test_the_split_of_the_digits_is_fixed():
     assert not any(image.tobytes() in seen for image in test.arrays["image"])
 
 
+def test_the_digits_are_those_of_scikit_learn():
+    images, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
+    chosen = np.random.RandomState(0).permutation(1797)[:359]
+    test = DATASETS.build({"type": "Digits", "split": "test", "flat": True})
+    np.testing.assert_array_equal(test.arrays["image"], (images[chosen] / 16).astype(np.float32))
+    np.testing.assert_array_equal(test.arrays["label"], labels[chosen])
+
+
 def test_the_config_form_builds_the_same_loader_as_the_class(cfg):
     built = build_dataloader({**cfg, "num_batch_per_epoch": 1}, train=True)
     assert isinstance(built, DataLoader)

@@ -92,7 +92,7 @@ def put_by_rules(*rules):
 
 
 def build_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     DATASETS.build({"type": "Digits"})
 
 
