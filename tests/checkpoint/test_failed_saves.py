@@ -7,6 +7,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from jengine.checkpoint import CheckpointSaveError, find_latest, load
+from tests.refusals import check_refusal
 
 from .conftest import make_meta, make_state, save_and_wait
 
@@ -72,26 +73,23 @@ def test_a_leaf_that_cannot_be_stored_is_an_error_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    ("section", "entry", "message"),
+    ("section", "entry", "words"),
     [
         (
             "hooks",
             {"seen": {1, 2}},
-            r"`Mine\.state_dict\(\)\.seen` must be made of numbers, .*, got set",
+            ["`Mine.state_dict().seen`", "got set"],
         ),
         (
             "infos",
             {"seen": {1, 2}},
-            r"`checkpoint\.infos\.Mine\.seen` must be JSON-serializable \(.*\), got set",
+            ["`checkpoint.infos.Mine.seen`", "JSON", "got set"],
         ),
-        ("infos", {3: "x"}, r"keys of `checkpoint\.infos\.Mine` must be strings, got 3"),
+        ("infos", {3: "x"}, ["`checkpoint.infos.Mine`", "got 3"]),
     ],
 )
-def test_a_value_that_cannot_be_stored_is_an_error_with_its_path(
-    checkpointer, tmp_path, state, section, entry, message
-):
-    with pytest.raises(TypeError, match=message):
-        checkpointer.save(tmp_path / "epoch_1", state, make_meta(**{section: {"Mine": entry}}))
+def test_a_value_that_cannot_be_stored_is_an_error_with_its_path(checkpointer, tmp_path, state, section, entry, words):
+    check_refusal(lambda: checkpointer.save(tmp_path / "epoch_1", state, make_meta(**{section: {"Mine": entry}})), TypeError, *words)
 
 
 def test_a_save_whose_arrays_cannot_be_read_back_does_not_count(

@@ -26,7 +26,7 @@ from jengine.checkpoint.manifest import seal
 from jengine.config.errors import ConfigError
 from jengine.config.storage import StorageError, storage_path
 from jengine.hooks import CheckpointHook
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 from .conftest import make_meta, make_state, save_and_wait
 
@@ -244,4 +244,4 @@ REFUSED = {
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # other reads of Orbax
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_saved_or_loaded_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -18,7 +18,7 @@ from jengine.config.annotations import Count, check_values
 from jengine.config.errors import ConfigError, config_path
 from jengine.config.json_codec import encode, pack
 from jengine.config.storage import StorageError, list_files, write_bytes
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 DOTTED = """
 from ml_collections import ConfigDict
@@ -30,6 +30,9 @@ HINT = "your own values go under `vars`"
 
 class Hammer:
     """Be registered."""
+
+    def __init__(self, weight, handle="wood"):
+        pass
 
 
 def entry(x: Count):
@@ -43,6 +46,12 @@ def get_config(returned, arguments=""):
 def within(path, call, *args):
     with config_path(*path):
         call(*args)
+
+
+def build(cfg):
+    registry = Registry("tool", "math")
+    registry.register_module()(Hammer)
+    registry.build(cfg)
 
 
 def register_twice(module):
@@ -113,10 +122,16 @@ REFUSED = {
     "an unknown hook": (lambda: HOOKS.get("Zzz"), KeyError, "CheckpointHook, ", "DistSamplerSeedHook, "),
     "two classes of the package with one name": (lambda: register_twice("jengine.tools"), KeyError, "'Saw'", "jengine.tools.Saw", "force=True"),
     "two classes of a project with one name": (lambda: register_twice("project.tools"), KeyError, "'Saw'", "project.tools.Saw", "force=True"),
+    "a misspelt argument": (lambda: build(dict(type="Hammer", handel="oak")), TypeError, "Hammer", "'handel'", "did you mean 'handle'"),
+    "a config without an argument": (lambda: build(dict(type="Hammer")), TypeError, "Hammer", "'weight'"),
+    "a name whose class needs an argument": (lambda: build("Hammer"), TypeError, "Hammer", "'weight'"),
+    "a config without a type": (lambda: build(dict(weight=1)), TypeError, "'type'", "['weight']"),
+    "a comma after a config": (lambda: build((dict(type="Hammer", weight=1),)), TypeError, "tool", "'type'", "got tuple"),
+    "a number as a config": (lambda: build(3), TypeError, "tool", "'type'", "got int"),
     "the decorator without parentheses": (lambda: Registry("tool", "math").register_module(Hammer), TypeError, "Hammer'", "@register_module()"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_a_config_cannot_be_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

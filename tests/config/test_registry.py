@@ -69,23 +69,6 @@ def test_the_config_takes_precedence_over_extra_arguments(tools):
     assert (hammer.weight, hammer.handle) == (2, "steel")
 
 
-@pytest.mark.parametrize(
-    ("cfg", "message"),
-    [
-        (dict(type="Hammer", weight=1, handel="oak"), "Hammer has no argument 'handel'; did you mean 'handle'?"),
-        (dict(type="Hammer"), "Hammer needs the argument 'weight'"),
-        (dict(weight=1), "must have a 'type', got only the keys ['weight']"),
-        ((dict(type="Hammer", weight=1),), "a tool must be a dict with a 'type', got tuple"),
-        ("Hammer", "Hammer needs the argument 'weight'"),
-        (3, "must be a dict with a 'type', got int"),
-    ],
-)
-def test_illegal_configs_raise(tools, cfg, message):
-    with pytest.raises(TypeError) as error:
-        tools.build(cfg)
-    assert message in str(error.value)
-
-
 def test_errors_have_a_note_with_the_config_path():
     with pytest.raises(ValueError, match="boom") as error, config_path("custom_hooks", 0):  # noqa: PT012
         assert current_config_path() == "custom_hooks[0]"

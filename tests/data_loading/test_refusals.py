@@ -20,7 +20,7 @@ from jengine.data import (
     prefetch_to_device,
 )
 from jengine.parallel import Pjit
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 X = ArrayDataset({"x": np.arange(8)})
 CFG = {"dataset": X, "batch_size": 2}
@@ -163,4 +163,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_data_that_cannot_be_loaded_are_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

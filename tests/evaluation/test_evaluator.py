@@ -14,6 +14,7 @@ from jengine.evaluation import (
     build_evaluator,
     get_metric_value,
 )
+from tests.refusals import check_refusal
 
 SIZE = 45
 rng = np.random.RandomState(0)
@@ -185,30 +186,28 @@ def test_results_that_are_not_numbers_are_returned_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("metrics", "error", "message", "path"),
+    ("metrics", "error", "words", "path"),
     [
-        ([], ValueError, "an evaluator must have at least one metric, got none", None),
+        ([], ValueError, ["got none"], None),
         (
             3,
             TypeError,
-            "a metric must be a BaseMetric, a metric of flax.nnx, clu or metrax, or a dict with a 'type', got int",
+            ["BaseMetric", "flax.nnx", "'type'", "got int"],
             None,
         ),
-        ({"metrics": "Acuracy"}, KeyError, "did you mean 'Accuracy'", "metrics.type"),
-        ({"metrics": [{"type": "Acuracy"}]}, KeyError, "did you mean 'Accuracy'", "metrics[0].type"),
-        ([{"type": "Acuracy"}], KeyError, "did you mean 'Accuracy'", "[0].type"),
+        ({"metrics": "Acuracy"}, KeyError, ["did you mean 'Accuracy'"], "metrics.type"),
+        ({"metrics": [{"type": "Acuracy"}]}, KeyError, ["did you mean 'Accuracy'"], "metrics[0].type"),
+        ([{"type": "Acuracy"}], KeyError, ["did you mean 'Accuracy'"], "[0].type"),
         (
             [Accuracy(), {"type": "Accuracy", "top": 1}],
             TypeError,
-            "no argument 'top'; did you mean 'topk'",
+            ["'top'", "did you mean 'topk'"],
             "[1]",
         ),
     ],
 )
-def test_illegal_metrics_raise_with_their_config_path(metrics, error, message, path):
-    with pytest.raises(error, match=message) as info:
-        build_evaluator(metrics)
-    assert getattr(info.value, "__notes__", []) == ([f"in the config at `{path}`"] if path else [])
+def test_illegal_metrics_raise_with_their_config_path(metrics, error, words, path):
+    check_refusal(lambda: build_evaluator(metrics), error, *words, *([f"`{path}`"] if path else []))
 
 
 def test_results_of_a_sharded_batch_match_those_of_one_device():

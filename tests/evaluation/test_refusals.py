@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from jengine.evaluation import Accuracy, BaseMetric, Evaluator, HostMetric, MeanLoss
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 DATA = {"logits": np.zeros((6, 3), np.float32), "label": np.zeros(6, np.int32)}
 PADDING = {**DATA, "mask": np.zeros(6, bool)}
@@ -55,4 +55,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_evaluated_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

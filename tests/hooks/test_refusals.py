@@ -8,7 +8,7 @@ from jengine.config.errors import ArgumentError, ConfigError
 from jengine.hooks import CheckpointHook, EMAHook, Hook, ParamSchedulerHook
 from jengine.hooks.hook_list import HookList
 from jengine.optim import OptimWrapper
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 from tests.runner_fixture import QuickRunner
 
 
@@ -62,7 +62,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_hooks_cannot_do_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)
 
 
 def test_the_last_legal_settings_of_an_average_are_taken():

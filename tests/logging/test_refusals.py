@@ -16,7 +16,7 @@ from jengine.logging import (
     format_table,
 )
 from jengine.logging.convert import histogram
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 
 def fill(*values, **arguments):
@@ -117,4 +117,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_logged_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

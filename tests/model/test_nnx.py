@@ -10,6 +10,7 @@ from flax import nnx
 
 from jengine.config.paths import flatten
 from jengine.model import CastModel, CrossEntropy, NnxModel, Precision
+from tests.refusals import check_refusal
 
 BATCH = {"image": np.linspace(-1, 1, 4 * 6, dtype=np.float32).reshape(4, 6), "label": np.array([0, 1, 2, 1])}
 
@@ -251,17 +252,16 @@ def test_the_loss_function_and_predictions_see_sown_values():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        ({}, r"sows losses that nothing uses \(.*balance_loss\); name their collection in `sown_losses`"),
-        ({"sown_losses": ("balance",)}, "`sown_losses` must be names that the module sows, got 'balance'; it sows .*Div"),
+        ({}, ["uses (", "balance_loss", "`sown_losses`"]),
+        ({"sown_losses": ("balance",)}, ["`sown_losses`", "got 'balance'", "Div"]),
     ],
 )
-def test_sown_losses_that_are_not_used_or_not_sown_raise(arguments, message):
+def test_sown_losses_that_are_not_used_or_not_sown_raise(arguments, words):
     model = NnxModel(Sowing, squared, **arguments)
     variables = model.init(jax.random.key(0), BATCH)
-    with pytest.raises(ValueError, match=message):
-        compute_loss(model, variables)
+    check_refusal(lambda: compute_loss(model, variables), ValueError, *words)
 
 
 def test_sown_losses_can_be_ignored():

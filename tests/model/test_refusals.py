@@ -19,7 +19,7 @@ from jengine.model import (
     Precision,
 )
 from jengine.train.losses import total_loss
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 BATCH = {"image": np.ones((4, 2), np.float32), "label": np.array([0, 1, 1, 1])}
 LOGITS = np.zeros((2, 3), np.float32)
@@ -174,4 +174,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_models_that_cannot_be_are_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

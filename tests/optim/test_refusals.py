@@ -12,7 +12,7 @@ from flax import nnx
 from jengine.config.errors import ConfigError
 from jengine.model import CrossEntropy, LinenModel, NnxModel
 from jengine.optim import SGD, Adam, AdamW, OptimWrapper, OptimWrapperDict, build_optim_wrapper
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 PARAMS = {"w": np.ones(2, np.float32)}
 DENSE = {"kernel": np.ones((2, 2), np.float32), "bias": np.ones(2, np.float32)}
@@ -135,4 +135,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_optimized_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -19,6 +19,7 @@ from jengine.optim import (
     OptimWrapperDict,
     build_optim_wrapper,
 )
+from tests.refusals import check_refusal
 
 PARAMS = {"backbone": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(3)}}
 TWO_GROUPS = [{"params": "backbone", "lr": 0.01}, {"params": "head", "lr": 0.001}]
@@ -56,20 +57,19 @@ def test_parameters_in_no_group_are_frozen():
 
 
 @pytest.mark.parametrize(
-    ("groups", "message"),
+    ("groups", "words"),
     [
-        ([{"params": "bakcbone"}], "must be paths of parameters or modules, got 'bakcbone'; closest: backbone"),
-        ([{"params": "head"}, {"params": "head.w"}], "'head.w' must be in one group, got 0 and 1"),
-        ([{"lr": 0.1}], "params"),
+        ([{"params": "bakcbone"}], ["got 'bakcbone'", "closest: backbone"]),
+        ([{"params": "head"}, {"params": "head.w"}], ["'head.w'", "got 0 and 1"]),
+        ([{"lr": 0.1}], ["params"]),
         (
             [{"params": "head.w[0]"}, {"params": "head.w[2]"}],
-            r"all layers of 'head.w' must have a group, got none for layers \[1\]",
+            ["'head.w'", "got none for layers [1]"],
         ),
     ],
 )
-def test_groups_that_do_not_fit(groups, message):
-    with pytest.raises((ValueError, KeyError), match=message):
-        OptimWrapper(SGD(lr=1.0).with_groups(groups)).init(PARAMS)
+def test_groups_that_do_not_fit(groups, words):
+    check_refusal(lambda: OptimWrapper(SGD(lr=1.0).with_groups(groups)).init(PARAMS), (ValueError, KeyError), *words)
 
 
 def test_groups_with_different_flags_have_separate_chains():
@@ -218,19 +218,18 @@ def test_constructor_gets_its_arguments_by_name():
 
 
 @pytest.mark.parametrize(
-    ("cfg", "error", "message"),
+    ("cfg", "error", "words"),
     [
-        ({"optimizer": ({"type": "SGD"},)}, TypeError, "an optimizer must be a dict .*, got tuple"),
-        ({"type": "OptimWrapper"}, AssertionError, r"must have an 'optimizer', got \['type'\]"),
-        ({"optimizer": {"type": "SDG"}}, KeyError, "did you mean 'SGD'"),
-        ({"optimizer": {"type": "SGD", "momentun": 0.9}}, TypeError, "no argument 'momentun'; did you mean 'momentum'"),
-        ({"optimizer": {"type": "SGD"}, "clip_gard": {}}, TypeError, "did you mean 'clip_grad'"),
-        ([], TypeError, "an optimizer wrapper must be a dict .*, got list"),
+        ({"optimizer": ({"type": "SGD"},)}, TypeError, ["a dict", "got tuple"]),
+        ({"type": "OptimWrapper"}, AssertionError, ["'optimizer'", "got ['type']"]),
+        ({"optimizer": {"type": "SDG"}}, KeyError, ["did you mean 'SGD'"]),
+        ({"optimizer": {"type": "SGD", "momentun": 0.9}}, TypeError, ["'momentun'", "did you mean 'momentum'"]),
+        ({"optimizer": {"type": "SGD"}, "clip_gard": {}}, TypeError, ["did you mean 'clip_grad'"]),
+        ([], TypeError, ["a dict", "got list"]),
     ],
 )
-def test_invalid_config(cfg, error, message):
-    with pytest.raises(error, match=message):
-        build_optim_wrapper(PARAMS, cfg)
+def test_invalid_config(cfg, error, words):
+    check_refusal(lambda: build_optim_wrapper(PARAMS, cfg), error, *words)
 
 
 def test_low_precision_parameters_have_float32_state():

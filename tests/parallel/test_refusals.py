@@ -16,7 +16,7 @@ from jengine.parallel import Pjit, Placement, SingleDevice, build_mesh
 from jengine.parallel.failures import ProcessError
 from jengine.parallel.mesh import find_data_shard
 from jengine.parallel.processes import ProcessMismatchError, get_client
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 from .conftest import make_loader, squared_error
 from .test_comparison import compare
@@ -103,4 +103,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_run_in_parallel_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -55,11 +55,11 @@ def read_log(directory):
 
 
 @pytest.mark.parametrize("row", CASES.values(), ids=CASES)
-def test_what_depends_on_the_data_is_refused_before_a_step_and_the_log_says_why(make_runner, tmp_path, request, row):
+def test_what_depends_on_the_data_is_refused_before_a_step_and_the_log_says_why(make_runner, tmp_path, row):
     changes, *words = row
     runner = make_runner(work_dir=tmp_path / "runs" / "first", validates=True, **changes)
     assert list(tmp_path.iterdir()) == []
-    check_refusal(request, runner.train, (TypeError, ValueError, KeyError), *words)
+    check_refusal(runner.train, (TypeError, ValueError, KeyError), *words)
     log = read_log(tmp_path / "runs" / "first")
     assert [word for word in words if word not in log] == []
     assert runner.iter == 0
@@ -70,9 +70,9 @@ def test_a_state_that_is_not_saved_may_have_any_dtype(make_runner):
     assert make_runner(custom_hooks=[Uint4Hook()]).train().step == 8
 
 
-def test_a_refused_evaluation_is_in_the_log(make_runner, tmp_path, request):
+def test_a_refused_evaluation_is_in_the_log(make_runner, tmp_path):
     runner = make_runner(val_evaluator=dict(type="Accuracy", label="z"), validates=True)
-    check_refusal(request, runner.val, KeyError, "`Accuracy.label`")
+    check_refusal(runner.val, KeyError, "`Accuracy.label`")
     assert "`Accuracy.label`" in read_log(tmp_path)
 
 

@@ -6,7 +6,7 @@ from flax import nnx
 
 from jengine.data import ArrayDataset
 from jengine.model import CrossEntropy, LinenModel, NnxModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 IMAGES = np.random.RandomState(0).randn(16, 6).astype(np.float32)
 
@@ -28,15 +28,8 @@ class NnxNet(nnx.Module):
 
 
 def make_runner(model, work_dir, **changes):
-    return Runner(
-        model,
-        work_dir,
-        train_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(image=IMAGES, label=np.arange(16) % 3))),
-        train_cfg=dict(by_epoch=False, max_iters=4),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-        default_hooks=dict(checkpoint=None, logger=None),
-        **changes,
-    )
+    data = dict(batch_size=8, dataset=ArrayDataset(dict(image=IMAGES, label=np.arange(16) % 3)))
+    return build_runner(work_dir, model, train_dataloader=data, **changes)
 
 
 def test_an_nnx_run_returns_a_module_with_its_weights(tmp_path):

@@ -7,8 +7,8 @@ import optax
 import optax.contrib
 import pytest
 
-from jengine import Runner
 from jengine.model import FunctionalModel
+from tests.runner.conftest import build_runner
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype(np.float32)
 DATA = [dict(x=X[i : i + 8], y=X[i : i + 8].sum(axis=1)) for i in (0, 8, 16)]
@@ -50,8 +50,8 @@ def in_parts(state, batch, ctx):
 
 def train(work_dir, train_step, optimizer=None, parallel=None, chunk=1):
     """Return the state after training; `parallel` None is a single device."""
-    runner = Runner(
-        FunctionalModel(init, train_step=train_step), work_dir, train_dataloader=DATA,
+    runner = build_runner(
+        work_dir, FunctionalModel(init, train_step=train_step), train_dataloader=DATA,
         train_cfg=dict(by_epoch=False, max_iters=STEPS, steps_per_call=chunk), default_hooks=dict(checkpoint=None),
         optim_wrapper=optimizer or optax.sgd(RATE), parallel=parallel or dict(type="SingleDevice"),
     )  # fmt: skip

@@ -11,10 +11,8 @@ from jengine.config.registry import LOOPS
 from jengine.data import ArrayDataset, DataLoader, IterableLoader
 from jengine.hooks import Hook
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel
-from jengine.runner import Runner
-from tests.refusals import check_refusal
-
-from .conftest import linear_model, make_dataset
+from tests.refusals import check_refusal, check_row
+from tests.runner.conftest import build_runner, make_dataset
 
 X = np.zeros((16, 2), np.float32)
 SGD = dict(optimizer=dict(type="SGD", lr=0.1))
@@ -25,14 +23,7 @@ SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=3), logger=None)
 def epoch_3(tmp_path_factory):
     """The checkpoint of a run of three epochs."""
     work_dir = tmp_path_factory.mktemp("trained")
-    Runner(
-        linear_model(),
-        work_dir,
-        train_dataloader=dict(batch_size=4, dataset=make_dataset(16)),
-        train_cfg=dict(max_epochs=3),
-        optim_wrapper=SGD,
-        default_hooks=SAVE,
-    ).train()
+    build_runner(work_dir, train_cfg=dict(max_epochs=3), default_hooks=SAVE).train()
     return str(work_dir / "epoch_3")
 
 
@@ -212,19 +203,19 @@ CALLS = {
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=name) for rows in CONFIGS.values() for name, row in rows.items()])
-def test_what_a_config_of_a_run_cannot_be_is_refused_by_the_constructor(row, request, make_runner):
+def test_what_a_config_of_a_run_cannot_be_is_refused_by_the_constructor(row, make_runner):
     changes, *expected = row
-    check_refusal(request, lambda: make_runner(**changes), *expected)
+    check_refusal(lambda: make_runner(**changes), *expected)
 
 
 @pytest.mark.parametrize("row", RUNS.values(), ids=RUNS)
-def test_what_depends_on_the_model_and_the_data_is_refused_before_the_first_step(row, request, make_runner):
+def test_what_depends_on_the_model_and_the_data_is_refused_before_the_first_step(row, make_runner):
     changes, *expected = row
     runner = make_runner(**changes)
-    check_refusal(request, runner.train, *expected)
+    check_refusal(runner.train, *expected)
     assert runner.iter == 0
 
 
 @pytest.mark.parametrize("row", CALLS.values(), ids=CALLS)
 def test_what_a_run_cannot_do_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -17,7 +17,7 @@ from jengine.data import ArrayDataset, DataLoader, DefaultSampler
 from jengine.hooks import EMAHook, Hook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
 
@@ -294,7 +294,7 @@ def trained(tmp_path_factory):
     paths = {}
     for arguments in (objects, config):
         work_dir = tmp_path_factory.mktemp(arguments.__name__)
-        Runner(work_dir=work_dir, **arguments()).train()
+        build_runner(work_dir, **arguments()).train()
         paths[arguments] = work_dir / "epoch_1"
     return paths
 

@@ -7,7 +7,7 @@ import pytest
 
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 X = np.random.RandomState(0).randn(24, 3).astype(np.float32)
 WEIGHTS = np.random.RandomState(1).rand(24).astype(np.float32)
@@ -29,9 +29,9 @@ PARALLEL = {
 
 
 def train(path, loss="mean", parallel="one device", micro_batch=None, phases=None, **optim):
-    runner = Runner(
-        FunctionalModel(lambda: {"w": jnp.full(3, 0.5)}, loss=LOSSES[loss], predict=error),
+    runner = build_runner(
         path,
+        FunctionalModel(lambda: {"w": jnp.full(3, 0.5)}, loss=LOSSES[loss], predict=error),
         train_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(x=X, weight=WEIGHTS))),
         train_cfg=dict(max_epochs=2, micro_batch=micro_batch),
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.1), clip_grad=dict(max_norm=1.0), **optim),

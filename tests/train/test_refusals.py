@@ -13,7 +13,6 @@ from jengine.extras.optimizers.averages import CosineEMA, ExpMomentumEMA
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
-from jengine.runner import Runner
 from jengine.train import (
     AVERAGES,
     ExponentialMovingAverage,
@@ -25,7 +24,8 @@ from jengine.train import (
     create_train_state,
     total_loss,
 )
-from tests.refusals import check_refusal
+from tests.refusals import check_row
+from tests.runner.conftest import build_runner
 
 X = np.zeros((4, 2), np.float32)
 SGD = dict(type="SGD", lr=0.1)
@@ -80,13 +80,7 @@ def many(size):
 
 
 def train_in_parts(path):
-    Runner(
-        FunctionalModel(lambda: {"w": jnp.ones(2)}, lambda params, batch: batch["x"] @ params["w"]),
-        path,
-        train_dataloader=[{"x": X}],
-        train_cfg=dict(max_epochs=2, micro_batch=2),
-        optim_wrapper=dict(optimizer=SGD),
-    ).train()
+    build_runner(path, train_dataloader=[{"x": X, "y": X[:, 0]}], train_cfg=dict(max_epochs=2, micro_batch=2)).train()
 
 
 IN_0_1 = (ArgumentError, "momentum`", "(0, 1)")
@@ -131,4 +125,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_a_step_cannot_do_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

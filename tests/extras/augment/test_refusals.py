@@ -9,7 +9,7 @@ from jengine.extras.diagnose import ProfilerHook
 from jengine.extras.drawing import NaiveVisualizationHook
 from jengine.extras.serving import BaseTTAModel
 from jengine.model import FunctionalModel
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 from tests.runner_fixture import QuickRunner
 
 
@@ -62,4 +62,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_augmented_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

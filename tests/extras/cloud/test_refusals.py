@@ -11,7 +11,7 @@ from jengine.extras.cloud import LocalCheckpointHook
 from jengine.extras.cloud.launchers import find_settings
 from jengine.extras.language import TokenWindows
 from jengine.hooks import CheckpointHook
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 
 def save_by_a_policy_of_one_process():
@@ -37,4 +37,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_a_cloud_cannot_do_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

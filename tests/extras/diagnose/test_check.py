@@ -16,7 +16,7 @@ from jengine.extras.diagnose.check import CheckError
 from jengine.extras.diagnose.leaked_tracers import LeakedTracerError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel, NnxModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 BAD = 21  # sample 5 of the second batch, without shuffling
 
@@ -33,14 +33,8 @@ def cross_entropy(outputs, batch):
 
 def make_runner(tmp_path, model, hooks=(), **settings):
     loader = dict(batch_size=16, dataset=dict(type=make_data), sampler=dict(type="DefaultSampler", shuffle=False))
-    arguments = dict(
-        check=True,
-        train_dataloader=loader,
-        train_cfg=dict(max_iters=3),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=1e-2)),
-        custom_hooks=list(hooks),
-    )
-    return Runner(model, tmp_path, **{**arguments, **settings})
+    arguments = dict(check=True, train_dataloader=loader, train_cfg=dict(max_iters=3), custom_hooks=list(hooks))
+    return build_runner(tmp_path, model, **{**arguments, **settings})
 
 
 def fail(runner):

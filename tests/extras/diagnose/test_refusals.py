@@ -17,7 +17,7 @@ from jengine.extras.diagnose.missing_packages import check_packages
 from jengine.extras.diagnose.replay import read_dump
 from jengine.extras.diagnose.schedule import preview_schedules
 from jengine.model import FunctionalModel, LinenModel
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 
 class Blocks(nn.Module):
@@ -118,4 +118,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_diagnosed_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -6,7 +6,7 @@ import pytest
 from jengine.config.errors import ConfigError
 from jengine.extras.drawing import LocalVisualizer
 from jengine.extras.drawing.samples import to_entry
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 pytest.importorskip("PIL.Image")
 
@@ -27,4 +27,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_drawn_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -21,7 +21,7 @@ from jengine.extras.imix.evaluate import select_metrics
 from jengine.hooks import Hook
 from jengine.hooks.hook_list import HookList
 from jengine.optim import OptimWrapper, build_optim_wrapper
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 
 def convert(**changes):
@@ -104,4 +104,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_imix_has_not_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

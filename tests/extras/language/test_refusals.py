@@ -4,7 +4,7 @@ import pytest
 
 from jengine.config.errors import ConfigError
 from jengine.extras.language import FileTokenizer, Prompts, TextGenerator
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 MODULE = dict(type="TransformerLM", vocab_size=257, width=16, depth=1, heads=2, mlp_width=32)
 PROMPTS = ["ab", "cabc", "a"]
@@ -41,4 +41,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_written_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from jengine.extras.metrics import BLEU, IoUMetric, MeanSquaredErrorMetric, MetricAdapter
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 LABELS = np.array([[[0, 0, 0, 1, 1, 255]]], np.int32)
 
@@ -37,4 +37,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_measured_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -7,7 +7,7 @@ from jengine.config.errors import ConfigError
 from jengine.extras.mmengine.mmengine_keys import drop_without_effect
 from jengine.logging import build_logger, print_log
 from jengine.runner import Runner
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 RUN = "model = dict()\nwork_dir = 'w'\n"
 BACKENDS = "vis_backends = [dict(type='LocalVisBackend')]\nvisualizer = dict(vis_backends=vis_backends)\n"
@@ -53,4 +53,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_a_config_of_mmengine_cannot_be_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jengine import Runner
 from jengine.data import ArrayDataset
 from jengine.extras.networks import quantize
 from jengine.hooks import Hook
 from jengine.model import LinenModel, parameter_roles
+from tests.runner.conftest import build_runner
 
 pytestmark = pytest.mark.foreign
 
@@ -32,13 +32,12 @@ class Losses(Hook):
 
 def train(module, tmp_path, **changes):
     hook = Losses()
-    runner = Runner(
-        dict(type="LinenModel", module=module, loss=dict(type="CrossEntropy", label="targets"), inputs="tokens"),
+    runner = build_runner(
         tmp_path,
+        dict(type="LinenModel", module=module, loss=dict(type="CrossEntropy", label="targets"), inputs="tokens"),
         train_dataloader=dict(batch_size=16, dataset=ArrayDataset(DATA)),
         train_cfg=dict(by_epoch=False, max_iters=40),
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=5e-3)),
-        default_hooks=dict(checkpoint=None, logger=None),
         custom_hooks=[hook],
         **changes,
     )

@@ -13,7 +13,7 @@ from jengine.extras.networks import TransformerLM
 from jengine.extras.networks.attention import attend
 from jengine.extras.networks.mixture import MixtureOfExperts
 from jengine.model import LinenModel, NnxModel
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 BATCH = {"x": np.zeros((4, 8), np.float32)}
 QUERY = jnp.zeros((2, 384, 4, 16))
@@ -92,4 +92,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_a_network_cannot_do_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -22,7 +22,7 @@ from jengine.model import CrossEntropy, LinenModel
 from jengine.model.roles import parameter_roles
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.optimizers.adam import scale_by_adam
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 RNG = np.random.default_rng(0)
 STEPS = 30
@@ -372,17 +372,15 @@ class NoteRates(Hook):
         self.rates.append(sorted({group["lr"] for group in runner.optim_wrapper.param_groups}))
 
 
-def make_runner(work_dir=None, **changes):
+def make_runner(work_dir, **changes):
     cfg = dict(
         model=make_lm(),
-        work_dir=work_dir,
         train_dataloader=dict(dataset=ArrayDataset(BATCH), batch_size=8),
         train_cfg=dict(by_epoch=False, max_iters=4),
         optim_wrapper=dict(optimizer=dict(type="Muon", lr=0.02, adam_learning_rate=0.01, ns_steps=2)),
-        default_hooks=dict(logger=None, checkpoint=None),
         randomness=dict(seed=0),
     )
-    return Runner(**{**cfg, **changes})
+    return build_runner(work_dir, **{**cfg, **changes})
 
 
 def test_a_schedule_multiplies_both_rates(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 from jengine.config import HOOKS
 from jengine.hooks import EarlyStoppingHook
+from tests.refusals import check_refusal
 from tests.runner_fixture import QuickRunner
 
 
@@ -101,19 +102,18 @@ def test_the_default_of_min_delta_logs_a_warning(make, caplog):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error", "words"),
     [
-        (dict(monitor="acc", rule="bigger"), ValueError, "rule` must be 'greater' or 'less' or None, got 'bigger'"),
-        (dict(monitor="score"), ValueError, "cannot infer from the name .*; pass rule="),
-        (dict(monitor="acc", patience=-1), ValueError, "patience` must be an integer of at least 0, got -1"),
-        (dict(monitor="acc", patience=1.5), TypeError, "patience` must be an integer of at least 0, got 1.5"),
-        (dict(), TypeError, "needs the argument 'monitor'"),
-        (dict(monitor="acc", patient=1), TypeError, "did you mean 'patience'?"),
+        (dict(monitor="acc", rule="bigger"), ValueError, ["rule`", "'greater'", "'less'", "None", "got 'bigger'"]),
+        (dict(monitor="score"), ValueError, ["the name", "pass rule="]),
+        (dict(monitor="acc", patience=-1), ValueError, ["patience`", "at least 0", "got -1"]),
+        (dict(monitor="acc", patience=1.5), TypeError, ["patience`", "at least 0", "got 1.5"]),
+        (dict(), TypeError, ["'monitor'"]),
+        (dict(monitor="acc", patient=1), TypeError, ["mean 'patience"]),
     ],
 )
-def test_invalid_arguments_are_refused_with_the_legal_values(arguments, error, message):
-    with pytest.raises(error, match=message):
-        HOOKS.build(dict(type="EarlyStoppingHook", **arguments))
+def test_invalid_arguments_are_refused_with_the_legal_values(arguments, error, words):
+    check_refusal(lambda: HOOKS.build(dict(type="EarlyStoppingHook", **arguments)), error, *words)
 
 
 def test_a_validation_alone_needs_no_loop_to_stop(make):

@@ -20,6 +20,7 @@ from jengine.extras.optimizers import (
 )
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.optimizers import optax_optimizers
+from tests.refusals import check_refusal
 
 RNG = np.random.default_rng(0)
 PARAMS = {"kernel": RNG.normal(size=(4, 3)).astype("f"), "bias": RNG.normal(size=3).astype("f")}
@@ -210,19 +211,18 @@ def test_injected_lr_of_a_built_chain_can_be_changed():
 
 
 @pytest.mark.parametrize(
-    ("cfg", "message"),
+    ("cfg", "words"),
     [
-        ({"type": "SGD", "nesterov": True}, "nesterov must have momentum above 0"),
-        ({"type": "SGD", "nesterov": True, "momentum": 0.9, "dampening": 0.1}, "dampening 0"),
-        ({"type": "Adam", "betas": (0.9, 1.0)}, r"betas\[1\]` must be a number in \[0, 1\), got 1.0"),
-        ({"type": "AdamW", "betas": (0.9,)}, r"betas` must be a list of 2 items .*, got \(0.9,\)"),
-        ({"type": "Rprop", "etas": (1.5, 1.2)}, r"etas\[0\]` must be a number in \(0, 1\)"),
-        ({"type": "TorchAdafactor", "eps": (None, -1.0)}, r"eps\[1\]` must be a number of at least 0"),
-        ({"type": "TorchMuon", "adjust_lr_fn": "foo"}, "adjust_lr_fn` must be 'original' or 'match_rms_adamw' or None"),
-        ({"type": "TorchMuon", "ns_coefficients": (1.0,)}, "ns_coefficients` must be a list of 3 items"),
-        ({"type": "TorchMuon", "ns_steps": 0}, r"ns_steps` must be an integer in \[1, 100\), got 0"),
+        ({"type": "SGD", "nesterov": True}, ["above 0"]),
+        ({"type": "SGD", "nesterov": True, "momentum": 0.9, "dampening": 0.1}, ["dampening 0"]),
+        ({"type": "Adam", "betas": (0.9, 1.0)}, ["betas[1]`", "got 1.0"]),
+        ({"type": "AdamW", "betas": (0.9,)}, ["betas`", "got (0.9,)"]),
+        ({"type": "Rprop", "etas": (1.5, 1.2)}, ["etas[0]`", "(0, 1)"]),
+        ({"type": "TorchAdafactor", "eps": (None, -1.0)}, ["eps[1]`", "at least 0"]),
+        ({"type": "TorchMuon", "adjust_lr_fn": "foo"}, ["adjust_lr_fn`", "'original'", "'match_rms_adamw'", "None"]),
+        ({"type": "TorchMuon", "ns_coefficients": (1.0,)}, ["ns_coefficients`"]),
+        ({"type": "TorchMuon", "ns_steps": 0}, ["ns_steps`", "100", "got 0"]),
     ],
 )
-def test_settings_outside_their_range(cfg, message):
-    with pytest.raises(ValueError, match=message):
-        OPTIMIZERS.build(cfg)
+def test_settings_outside_their_range(cfg, words):
+    check_refusal(lambda: OPTIMIZERS.build(cfg), ValueError, *words)

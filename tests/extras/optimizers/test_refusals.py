@@ -16,7 +16,7 @@ from jengine.optim import SGD, AmpOptimWrapper, OptimWrapper, OptimWrapperDict, 
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
 from jengine.train import build_train_step, create_train_state
 from tests.optim.schedules.test_refusals import groups
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 from tests.runner_fixture import QuickRunner
 
 TORCH_NAMES = (
@@ -153,4 +153,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_optimized_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

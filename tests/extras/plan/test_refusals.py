@@ -8,7 +8,7 @@ from jengine.extras.plan.plan_process import PlanError
 from jengine.extras.plan.plan_search import build_space, search
 from jengine.extras.plan.topologies import parse_topology
 from jengine.parallel import build_mesh
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 from .test_slices import make_slices
 
@@ -40,4 +40,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_planned_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -4,7 +4,7 @@ import pytest
 
 from jengine.config.errors import ConfigError
 from tests.parallel.conftest import make_loader
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 
 def replicas(make_run, batch_size=16, **settings):
@@ -21,4 +21,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_replicated_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -18,7 +18,7 @@ from jengine.extras.selfsup.memory_bank import (
 )
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 K, N = 3, 24
 SETTINGS = dict(
@@ -97,10 +97,9 @@ def make_runner(work_dir, *hooks, model=None, **changes):
         train_dataloader=dict(batch_size=4, dataset=PseudoLabelDataset(make_dataset())),
         train_cfg=dict(max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.02, momentum=0.9)),
-        default_hooks=dict(checkpoint=None, logger=None),
         custom_hooks=[cluster, *hooks],
     )
-    return Runner(model or make_model(), work_dir, **{**arguments, **changes})
+    return build_runner(work_dir, model or make_model(), **{**arguments, **changes})
 
 
 def test_each_task_runs_at_its_interval(tmp_path, monkeypatch):

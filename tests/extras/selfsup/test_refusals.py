@@ -12,7 +12,7 @@ from jengine.extras.selfsup.clustering import build_clustering
 from jengine.extras.selfsup.memory_bank import fill_bank
 from jengine.extras.selfsup.swav import SwAVHook
 from jengine.model import FunctionalModel
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 DATA = ArrayDataset(dict(x=np.ones((4, 1), np.float32)))
 
@@ -56,4 +56,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_a_method_does_not_have_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -8,7 +8,7 @@ from jengine.extras.selfsup import SwAVQueue, empty_queue, sinkhorn, swav_loss
 from jengine.extras.selfsup.swav import SwAVHook
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 DIM, PROTOTYPES = 4, 3
 
@@ -61,13 +61,12 @@ def train(tmp_path, epochs=2, recorder=None, swav=None, **changes):
         train_dataloader=dict(batch_size=4, dataset=ArrayDataset(dict(x=x))),
         train_cfg=dict(max_epochs=epochs),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=0.01)),
-        default_hooks=dict(checkpoint=None, logger=None),
         custom_hooks=[
             dict(type="SwAVHook", batch_size=4, feat_dim=DIM, priority="VERY_HIGH", **(swav or {})),
             recorder,
         ],
     )
-    runner = Runner(make_model(), tmp_path, **{**arguments, **changes})
+    runner = build_runner(tmp_path, make_model(), **{**arguments, **changes})
     runner.train()
     assert runner.programs.update.traces == 1
     return runner, recorder

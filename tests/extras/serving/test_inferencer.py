@@ -7,7 +7,7 @@ from jengine.config import MODELS
 from jengine.data import ArrayDataset, Pipeline
 from jengine.extras.serving import BaseInferencer, BaseTTAModel
 from jengine.model import CrossEntropy, LinenModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 X = np.random.RandomState(0).randn(7, 4).astype(np.float32)
 
@@ -34,12 +34,12 @@ class Classifier(BaseInferencer):
 def trained(tmp_path_factory):
     labels = (X[:, 0] > 0).astype(np.int32)
     model = LinenModel(nn.Dense(2), CrossEntropy(), inputs="x")
-    runner = Runner(
-        model,
+    runner = build_runner(
         tmp_path_factory.mktemp("run"),
+        model,
         train_dataloader=dict(batch_size=7, dataset=ArrayDataset(dict(x=X, label=labels))),
         train_cfg=dict(max_epochs=1),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        default_hooks={},
         cfg=dict(vars=dict(scale=2.0)),
     )
     runner.train()

@@ -8,7 +8,7 @@ import pytest
 from jengine.config import ConfigError
 from jengine.extras.augment.inputs import open_inputs
 from jengine.extras.serving import BaseInferencer
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 
 def predict(path, content, dataset):
@@ -33,4 +33,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_predicted_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

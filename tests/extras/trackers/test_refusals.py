@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from jengine.extras.trackers import CSVVisBackend, MLflowVisBackend, WandbVisBackend
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 
 def write_without(package, monkeypatch, backend, method, *arguments):
@@ -28,4 +28,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be_tracked_is_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

@@ -23,6 +23,7 @@ from jengine.checkpoint import CheckpointMismatchError
 from jengine.extras.weights import load_pretrained, locate_weights, open_weights
 from jengine.extras.weights.optimizer_state import load_optimizer
 from tests.checkpoint.conftest import make_meta
+from tests.refusals import check_refusal
 
 from .pretrained_models import NnxBlock, NnxViT, ResNet, ViT
 
@@ -363,17 +364,16 @@ def test_weights_that_do_not_fit_are_an_error_or_with_strict_false_a_report():
 
 
 @pytest.mark.parametrize(
-    ("rule", "message"),
+    ("rule", "words"),
     [
-        (("dens", "x"), "did you mean 'dense'"),
-        ((r"dense(", "x"), "must be a path or a regular expression"),
-        ((r"(dense)", r"\2"), "must use the groups of the old ones"),
-        ((r"dense\.\w+", "x"), "must keep paths distinct, got 'x' for both"),
+        (("dens", "x"), ["did you mean 'dense'"]),
+        ((r"dense(", "x"), ["regular expression"]),
+        ((r"(dense)", r"\2"), ["old ones"]),
+        ((r"dense\.\w+", "x"), ["got 'x' for both"]),
     ],
 )
-def test_rules_that_cannot_be_applied_are_errors(rule, message):
-    with pytest.raises(ValueError, match=message):
-        load_pretrained(small_params(), small_params(), rename=[rule])
+def test_rules_that_cannot_be_applied_are_errors(rule, words):
+    check_refusal(lambda: load_pretrained(small_params(), small_params(), rename=[rule]), ValueError, *words)
 
 
 def write_arrays(path, *values):

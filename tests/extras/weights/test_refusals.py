@@ -13,7 +13,7 @@ from jengine.checkpoint import CheckpointMismatchError, find_best_checkpoint, pu
 from jengine.config import ConfigError
 from jengine.extras.weights import export_params, import_params, load_pretrained, locate_weights
 from tests.checkpoint.conftest import make_meta, make_state, save_and_wait
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 from tests.runner.conftest import squared_error
 
 DENSE = {"kernel": np.ones((2, 2), np.float32)}
@@ -134,4 +134,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_weights_that_do_not_fit_are_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)

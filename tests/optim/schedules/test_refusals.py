@@ -9,7 +9,7 @@ import pytest
 from jengine.config import PARAM_SCHEDULERS
 from jengine.optim import OptimWrapper
 from jengine.optim.schedules import OptaxLR, build_param_schedulers
-from tests.refusals import check_refusal
+from tests.refusals import check_row
 
 EPOCHS = {"max_epochs": 4, "max_iters": 40, "epoch_length": 10}
 ITERS = {"max_epochs": 1, "max_iters": 45, "epoch_length": 10, "by_epoch_loop": False}
@@ -87,4 +87,4 @@ REFUSED = {
 
 @pytest.mark.parametrize("row", REFUSED.values(), ids=REFUSED)
 def test_schedulers_that_cannot_be_are_refused(row, request):
-    check_refusal(request, *row)
+    check_row(request, *row)
