@@ -139,11 +139,12 @@ def _variant(
     `changes` are new names (strings) or defaults of arguments.
     """
     parameters = []
-    meanings = (Muon.__doc__ or "").partition("    Args:\n")[2]
+    # Python 3.13 stores docstrings without their indentation, others with it
+    meanings = inspect.cleandoc(Muon.__doc__ or "").partition("\nArgs:\n")[2]
     for parameter in inspect.signature(Muon).parameters.values():
         change = changes.get(parameter.name)
         if isinstance(change, str):
-            meanings = meanings.replace(f"      {parameter.name}:", f"      {change}:")
+            meanings = meanings.replace(f"  {parameter.name}:", f"  {change}:")
             parameter = parameter.replace(name=change)
         elif change is not None:
             parameter = parameter.replace(default=change)
@@ -158,7 +159,7 @@ def _variant(
             return dataclasses.replace(build(**bound.arguments), name=name)
 
         vars(call)["__signature__"] = signature
-        call.__doc__ = f"{build.__doc__}\n\n    Args:\n{meanings}"
+        call.__doc__ = f"{inspect.cleandoc(build.__doc__ or '')}\n\nArgs:\n{meanings}"
         return OPTIMIZERS.register_module()(call)
 
     return define
