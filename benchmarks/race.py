@@ -3,10 +3,11 @@
     python -m benchmarks.race lm [--steps 1600] [--seeds 3] [--work-dir DIR] [PATH=VALUE ...]
 
 All optimizers have the same steps, rates, clipping and decayed parameters. The runs of seed 0 go
-through the rates, then the best one is trained with the other seeds, all in one process: what
-`jengine sweep` adds to a run is longer than a short one. results.jsonl in the work dir has a line
-for each run, and the same command goes on after the last one. `PATH=VALUE` sets values in the
-config, such as `train_dataloader.batch_size=4`.
+through the rates, then the best one is trained with the other seeds, all in one process:
+`jengine sweep` trains all settings with the same seeds, each run in a process of its own, which
+takes 5 s more of the CPU. results.jsonl in the work dir has a line for each run, and the same
+command goes on after the last one. `PATH=VALUE` sets values in the config, such as
+`train_dataloader.batch_size=4`.
 """
 
 import argparse
@@ -29,7 +30,7 @@ SETTINGS = {
     "lm": ["custom_hooks=[]"],
     "vit": ["visualizer=None", f"val_evaluator=[{LOSS!r}, {{'type': 'Accuracy'}}]"],
 }
-OPTIMIZERS = ("AdamW", "Muon", "NorMuon", "SOAP", "schedule_free_adamw")
+OPTIMIZERS = ("AdamW", "Muon", "NorMuon", "SOAP", "Shampoo", "schedule_free_adamw")
 
 
 def optimizer_settings(name, rate, betas, decay, warmup):
@@ -41,6 +42,8 @@ def optimizer_settings(name, rate, betas, decay, warmup):
         return dict(**common, lr=rate, betas=betas)
     if name == "SOAP":
         return dict(**common, lr=rate, adam_weight_decay=decay, betas=(0.95, betas[1]))
+    if name == "Shampoo":
+        return dict(**common, lr=rate, adam_weight_decay=decay, betas=betas)
     # updates as large as AdamW's, so that the same rates fit
     adam = dict(adam_b1=betas[0], adam_b2=betas[1], adam_weight_decay=decay)
     return dict(**common, **adam, lr=rate, consistent_rms=0.2)

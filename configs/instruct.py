@@ -23,8 +23,8 @@ def get_config(base: str = "") -> ConfigDict:
     """Return the config.
 
     Args:
-      base: a directory of the Hugging Face Hub with a Llama, Mistral or GPT-2 and its tokenizer, or
-        a checkpoint or work dir of `configs/lm.py:tiny`.
+      base: a directory of the Hugging Face Hub with a language model and its tokenizer, or a
+        checkpoint or work dir of `configs/lm.py:tiny`.
     """
     config = ConfigDict()
     is_hub = os.path.isfile(os.path.join(base, "config.json"))

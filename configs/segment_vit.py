@@ -12,7 +12,7 @@ import numpy as np
 from flax import linen as nn
 
 from jengine.data import ArrayDataset, Digits
-from jengine.extras.networks.networks import ViTBlock
+from jengine.extras.networks.vision_transformer import ViTBlock
 
 CLASSES = ("background", "low digit", "high digit")
 

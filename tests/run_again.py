@@ -59,6 +59,7 @@ PAGES: dict[str, dict[str, Again]] = {
         "work_dirs/equinox_state": EVERYTHING,
         "work_dirs/equinox_step": EVERYTHING,
     },
+    "distillation.md": dict.fromkeys(["teacher", "student", "features", "warmup", "close"], EVERYTHING),
     "evaluation.md": {},
     "house.md": {},
     "finetuning.md": {

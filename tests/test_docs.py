@@ -21,7 +21,12 @@ DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
 @pytest.mark.parametrize(
-    "page", ["optim_tutorial.md", pytest.param("finetuning.md", marks=pytest.mark.many_processes), "own_step.md"]
+    "page",
+    [
+        "optim_tutorial.md",
+        "own_step.md",
+        *(pytest.param(page, marks=pytest.mark.many_processes) for page in ("finetuning.md", "distillation.md")),
+    ],
 )
 def test_page_runs_from_top_to_bottom(page, run_page):
     run_page(page)

@@ -43,6 +43,11 @@ OWN_PLACES = {
     "DistSamplerSeedHook": "default_hooks = dict(sampler_seed={})",
     "SmallCNN": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
     "SmallViT": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
+    "CLIP": 'model = dict(type="LinenModel", inputs=["image", "tokens"], '
+    'loss="jengine.extras.networks.contrastive_loss", module={})',
+    "ConvNeXt": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
+    "ResNet": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
+    "ViT": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
     "Quantized": 'model = dict(type="LinenModel", loss=dict(type="CrossEntropy"), module={})',
     "TransformerLM": 'model = dict(type="LinenModel", inputs="tokens", loss=dict(type="CrossEntropy"), module={})',
     "CrossEntropy": 'model = dict(type="LinenModel", module=dict(type="SmallCNN"), loss={})',
@@ -65,6 +70,8 @@ _ARGUMENTS = {
         'clustering=dict(type="Kmeans", k=30, pca_dim=16), unif_sampling=True, reweight=False, '
         "reweight_pow=0.5",
         "DenseCLHook": "start_iters=1000",
+        "DistillHook": 'teacher="work_dirs/large", temperature=4.0, task_weight=0.1',
+        "FrozenModelHook": 'model="work_dirs/pretrained", name="reference"',
         "EMAHook": "momentum=0.0002, begin_iter=500",
         "GenerationHook": 'prompts=["def ", "import "], interval=500',
         "OptunaPruningHook": 'monitor="accuracy/top1"',
@@ -100,6 +107,7 @@ _ARGUMENTS = {
         "Muon": "lr=0.02, weight_decay=0.1, adam_learning_rate=1e-3",
         "NorMuon": "lr=0.02, adam_learning_rate=1e-3",
         "SOAP": "lr=3e-3, precondition_frequency=10",
+        "Shampoo": "lr=3e-3, precondition_frequency=20",
         "BertAdam1": "lr=1e-4",
     },
     "optimizer wrapper": {
@@ -171,6 +179,10 @@ _ARGUMENTS = {
         f'model=dict(type="LinenModel", {_CNN})',
         "SmallCNN": "num_classes=10, widths=(32, 64), dropout=0.1",
         "SmallViT": "num_classes=10, patch=2, width=64, depth=4, heads=4",
+        "ViT": "num_classes=10, patch=4, width=192, depth=12, heads=3",
+        "ConvNeXt": "num_classes=10, widths=(40, 80, 160, 320), depths=(2, 2, 6, 2)",
+        "ResNet": 'num_classes=10, kind="basic", widths=(64, 128, 256, 512), depths=(2, 2, 2, 2)',
+        "CLIP": "image=dict(patch=32), text=dict(max_length=77)",
         "SwitchedLoss": 'losses=[dict(type="CrossEntropy"), dict(type="CrossEntropy", label_smoothing=0.1)]',
         "TextGenerator": 'tokenizer="bytes", max_new_tokens=64, temperature=0.7, model=dict(type="LinenModel", '
         'module=dict(type="TransformerLM", vocab_size=257), inputs="tokens", '

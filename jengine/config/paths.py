@@ -150,6 +150,6 @@ def closest_paths(path: str, candidates: Iterable[str]) -> str:
 
 def _wrapper_types() -> tuple[type, ...]:
     """Return the wrapper classes in the Flax modules that are loaded."""
-    return tuple(
-        vars(sys.modules[module])[name] for module, name in _WRAPPERS if module in sys.modules
-    )
+    # a module that another thread imports at this moment has no classes yet, and no tree has them
+    found = (vars(sys.modules[m]).get(name) for m, name in _WRAPPERS if m in sys.modules)
+    return tuple(cls for cls in found if cls is not None)

@@ -3,6 +3,7 @@
 from jengine.extras import augment as augment
 from jengine.extras import cloud as cloud
 from jengine.extras import diagnose as diagnose
+from jengine.extras import distill as distill
 from jengine.extras import drawing as drawing
 from jengine.extras import followers as followers
 from jengine.extras import imix as imix

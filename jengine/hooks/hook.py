@@ -260,6 +260,13 @@ class Hook:
         """
         return ctx
 
+    def wrap_model(self, model: Any) -> Any:
+        """Return the model that the run uses, `model` or a `ModelWrapper` around it.
+
+        Called once, while the Runner is built.
+        """
+        return model
+
     # --- Evaluation. ---
 
     def eval_variables(

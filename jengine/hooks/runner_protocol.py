@@ -145,6 +145,7 @@ class RunnerProtocol(Progress, Protocol):
     # step inputs; a new value does not recompile the step
     def hyperparams(self) -> MutableMapping[str, Any]: ...
 
+    constants: dict[str, Any]  # arrays that the step reads in `hyperparams`, see `Runner`
     strategy: Strategy  # places arrays on devices
     checks: Any  # the `step_checks` with `check=True`, else None
 

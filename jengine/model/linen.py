@@ -153,7 +153,7 @@ class LinenModel(Model):
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
         # a call may skip one
         new_state = {name: updated.get(name, old) for name, old in model_state.items()}
-        return self._sown.add_losses(losses, sown, self._loss), new_state
+        return self._sown.add_losses(losses, outputs, sown, self._loss), new_state
 
     @property
     def predicts_with_rng(self) -> bool:
@@ -169,10 +169,10 @@ class LinenModel(Model):
             *select_inputs(batch, self._inputs, "LinenModel"),
             rngs=_keys(self._predict_rngs, rng),
             # With any list, even an empty one, `apply` returns a pair.
-            mutable=list(self._sown_collections) if self._sown.predictions else False,
+            mutable=list(self._sown_collections) if self._sown.are_predicted else False,
             **train_arguments(type(self.module).__call__, train=False),
         )
-        if not self._sown.predictions:
+        if not self._sown.are_predicted:
             return outputs
         outputs, sown = outputs
         return self._sown.add_predictions(outputs, _flatten(sown))

@@ -48,7 +48,7 @@ from jengine.model.nnx_state import (
 )
 from jengine.model.padding import exclude_padding, mask_batch_norms
 from jengine.model.selection import Selector
-from jengine.model.sown import Sown, SownValues
+from jengine.model.sown import Sown, SownValues, prepare_observed
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -202,7 +202,7 @@ class NnxModel(Model):
         losses = call_loss(self._loss, outputs, batch, hyperparams, sown)
         if self._get_structure().has_frozen:
             new_state = {FROZEN: model_state[FROZEN], "state": new_state}
-        return self._sown.add_losses(losses, sown, self._loss), new_state
+        return self._sown.add_losses(losses, outputs, sown, self._loss), new_state
 
     def predict(
         self, params: Params, model_state: ModelState, batch: Batch, *, rng: jax.Array | None = None
@@ -336,6 +336,7 @@ class NnxModel(Model):
         mask_batch_norms(module)  # after the merge, which makes a new module for each trace
         if train and self._remat:
             load_provided("activation_checkpointing", "remat_nnx")(module, self._remat)
+        prepare_observed(module)
         # Streams of the module have folded in 0, 1, ...; this is the next number.
         if structure.accepts_rngs:
             arguments["rngs"] = nnx.Rngs(

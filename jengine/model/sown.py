@@ -1,13 +1,49 @@
 """Values that a Flax module sows: as losses, in the loss function, and in predictions."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jengine.model.adapters import accepts
 from jengine.model.model import ArrayTree, Losses, PyTree
 
 # collection (Linen) or name of the variable type (NNX) -> dotted path -> value
 Sown = dict[str, dict[str, Any]]
+
+
+class Observer(NamedTuple):
+    """What the wrapper of a model does with the network's values, see `observed`."""
+
+    # from the outputs and the sown values to further losses by name, or to what a prediction
+    # returns instead of the outputs
+    use: Callable[[ArrayTree, Sown], Any]
+    # changes the copy of an NNX module that is called next
+    prepare: Callable[[Any], None] = lambda module: None
+
+
+# a context variable, as between the wrapper and the adapter other wrappers may trace functions
+_observer: contextvars.ContextVar[Observer | None] = contextvars.ContextVar(
+    "observer", default=None
+)
+
+
+@contextlib.contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Let `observer` use the network's outputs and sown values in a `loss` or `predict` of a
+    `LinenModel` or an `NnxModel` that is called in the body.
+    """
+    token = _observer.set(observer)
+    try:
+        yield
+    finally:
+        _observer.reset(token)
+
+
+def prepare_observed(module: Any) -> None:
+    """Let the observer, if there is one, change an NNX module."""
+    if (observer := _observer.get()) is not None:
+        observer.prepare(module)
 
 
 class SownValues:
@@ -32,8 +68,10 @@ class SownValues:
         self.predictions = tuple(predictions)
         self.names = (*self._weights, *self.predictions)
 
-    def add_losses(self, losses: Losses, sown: Sown, loss: Callable[..., Any]) -> Losses:
-        """Return the losses together with the sown ones.
+    def add_losses(
+        self, losses: Losses, outputs: ArrayTree, sown: Sown, loss: Callable[..., Any]
+    ) -> Losses:
+        """Return the losses together with the sown ones, and those of an observer.
 
         Values that are sown under one name, by any number of modules, are added up in one entry
         with that name, to which `_loss` is appended if it does not contain 'loss'. A loss called
@@ -52,9 +90,11 @@ class SownValues:
                 used.add((collection, path))
                 entry = _last(path) if "loss" in _last(path) else f"{_last(path)}_loss"
                 entries.setdefault(entry, []).extend(weight * part for part in _parts(value))
+        if (observer := _observer.get()) is not None:
+            entries |= observer.use(outputs, sown)
         if clash := [entry for entry in entries if entry in losses]:
             raise ValueError(
-                f"{self._owner}: a sown loss must not have the name of another loss, got "
+                f"{self._owner}: a sown or added loss must not have the name of another loss, got "
                 f"{clash[0]!r}"
             )
         unused = [
@@ -75,6 +115,11 @@ class SownValues:
             }
         return {**losses, **entries}
 
+    @property
+    def are_predicted(self) -> bool:
+        """Whether predictions need the sown values."""
+        return bool(self.predictions) or _observer.get() is not None
+
     def add_predictions(self, outputs: ArrayTree, sown: Sown) -> PyTree:
         """Return the outputs, or a dict with them as 'outputs' and the selected sown values by
         name.
@@ -82,6 +127,8 @@ class SownValues:
         A value that one module sows once is the array itself; several are a dict from dotted path
         to value.
         """
+        if (observer := _observer.get()) is not None:
+            return observer.use(outputs, sown)
         if not self.predictions:
             return outputs
         selected = {}

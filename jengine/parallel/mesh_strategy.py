@@ -6,7 +6,7 @@ import functools
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -129,6 +129,13 @@ class MeshStrategy(Strategy):
         return paths.map_with_path(
             lambda path, leaf: self.sharding(*self._spec(under + path, leaf.shape)), tree
         )
+
+    def constant_shardings(
+        self, params: ArrayTree, logical_axes: Mapping[str, Sequence[Axis]]
+    ) -> PyTree:
+        """Return the shardings for the parameters of another model, by the rules of this one."""
+        placed = self._placement.place(params, logical_axes, must_match=False)
+        return paths.map_with_path(lambda path, _: self.sharding(*placed[path].spec), params)
 
     def put_batch(self, batch: Batch, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the devices; see `Strategy`."""

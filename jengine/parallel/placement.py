@@ -85,7 +85,10 @@ class Placement:
         self._strict = strict
 
     def place(
-        self, params: Params, logical_axes: Mapping[str, Sequence[Axis]] | None = None
+        self,
+        params: Params,
+        logical_axes: Mapping[str, Sequence[Axis]] | None = None,
+        must_match: bool = True,
     ) -> dict[str, Placed]:
         """Return the sharding for every parameter by dotted path.
 
@@ -93,6 +96,7 @@ class Placement:
           params: pytree of arrays or ShapeDtypeStructs.
           logical_axes: for each axis a name, several names, or None, by dotted path; set by the
             model.
+          must_match: whether a rule that matches nothing is reported.
 
         Raises:
           ConfigError: with `strict`, a rule matches nothing; or a table is sharded along two axes.
@@ -102,7 +106,7 @@ class Placement:
         placed = {
             path: self._place_one(path, leaf.shape, axes.get(path)) for path, leaf in leaves.items()
         }
-        for key, _ in self._rules:
+        for key, _ in self._rules if must_match else ():
             # A rule that another one shadows did match; only one without any parameter is a typo.
             if not any(_matches(key, path) for path in leaves):
                 message = (

@@ -16,7 +16,7 @@ from jengine.config.registry import STRATEGIES
 from jengine.logging.watchdog import Wait
 from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params
 from jengine.parallel.mesh import DataShard, context_mesh
-from jengine.parallel.placement import Rules
+from jengine.parallel.placement import Axis, Rules
 
 PyTree = Any
 
@@ -109,6 +109,11 @@ class Strategy(Protocol):
         """
         return tree
 
+    def constant_shardings(
+        self, params: ArrayTree, logical_axes: Mapping[str, Sequence[Axis]]
+    ) -> PyTree:
+        """Return the shardings for the parameters of another model, which the step only reads."""
+
     def gather_tables(self, params: Params) -> PyTree:
         """Return the parameters for use in a model, with lookup tables replicated where XLA
         requires this.
@@ -168,6 +173,12 @@ class SingleDevice(Strategy):
     def put_batch(self, batch: Batch, chunked: bool = False, rules: Rules | None = None) -> PyTree:
         """Start the transfer of a host batch to the device; see `Strategy`."""
         return batch if self.takes_host_batches else jax.device_put(batch, self.device)
+
+    def constant_shardings(
+        self, params: ArrayTree, logical_axes: Mapping[str, Sequence[Axis]]
+    ) -> PyTree:
+        """Return the device for each parameter of another model."""
+        return jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(self.device), params)
 
     def put_replicated(self, tree: ArrayTree) -> PyTree:
         """Copy values to the device."""

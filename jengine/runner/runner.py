@@ -148,6 +148,9 @@ class Runner:
       is_loaded: whether the state is from there.
       hyperparams: scalars that hooks pass to the step. Add a key before training; its value may
         change at any time.
+      constants: arrays on the devices that the step also reads in `hyperparams`, such as the
+        variables of a frozen model, by name: an input of the compiled step, neither donated nor
+        saved. Set them in `before_train`.
     """
 
     train_loop: TrainLoop = _LATER
@@ -264,6 +267,7 @@ class Runner:
         self.checks = load_provided("step_checks", "StepChecks")(strategy) if check else None
         self.model = build_model(model, precision)
         self.hyperparams = Hyperparams()
+        self.constants: dict[str, PyTree] = {}
         # Who acts
         visualizer = components.build_visualizer(visualizer, identity.log_dir)
         self.hook_list = HookList()
@@ -285,6 +289,8 @@ class Runner:
             visualizer,
             self.hooks,
         )
+        for hook in self.hooks:
+            self.model = hook.wrap_model(self.model)
         # What depends on the data: `train`, `val` and `test` build the rest
         self._loaders = DataLoaders(self._sections, self.run)
         self._initializer = StateInitializer(self.model, strategy, identity.seed, lambda: self.cfg)
@@ -467,6 +473,7 @@ class Runner:
             hyperparams=self.hyperparams,
             refuse_changes=self.run.resume_is_exact,
             checks=self.checks,
+            constants=self.constants,
         )
         programs.hashes.update(self.run.saved_hashes)
         return programs
@@ -615,8 +622,8 @@ class Runner:
         return metrics
 
     def step_hyperparams(self) -> dict[str, Any]:
-        """Return all hyperparameters: the optimizer's and those that hooks set."""
-        return {**self.optim_wrapper.hyperparams, **self.hyperparams}
+        """Return all hyperparameters: the optimizer's and those that hooks set, with constants."""
+        return {**self.optim_wrapper.hyperparams, **self.hyperparams, **self.constants}
 
     def take_hyperparams(self) -> None:
         """Set in the optimizers what hooks have set in `hyperparams` under the name of one of

@@ -63,6 +63,8 @@ class HyperparamsVector:
     vector: np.ndarray | jax.Array  # float[n]; float[K, n] for a chunk
     # the structure that `unravel` restores
     spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))
+    # arrays that `unravel` adds by name, on the devices; all steps of a chunk have the same
+    constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def unravel(self) -> Any:
         """Return the arrays in the original structure, within a compiled step."""
@@ -73,7 +75,10 @@ class HyperparamsVector:
             stop = start + math.prod(shape)
             arrays.append(self.vector[start:stop].reshape(shape).astype(dtype))
             start = stop
-        return self.spec.treedef.unflatten(arrays)
+        values = self.spec.treedef.unflatten(arrays)
+        if self.constants:
+            values.update(self.constants)
+        return values
 
 
 class HyperparamsRaveler:

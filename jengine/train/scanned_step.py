@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jengine.train.hyperparams import HyperparamsVector
 from jengine.train.state import TrainState
 from jengine.train.step import Gradients, Metrics, TrainStep
 
@@ -47,13 +48,25 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
     Returns:
       The chunk. Its arguments are the state, the batches and hyperparameters with a leading axis
       [K], and `is_update`: bool[K], True for the steps that update (ignored without `accumulate`).
+      `constants` of the hyperparameters have no such axis.
     """
 
     def chunk(
         state: TrainState, batches: PyTree, hyperparams: PyTree, is_update: jax.Array
     ) -> tuple[TrainState, ScannedMetrics]:
         """Run K steps."""
-        first = jax.tree.map(lambda x: x[0], (batches, hyperparams))  # only for its shapes
+        constants = hyperparams.constants if isinstance(hyperparams, HyperparamsVector) else {}
+        if constants:
+            hyperparams = dataclasses.replace(hyperparams, constants={})
+
+        def of_step(inputs: PyTree) -> PyTree:
+            batch, hyperparams, *rest = inputs
+            if constants:
+                hyperparams = dataclasses.replace(hyperparams, constants=constants)
+            return batch, hyperparams, *rest
+
+        # only for its shapes
+        first = of_step(jax.tree.map(lambda x: x[0], (batches, hyperparams)))
         update_metrics = jax.eval_shape(update, state, *first)[1]  # traced, but not compiled
         accumulate_metrics = (
             update_metrics if accumulate is None else jax.eval_shape(accumulate, state, *first)[1]
@@ -63,7 +76,7 @@ def build_scanned_step(update: TrainStep, accumulate: TrainStep | None = None) -
         def body(
             state: TrainState, inputs: tuple[PyTree, PyTree, jax.Array]
         ) -> tuple[TrainState, Metrics]:
-            batch, hyperparams, is_update = inputs
+            batch, hyperparams, is_update = of_step(inputs)
             if accumulate is None:
                 return update(state, batch, hyperparams)
             gradients = update.differentiate(state, batch, hyperparams)

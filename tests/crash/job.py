@@ -3,7 +3,8 @@
     python tests/crash/job.py WORK_DIR [ITERATIONS] [OPTIONS]
 
 The job continues from the newest checkpoint of WORK_DIR. It may be killed and restarted at any moment. OPTIONS is JSON:
-`url` of a work dir in a bucket instead, `steps_per_call`, `out_dir`, `process` with the address, number and index of one of several processes, and `kill_at`, the
+`url` of a work dir in a bucket instead, `steps_per_call`, `out_dir`, `save`, the iterations between two checkpoints (0: no checkpoint before the
+last), `local`, those between two copies on local disks, in the directory of the environment variable JENGINE_TEST_DISK, `process` with the address, number and index of one of several processes, and `kill_at`, the
 number of the file operation at which the job kills itself. It prints the number of file operations at its end.
 """
 
@@ -53,10 +54,12 @@ class FileOperations:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(work_dir, max_iters, steps_per_call=1, out_dir=None, url=None, hooks=()):
+def main(work_dir, max_iters, steps_per_call=1, out_dir=None, url=None, save=2, local=0, hooks=()):
     x = np.random.default_rng(0).standard_normal((100, 4), np.float32)
     data = ArrayDataset(dict(x=x, target=x.sum(axis=1, keepdims=True)))
     count = jax.process_count()
+    if local:
+        hooks = [*hooks, dict(type="LocalCheckpointHook", directory="$JENGINE_TEST_DISK", interval=local)]
     Runner(
         LinenModel(Net(), MeanSquaredError(), inputs="x"),
         url or work_dir,
@@ -75,10 +78,10 @@ def main(work_dir, max_iters, steps_per_call=1, out_dir=None, url=None, hooks=()
             checkpoint=dict(
                 type="CheckpointHook",
                 by_epoch=False,
-                interval=2,
+                interval=save or -1,
                 max_keep_ckpts=2,
-                save_best="loss",
-                rule="less",
+                save_best="loss" if save else None,
+                rule="less" if save else None,
                 out_dir=out_dir,
             ),
         ),
@@ -91,6 +94,7 @@ def main(work_dir, max_iters, steps_per_call=1, out_dir=None, url=None, hooks=()
 if __name__ == "__main__":
     options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
     directories = [sys.argv[1], *([options["out_dir"]] if "out_dir" in options else [])]
+    directories += [os.environ["JENGINE_TEST_DISK"]] if "local" in options else []
     operations = FileOperations(directories, options.pop("kill_at", None))
     if "process" in options:
         launch("none", *options.pop("process"), timeout=60, heartbeat_timeout=HEARTBEAT_TIMEOUT)

@@ -6,6 +6,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,9 +39,14 @@ def start(work_dir, iterations, count=1, kill_at=None, victim=0, **options):
             own["kill_at"] = kill_at
         command = [sys.executable, str(JOB), str(work_dir), str(iterations), json.dumps(own)]
         with open(output_path(work_dir, index), "a") as out:
-            env = {**cache, **os.environ, **flags}
+            env = {**cache, **os.environ, **flags, "JENGINE_TEST_DISK": str(disk_path(work_dir, index))}
             jobs.append(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=env))
     return jobs
+
+
+def disk_path(work_dir, index=0):
+    """Return the directory that stands for the local disk of the host of a process."""
+    return work_dir.with_suffix(f".disk_{index}")
 
 
 def output_path(work_dir, index=0):
@@ -104,15 +110,20 @@ def finish(work_dir, iterations, **options):
     return count_operations(work_dir)
 
 
-def interrupt(work_dir, iterations, signum, rng, **options):
+def interrupt(work_dir, iterations, signum, rng, victim=None, **options):
     """Start the job and send a process of it a signal after a random number of iterations and a random pause.
+
+    Args:
+      work_dir, iterations, signum, **options: as for `start` and `run`.
+      rng: random numbers.
+      victim: the process; None for a random one.
 
     Returns:
       Whether the signal interrupted it before its end.
     """
     before = last_iteration(work_dir)
     goal, pause = rng.randint(1, max(1, (iterations - before) // 2)), rng.uniform(0.0, 0.08)
-    victim = rng.randrange(options.get("count", 1))
+    victim = rng.randrange(options.get("count", 1)) if victim is None else victim
     jobs, start_time = start(work_dir, iterations, **options), time.monotonic()
     first_size = None
     while jobs[victim].poll() is None:
@@ -218,6 +229,57 @@ def run_with_processes(directory, seed, count, in_save):
     victim = rng.randrange(count)
     operations = count_operations(make_reference(directory, 12, count), victim)
     return run_killed_at(directory, rng.randint(1, operations), count=count, victim=victim)
+
+
+def run_with_lost_disks(directory, seed, count, kills=2, iterations=40):
+    """Kill a random one of several processes and replace its disk by an empty one, `kills` times; then let the run finish, and
+    compare it with an uninterrupted one. It saves no checkpoint before its last.
+
+    Args:
+      directory: of the work dirs and the disks.
+      seed: of the processes and the moments.
+      count: number of processes.
+      kills: number of lost disks.
+      iterations: length of the run.
+
+    Returns:
+      How many kills interrupted it, and how often a process got its copy from another disk.
+    """
+    directory, rng = pathlib.Path(directory), random.Random(seed)
+    work_dir = directory / f"lost_{seed}_of_{count}"
+    reference_dir = make_reference(directory, iterations, count)
+    options = dict(count=count, save=0, local=3)
+    interrupted = 0
+    for _ in range(kills):
+        victim = rng.randrange(count)
+        interrupted += interrupt(work_dir, iterations, signal.SIGKILL, rng, victim, **options)
+        shutil.rmtree(disk_path(work_dir, victim), ignore_errors=True)
+        assert checkpoint.list_checkpoints(work_dir) == []
+    finish(work_dir, iterations, **options)
+    jax.tree.map(np.testing.assert_array_equal, checkpoint.load(work_dir).state, checkpoint.load(reference_dir).state)
+    assert read_log(work_dir) == read_log(reference_dir)
+    return interrupted, output_path(work_dir).read_text().count(" gets its copy from the disk of process ")
+
+
+def run_killed_in_copies(directory, seed, count, iterations=12):
+    """Kill a random one of several processes at one of its operations on the files of copies on local disks, its own and those
+    that it keeps; let the run finish, and compare it with an uninterrupted one. With an odd seed its disk is lost as well.
+    """
+    directory, rng = pathlib.Path(directory), random.Random(seed)
+    reference_dir, work_dir = directory / f"with_copies_of_{count}", directory / f"killed_in_copies_{seed}_of_{count}"
+    victim = rng.randrange(count)
+    options = dict(count=count, save=0, local=2)
+    if not reference_dir.exists():
+        finish(reference_dir, iterations, **options)
+    jobs = start(work_dir, iterations, kill_at=rng.randint(1, count_operations(reference_dir, victim)), victim=victim, **options)
+    wait_for_victim(work_dir, jobs, victim)
+    if seed % 2:
+        shutil.rmtree(disk_path(work_dir, victim), ignore_errors=True)
+    finish(work_dir, iterations, **options)
+    jax.tree.map(np.testing.assert_array_equal, checkpoint.load(work_dir).state, checkpoint.load(reference_dir).state)
+    assert read_log(work_dir) == read_log(reference_dir)
+    leftovers = [path for index in range(count) for path in disk_path(work_dir, index).rglob("*") if ".incoming" in path.name]
+    assert not leftovers, leftovers
 
 
 def make_reference(directory, iterations, count):

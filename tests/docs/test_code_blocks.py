@@ -50,6 +50,7 @@ from tests.docs_pages import PAGES, ROOT, TEXTS, blocks_of
 # Pages whose code has tests of its own: in tests/test_docs.py, tests/config, tests/hooks, tests/optim and tests/parallel.
 ELSEWHERE = (
     "devices.md",
+    "distillation.md",
     "equinox.md",
     "finetuning.md",
     "hooks.md",
@@ -429,6 +430,7 @@ def test_pretrained_page(run_page, trained, tmp_path):
     params = dict(trained.state.params)
     export_params(params, tmp_path / "vit.safetensors")
     shutil.copytree(PRETRAINED / "llama", tmp_path / "weights" / "Llama-3.2-1B")
+    shutil.copytree(PRETRAINED / "convnext", tmp_path / "weights" / "convnext-tiny-224")
     names = run_page("pretrained.md", dict(params=params), {"from jengine.extras import weights": dict(rename=[])})
     assert names["load_from"] == dict(path="old_run/state", item="model", optimizer=True)
     assert class_names([MODELS.build(names["model"])]) == ["LinenModel"]

@@ -8,11 +8,14 @@ import jax
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 
 from jengine import Runner, load_config, load_model
 from jengine.cli import main
 from jengine.config import format_config, parse_config, resolve, write_config
 from jengine.config.modules import importable
+from jengine.optim import OptimWrapper
+from jengine.train import build_train_step, create_train_state
 from tests.run_again import Again, check_runs_again, find_runs, has_checkpoint, train_again
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -34,6 +37,8 @@ EXAMPLES = {
     "shard_map_loop": dict(steps=60),
     "pmap_loop": dict(steps=60),
     "ppo": dict(max_iters=20, envs=8, length=32, save_every=10),
+    "dpo": dict(max_iters=20, pretrain_iters=40),
+    "pipeline": dict(max_epochs=2),
 }
 
 
@@ -129,6 +134,8 @@ AGAIN = {  # the others, with sizes for a checkpoint
     "many_hooks": dict(max_epochs=5, target_accuracy=1.0),
     "imix_debug": dict(total_epochs=1),
     "ppo": dict(max_iters=10, envs=8, length=32),
+    "dpo": dict(max_iters=2, pretrain_iters=2),
+    "pipeline": dict(max_epochs=1),
 }
 
 
@@ -192,6 +199,67 @@ def test_the_gan_example_trains_both_networks_in_one_program(tmp_path):
     assert runner.optim_wrapper.get_lr() == {"disc.lr": [4e-4], "gen.lr": [1e-3]}  # after the warm-up
     text = next(tmp_path.glob("*/*.log")).read_text()
     assert "disc.lr: 4.0000e-04 gen.lr:" in text or "Saving checkpoint" in text
+
+
+def test_the_preference_example_has_the_loss_of_the_paper():
+    dpo = load_example("dpo")
+    model = dpo.PreferenceModel(nn.Sequential([nn.Embed(dpo.NUMBERS, 8), nn.Dense(dpo.NUMBERS)]))
+    batch = {name: x[:4] for name, x in dpo.Answers(True).arrays.items()}
+    params, reference = (model.init(jax.random.key(i), batch)[0] for i in range(2))
+
+    def log_prob(weights, tokens):
+        logits = np.asarray(model.module.apply({"params": weights}, tokens[:, :-1]), np.float64)
+        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        return np.take_along_axis(log_probs, tokens[:, 1:, None], axis=-1)[..., 0].sum(axis=1)
+
+    ratios = [log_prob(params, batch[name]) - log_prob(reference, batch[name]) for name in ("chosen", "rejected")]
+    margin = 0.1 * (ratios[0] - ratios[1])
+    wrapper = OptimWrapper(optax.sgd(0.0))
+    state = create_train_state(params, {}, wrapper, rng=jax.random.key(0))
+    hyperparams = {**wrapper.hyperparams, "reference": dict(params=reference, model_state={})}
+    _, metrics = build_train_step(model, wrapper)(state, batch, hyperparams)
+    np.testing.assert_allclose(metrics["loss"], np.log1p(np.exp(-margin)).mean(), rtol=1e-5)  # equation 7
+    np.testing.assert_allclose(metrics["margin"], margin.mean(), rtol=1e-4)
+
+
+@pytest.mark.many_processes
+def test_the_preference_example_counts_up_in_the_end(tmp_path):
+    dpo = load_example("dpo")
+    runner = dpo.main(work_dir=str(tmp_path), **EXAMPLES["dpo"])
+    margins = runner.message_hub.get_scalar("train/margin").data[0]
+    assert abs(margins[0]) < 1e-5  # the model starts as the reference
+    assert margins[-1] > 1
+    assert dpo.measure(runner) > 0.8  # 0.5 before
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_the_pipeline_example_has_the_values_and_gradients_of_one_device(stages):
+    pipeline = load_example("pipeline").pipeline
+    rng = np.random.default_rng(0)
+    params = dict(w=rng.standard_normal((stages, 4, 4)), b=rng.standard_normal((stages, 4)))
+    x = rng.standard_normal((12, 3, 4))
+
+    def loss(params, x):
+        return (pipeline(lambda p, x: np.tanh(1) * x + jax.nn.tanh(x @ p["w"] + p["b"]), params, x, 6) ** 3).sum()
+
+    step = jax.value_and_grad(loss, argnums=(0, 1))
+    expected = jax.jit(step)(params, x)
+    mesh = jax.make_mesh((stages,), ("stage",), axis_types=(jax.sharding.AxisType.Auto,), devices=jax.devices()[:stages])
+    with jax.set_mesh(mesh):
+        compiled = jax.jit(lambda params, x: step(params, x)).lower(params, x).compile()
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-4), compiled(params, x), expected)
+    assert compiled.as_text().count(" collective-permute(") == 2  # one loop forward, one backward
+
+
+@pytest.mark.many_processes
+def test_the_pipeline_example_trains_as_on_one_device_with_a_stage_on_each(tmp_path):
+    main = load_example("pipeline").main
+    runs = [main(work_dir=str(tmp_path / str(n)), stages=n, **EXAMPLES["pipeline"]) for n in (1, 2)]
+    losses = [run.message_hub.get_scalar("train/loss").data[0] for run in runs]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    kernel = runs[1].state.params["blocks"]["Dense_0"]["kernel"]
+    assert kernel.shape == (2, 32, 128)
+    assert kernel.addressable_shards[0].data.shape == (1, 32, 128)
 
 
 PPO_ON_HOST = pytest.param("host", None, marks=pytest.mark.many_processes)

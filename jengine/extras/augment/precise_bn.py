@@ -94,7 +94,7 @@ class PreciseBNHook(Hook):
             batch_statistics = on_whole_batches(_batch_statistics, loader.batch_axis is None)
             compute = functools.partial(batch_statistics, runner.model, hooks, paths)
             self._compiled = jax.jit(runner.strategy.with_explicit_mesh(compute))
-        hyperparams = {**runner.optim_wrapper.hyperparams, **runner.hyperparams}
+        hyperparams = runner.step_hyperparams()
         total: dict[str, jax.Array] = {}
 
         def put(batch: Batch) -> Any:

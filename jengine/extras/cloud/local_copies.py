@@ -2,8 +2,9 @@
 are newer.
 
     <directory>/<run>-<hash of the work dir>/
-      process_0_of_2/iter_150/    a checkpoint with the arrays that the devices of this process hold
+      process_0_of_2/iter_150/    a checkpoint with the arrays that the devices of process 0 hold
       process_0_of_2/iter_140/    kept until all processes have the next
+      process_1_of_2/             the same of process 1, if this host keeps its copies too
 
 The work dir has the file `local_copies` with the path of the directory, so that a restart looks
 there. A copy of the work dir has the same run, but not the same copies on local disks.
@@ -11,22 +12,29 @@ there. A copy of the work dir has the same run, but not the same copies on local
 
 import hashlib
 import logging
+import math
 import os
+import re
+from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from jengine.checkpoint.layout import (
+    CorruptCheckpointError,
     find_latest,
     find_manifests,
+    list_checkpoints,
     read_current_run,
     read_meta,
 )
 from jengine.checkpoint.manifest import read_manifest, validate_checkpoint
+from jengine.checkpoint.progress import wait_for_processes
 from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
-from jengine.config.storage import is_url, read_bytes, storage_path, write_bytes
+from jengine.config.storage import StorageError, is_url, read_bytes, storage_path, write_bytes
+from jengine.extras.cloud.neighbours import Packed, exchange, pack, split_into_rounds, unpack
 from jengine.parallel.processes import ProcessGroup
 
 POINTER = "local_copies"
@@ -34,21 +42,49 @@ POINTER = "local_copies"
 _LOGGER = logging.getLogger("jengine")
 
 
-def copies_path(
-    directory: str | os.PathLike[str],
-    work_dir: str | os.PathLike[str],
-    run: str,
-    processes: ProcessGroup,
-) -> Path:
-    """Return where this process has its copies.
+class Copy(NamedTuple):
+    """Copy of what one process holds.
 
-    >>> from jengine.parallel.processes import SingleProcess
-    >>> copies_path("/local", "gs://bucket/run", "3f2a", SingleProcess()).as_posix()
-    '/local/3f2a-e69e696c/process_0_of_1'
+    Attributes:
+      iteration: completed iterations.
+      session: drawn at each start of the run: copies of different starts do not belong together.
+      owner: the process.
+    """
+
+    iteration: int
+    session: str
+    owner: int
+
+
+def find_disk(
+    directory: str | os.PathLike[str], work_dir: str | os.PathLike[str], run: str
+) -> Path:
+    """Return where the copies of a run are on the disk of this host.
+
+    Environment variables in `directory` may differ between hosts.
+
+    >>> find_disk("/local", "gs://bucket/run", "3f2a").as_posix()
+    '/local/3f2a-e69e696c'
     """
     place = os.fspath(work_dir) if is_url(work_dir) else os.path.realpath(work_dir)
     name = f"{run}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
-    return Path(directory) / name / f"process_{processes.index}_of_{processes.count}"
+    return Path(os.path.expandvars(directory)) / name
+
+
+def copies_path(disk: Path, owner: int, count: int) -> Path:
+    """Return the directory with the copies of one of `count` processes.
+
+    >>> copies_path(Path("/local/3f2a-e69e696c"), 0, 1).as_posix()
+    '/local/3f2a-e69e696c/process_0_of_1'
+    """
+    return disk / f"process_{owner}_of_{count}"
+
+
+def list_names(directory: Path, last: int | float = math.inf) -> list[str]:
+    """Return the names of the copies up to the iteration `last`, oldest first."""
+    names = [os.path.basename(path) for path in list_checkpoints(directory)]
+    iterations = sorted(int(name[5:]) for name in names if re.fullmatch(r"iter_\d+", name))
+    return [f"iter_{iteration}" for iteration in iterations if iteration <= last]
 
 
 def announce_copies(work_dir: str | os.PathLike[str], directory: str) -> None:
@@ -59,8 +95,10 @@ def announce_copies(work_dir: str | os.PathLike[str], directory: str) -> None:
 def find_newer_copy(
     work_dir: str | os.PathLike[str], newest: str | None, processes: ProcessGroup
 ) -> tuple[str, str] | None:
-    """Return this process's copy of the newest state that all processes have whole, and a line for
-    the log; None if `newest` is not older.
+    """Return this process's copy of the newest state that the disks of all hosts together have
+    whole, and a line for the log; None if `newest` is not older.
+
+    A process without its copy gets it from a host that keeps it.
 
     Args:
       work_dir: the run's directory or URL.
@@ -78,24 +116,123 @@ def find_newer_copy(
     directory, run, iteration = processes.broadcast("the directory of local copies", known)
     if not directory or not run:
         return None
-    copies = _find_whole(copies_path(directory, work_dir, run, processes), newer_than=iteration)
-    found = processes.all_gather("the local copies", sorted(copies))
-    # Only an iteration that every process has can be restored; a machine that was replaced has
-    # none.
-    common = set(found[0]).intersection(*found)
-    if common:
-        note = f"The copies on local disks are newer than {newest or 'any checkpoint'}."
-        return copies[max(common)], note
-    if any(found):
-        missing = ", ".join(
-            str(process) for process, iterations in enumerate(found) if not iterations
-        )
-        _LOGGER.warning(
-            f"The copies on local disks in {directory} are not used, although some are newer than "
-            "the checkpoint: "
-            f"{f'process {missing} has none' if missing else 'the processes have others'}."
-        )
-    return None
+    disk = find_disk(directory, work_dir, run)
+    copies = _list_copies(disk, processes.count, newer_than=iteration)
+    holders, problem = _choose(copies, processes)
+    if not holders:
+        if problem:
+            _LOGGER.warning(
+                f"The copies on local disks in {directory} are not used, although some are newer "
+                f"than the checkpoint: {problem}."
+            )
+        return None
+    note = f"The copies on local disks are newer than {newest or 'any checkpoint'}."
+    for owner, holder in enumerate(holders.values()):
+        if holder != owner:
+            note += f" Process {owner} gets its copy from the disk of process {holder}."
+    copy = list(holders)[processes.index]
+    path = copies_path(disk, copy.owner, processes.count) / f"iter_{copy.iteration}"
+    if problem := _send(holders, copies, path, run, processes):
+        _LOGGER.warning(f"The copies on local disks in {directory} are not used: {problem}.")
+        return None
+    return copies.get(copy, str(path)), note
+
+
+def _list_copies(disk: Path, count: int, newer_than: int) -> dict[Copy, str]:
+    """Return the sealed copies on this host's disk, of all processes, and their paths."""
+    copies = {}
+    for owner in range(count):
+        for path, manifest in find_manifests(copies_path(disk, owner, count)).items():
+            if manifest is None or manifest.iteration is None:
+                continue  # the process was killed while it wrote it
+            if manifest.iteration > newer_than:
+                try:
+                    session = read_meta(path)["meta"].get("session", "")
+                except CorruptCheckpointError as error:
+                    _LOGGER.warning(f"skipped the local copy {path}: {error}")
+                else:
+                    copies[Copy(manifest.iteration, session, owner)] = str(path)
+    return copies
+
+
+def _choose(copies: dict[Copy, str], processes: ProcessGroup) -> tuple[dict[Copy, int], str]:
+    """Return the copies of the newest state of which there is one for each process, in their order,
+    each with the process on whose disk it is and has been verified.
+
+    Without any, return {} and the reason; "" if there are no copies at all.
+
+    Args:
+      copies: those on this host's disk, from which damaged ones are removed.
+      processes: all processes.
+    """
+    while True:
+        listed = processes.all_gather("the local copies", sorted(copies))
+        found = set().union(*listed)
+        if not found:
+            return {}, ""
+        # A state is whole if the disks together have what each process holds
+        states = sorted({copy[:2] for copy in found}, reverse=True)
+        owners = {state: [copy.owner for copy in found if copy[:2] == state] for state in states}
+        whole = [state for state in states if len(owners[state]) == processes.count]
+        if not whole:
+            missing = sorted(set(range(processes.count)).difference(owners[states[0]]))
+            return {}, (
+                f"no disk has the copy of process {', '.join(map(str, missing))} of iteration "
+                f"{states[0][0]}"
+            )
+        holders = {}
+        iteration, session = whole[0]
+        for owner in range(processes.count):
+            copy = Copy(iteration, session, owner)
+            # its own disk, before one from which it would have to be sent
+            ranked = [owner, *range(processes.count)]
+            holders[copy] = next(process for process in ranked if copy in listed[process])
+        damaged = []
+        for copy in [copy for copy, holder in holders.items() if holder == processes.index]:
+            if (problem := validate_checkpoint(Path(copies[copy]), checksums=True)) is not None:
+                _LOGGER.warning(f"skipped the local copy {copies.pop(copy)}: {problem}")
+                damaged.append(copy)
+        wait_for_processes("verification")  # may take longer than devices wait for each other
+        if not any(processes.all_gather("the verification of local copies", damaged)):
+            return holders, ""
+
+
+def _send(
+    holders: Mapping[Copy, int],
+    copies: Mapping[Copy, str],
+    path: Path,
+    run: str,
+    processes: ProcessGroup,
+) -> str:
+    """Send copies from the disks on which they are to the processes whose they are.
+
+    Args:
+      holders: see `_choose`.
+      copies: those on this host's disk.
+      path: where this process writes what it gets.
+      run: the run identifier.
+      processes: all processes.
+
+    Returns:
+      What did not succeed; "" if all has.
+    """
+    problem = ""
+    sent = {(holder, copy.owner): copy for copy, holder in holders.items() if holder != copy.owner}
+    for pairs in split_into_rounds(list(sent)):
+        own = [sent[pair] for pair in pairs if pair[0] == processes.index]
+        packed = pack(Path(copies[own[0]])) if own else Packed()
+        if own and not packed.size:
+            problem = f"process {processes.index} could not read the copy that it keeps"
+        sizes = processes.all_gather("the sizes of local copies", packed.size)
+        content = exchange(pairs, packed, sizes)
+        if content is not None:
+            try:
+                unpack(content, path, run)
+            except (OSError, StorageError) as error:
+                problem = f"process {processes.index} could not write its copy: {error}"
+        wait_for_processes("copies from other disks")
+    problems = processes.all_gather("the copies from other disks", problem) if sent else []
+    return next(filter(None, problems), "")
 
 
 def describe_layout(state: Any) -> str:
@@ -148,17 +285,3 @@ def _read_line(path: PurePath) -> str:
         return read_bytes(path).decode().strip()
     except (OSError, ValueError):
         return ""
-
-
-def _find_whole(directory: Path, newer_than: int) -> dict[int, str]:
-    """Return the complete copies by iteration, with all files verified."""
-    found = {}
-    for path, manifest in find_manifests(storage_path("directory", directory)).items():
-        if manifest is None or manifest.iteration is None:
-            continue  # the process was killed while it wrote it
-        if manifest.iteration > newer_than:
-            if (problem := validate_checkpoint(path, checksums=True)) is None:
-                found[manifest.iteration] = str(path)
-            else:
-                _LOGGER.warning(f"skipped the local copy {path}: {problem}")
-    return found

@@ -65,8 +65,8 @@ class _Recorder(Hook):
                 bins=self.bins,
             )
         program, kinds = self._programs[update]
-        hyperparams = {**wrapper.hyperparams, **runner.hyperparams}
-        runner.state, values = program(runner.state, put_batch(runner, data_batch), hyperparams)
+        batch = put_batch(runner, data_batch)
+        runner.state, values = program(runner.state, batch, runner.step_hyperparams())
         file = os.path.join(runner.local_dir, "inspect", f"iter_{runner.iter + 1}.npz")
         write = functools.partial(_write, names=self.statistics, file=file if self.arrays else None)
         runner.log_writer.submit(

@@ -15,6 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jengine.extras.networks.constrain import BATCH, CONTEXT
+from jengine.extras.networks.logits import cap_values
 from jengine.extras.networks.mesh_axes import axes_that_divide, get_platform
 from jengine.model.constrain import axes_of_type
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 HEADS = "tensor"  # axis of the mesh over which heads are sharded
 _Tree = TypeVar("_Tree")
-Implementation = Literal["auto", "splash", "cudnn", "blocks", "plain"]
+Implementation = Literal["auto", "splash", "cudnn", "tokamax", "blocks", "plain"]
 
 _logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ def attend(
     segment_ids: jax.Array | None = None,
     window: int | None = None,
     scale: float | None = None,
+    cap: float | None = None,
     implementation: Implementation = "auto",
 ) -> jax.Array:
     """Attend from each token to tokens in the same sequence.
@@ -64,10 +66,12 @@ def attend(
         sequences.
       window: how many tokens a token attends to, itself included; None for all. Only with `causal`.
       scale: factor for the scores; None for `K**-0.5`.
+      cap: bound for the scaled scores, `cap * tanh(score / cap)`; None for none. Only with
+        `causal`, by 'splash', 'tokamax' and 'blocks'.
       implementation: 'splash' for the Pallas kernel for TPUs, 'cudnn' for the NVIDIA GPU kernel,
-        'blocks' for query blocks, each with the keys that it attends to; 'plain' for all scores at
-        once. 'auto' chooses 'splash' and 'cudnn' where these accept the arguments, and 'blocks'
-        otherwise.
+        'tokamax' for the kernels of this package, if it is installed; 'blocks' for query blocks,
+        each with the keys that it attends to; 'plain' for all scores at once. 'auto' chooses
+        'splash' and 'cudnn' where these accept the arguments, and 'blocks' otherwise.
 
     Returns:
       f[B, T, H, K], with `query`'s dtype.
@@ -79,12 +83,18 @@ def attend(
     Sources: Dao et al. 2022 (query and key blocks); Ainslie et al. 2023 (shared keys and values).
     """
     _check_arguments(query, key, value, causal, segment_ids, window, implementation)
+    if implementation == "tokamax" and _count_shards(CONTEXT, query.shape[1]) > 1:
+        raise ValueError("attend: `implementation` must not be 'tokamax' with the axis `context`")
+    if cap is not None and (not causal or implementation in ("cudnn", "plain")):
+        raise ValueError("attend: `cap` must be None without `causal`, with 'cudnn' and 'plain'")
     options: dict[str, Any] = dict(
         causal=causal, segment_ids=segment_ids, window=window, scale=scale
     )
     if implementation == "auto":
         implementation = choose_implementation(query, segment_ids)
-        if implementation == "cudnn":
+        if implementation == "cudnn" and cap is not None:
+            implementation = "blocks"
+        elif implementation == "cudnn":
             try:
                 return _attend_dense(query, key, value, implementation="cudnn", **options)
             except (RuntimeError, ValueError, NotImplementedError) as error:
@@ -92,14 +102,22 @@ def attend(
                 _warn_without_cudnn(str(error))
                 implementation = "blocks"
     if implementation == "splash":
-        return _attend_splash(query, key, value, **options)
+        return _attend_splash(query, key, value, cap=cap, **options)
     if implementation == "cudnn":
         return _attend_dense(query, key, value, implementation="cudnn", **options)
-    if implementation == "blocks" and causal and query.shape[1] > _MIN_QUERIES:
+    if implementation == "tokamax":
+        attend_local = functools.partial(
+            _attend_tokamax, causal=causal, window=window, scale=scale, cap=cap
+        )
+        return _on_each_device(attend_local, query, key, value, segment_ids)
+    are_long = causal and query.shape[1] > _MIN_QUERIES
+    if implementation == "blocks" and (are_long or cap is not None):
         if _count_shards(CONTEXT, query.shape[1]) > 1:
-            attend_local = functools.partial(_attend_blocks_of_shard, window=window, scale=scale)
+            attend_local = functools.partial(
+                _attend_blocks_of_shard, window=window, scale=scale, cap=cap
+            )
             return _on_each_device(attend_local, query, key, value, segment_ids)
-        return _attend_blocks(query, key, value, segment_ids, segment_ids, window, scale)
+        return _attend_blocks(query, key, value, segment_ids, segment_ids, window, scale, cap)
     return _attend_dense(query, key, value, implementation="xla", **options)
 
 
@@ -186,6 +204,32 @@ def _attend_dense(
     )
 
 
+def _attend_tokamax(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array | None,
+    *,
+    causal: bool,
+    window: int | None,
+    scale: float | None,
+    cap: float | None,
+) -> jax.Array:
+    import tokamax
+
+    y: jax.Array = tokamax.dot_product_attention(
+        query,
+        key,
+        value,
+        mask=None if segment_ids is None else _same_segment(segment_ids, segment_ids),
+        scale=scale,
+        is_causal=causal,
+        local_window_size=None if window is None else (window - 1, 0),
+        logits_soft_cap=cap,
+    )
+    return y
+
+
 def _attend_blocks(
     query: jax.Array,
     key: jax.Array,
@@ -194,6 +238,7 @@ def _attend_blocks(
     key_segments: jax.Array | None,
     window: int | None,
     scale: float | None,
+    cap: float | None,
     offset: jax.Array | None = None,
 ) -> jax.Array:
     """Compute the scores for one query block at a time, and again in the backward pass.
@@ -224,9 +269,7 @@ def _attend_blocks(
         mask = mask[None, None]
         if segments is not None:
             mask = mask & _same_segment(*segments)
-        return jax.nn.dot_product_attention(
-            query, key, value, mask=mask, scale=scale, implementation="xla"
-        )
+        return attend_with_mask(query, key, value, mask, scale, cap)
 
     parts = []
     for start in range(0, length, size):
@@ -253,11 +296,34 @@ def _attend_blocks_of_shard(
     *,
     window: int | None,
     scale: float | None,
+    cap: float | None,
 ) -> jax.Array:
     """Attend from this device's queries to the keys on all devices along `context`."""
     offset = jax.lax.axis_index(CONTEXT) * query.shape[1]
     key, value, segments = _gather((key, value, segment_ids))
-    return _attend_blocks(query, key, value, segment_ids, segments, window, scale, offset)
+    return _attend_blocks(query, key, value, segment_ids, segments, window, scale, cap, offset)
+
+
+def attend_with_mask(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    scale: float | None,
+    cap: float | None,
+) -> jax.Array:
+    """Attend from queries f[B, T, H, K] to keys f[B, S, G, K] where `mask`, bool[B or 1, 1, T, S],
+    is True, with all scores at once; `scale` and `cap` as in `attend`.
+    """
+    if cap is None:
+        return jax.nn.dot_product_attention(
+            query, key, value, mask=mask, scale=scale, implementation="xla"
+        )
+    groups = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[3])
+    scores = jnp.einsum("btghk,bsgk->bghts", groups, key, preferred_element_type=jnp.float32)
+    scores = cap_values(scores * (query.shape[3] ** -0.5 if scale is None else scale), cap)
+    weights = jax.nn.softmax(scores, where=mask[:, :, None]).astype(value.dtype)
+    return jnp.einsum("bghts,bsgk->btghk", weights, value).reshape(query.shape)
 
 
 def _same_segment(queries: jax.Array, keys: jax.Array) -> jax.Array:
@@ -328,6 +394,7 @@ def _attend_splash(
     segment_ids: jax.Array | None,
     window: int | None,
     scale: float | None,
+    cap: float | None,
 ) -> jax.Array:
     """Run the Pallas kernel on each device: XLA cannot divide a kernel, so batch, tokens and
     heads are mapped here.
@@ -342,7 +409,7 @@ def _attend_splash(
     heads = query.shape[2] // _count_shards(HEADS, key.shape[2])
     # With a window all devices have as much to do as their neighbours.
     is_balanced = shards > 1 and causal and window is None
-    kernel = _make_splash(length, heads, shards, causal, window, is_balanced)
+    kernel = _make_splash(length, heads, shards, causal, window, is_balanced, cap)
     if scale is None:
         query = query * query.shape[-1] ** -0.5  # the kernel does not scale
     elif scale != 1:
@@ -380,7 +447,13 @@ def _attend_splash_local(
 
 
 def _make_splash(
-    length: int, heads: int, shards: int, causal: bool, window: int | None, is_balanced: bool
+    length: int,
+    heads: int,
+    shards: int,
+    causal: bool,
+    window: int | None,
+    is_balanced: bool,
+    cap: float | None,
 ) -> "SplashAttentionKernel":
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
@@ -408,6 +481,7 @@ def _make_splash(
     return kernels.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
         block_sizes=kernels.BlockSizes(**sizes),
+        attn_logits_soft_cap=cap,
         head_shards=1,
         q_seq_shards=shards if causal else 1,
         interpret=get_platform() != "tpu",

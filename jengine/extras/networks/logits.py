@@ -28,12 +28,14 @@ class ChunkedLogits(LazyLogits):
       kernel: f[D, V].
       size: number of tokens of each example in a chunk, which divides T.
       dtype: that of the product.
+      cap: see `cap_values`.
     """
 
     hidden: jax.Array
     kernel: jax.Array
     size: int = dataclasses.field(metadata=dict(static=True))
     dtype: Any = dataclasses.field(metadata=dict(static=True))
+    cap: float | None = dataclasses.field(default=None, metadata=dict(static=True))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,8 +63,18 @@ class ChunkedLogits(LazyLogits):
         @jax.checkpoint
         def compute(chunk: tuple[jax.Array, ...]) -> jax.Array:
             hidden, *others = chunk
-            return fn(constrain(hidden @ kernel, BATCH, CONTEXT, "tensor"), *others)
+            logits = constrain(hidden @ kernel, BATCH, CONTEXT, "tensor")
+            return fn(cap_values(logits, self.cap), *others)
 
         chunks = tuple(map(split, (self.hidden.astype(self.dtype), *arrays)))
         results = jax.lax.map(compute, chunks)
         return jnp.moveaxis(results, 0, 2).reshape(self.shape[:2])
+
+
+def cap_values(x: jax.Array, cap: float | None) -> jax.Array:
+    """Return `cap * tanh(x / cap)`, which stays within the cap; `x` as it is for None.
+
+    >>> cap_values(jnp.array([0.0, 1e6]), 30.0)
+    Array([ 0., 30.], dtype=float32)
+    """
+    return x if cap is None else cap * jnp.tanh(x / cap)

@@ -5,12 +5,16 @@ provides = {
         "split_adapters": "jengine.extras.networks.adapted_weights",
     },
     "MODELS": {
+        "CLIP": "jengine.extras.networks.vision_transformer",
+        "ConvNeXt": "jengine.extras.networks.convnext",
         "LoRA": "jengine.extras.networks.lora",
         "NnxTransformerLM": "jengine.extras.networks.transformer_nnx",
         "Quantized": "jengine.extras.networks.quantized",
+        "ResNet": "jengine.extras.networks.resnet",
         "SmallCNN": "jengine.extras.networks.networks",
         "SmallViT": "jengine.extras.networks.networks",
         "TransformerLM": "jengine.extras.networks.transformer",
+        "ViT": "jengine.extras.networks.vision_transformer",
     },
     "activation_checkpointing": {
         "check_patterns": "jengine.extras.networks.remat",
@@ -31,6 +35,7 @@ provides = {
     "names": {
         "MixtureOfExperts": "jengine.extras.networks.mixture",
         "attend": "jengine.extras.networks.attention",
+        "contrastive_loss": "jengine.extras.networks.vision_transformer",
         "get_policy": "jengine.extras.networks.transformer",
         "nnx_transformer": "jengine.extras.networks.transformer_nnx",
         "quantize": "jengine.extras.networks.quantized",

@@ -1,7 +1,8 @@
 """Decoder-only transformer for language modelling, as a Linen module."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -9,11 +10,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from jengine.config.annotations import Count, Positive
+from jengine.config.annotations import Count, Index, Positive
 from jengine.config.registry import MODELS
-from jengine.extras.networks.attention import attend
+from jengine.extras.networks.activations import ACTIVATIONS, Activation
+from jengine.extras.networks.attention import attend, attend_with_mask
 from jengine.extras.networks.constrain import BATCH, CONTEXT, constrain
-from jengine.extras.networks.logits import ChunkedLogits
+from jengine.extras.networks.logits import ChunkedLogits, cap_values
 from jengine.extras.networks.mixture import MixtureOfExperts
 from jengine.extras.networks.rotary import ROTARY_BASE, RotaryScaling, make_scaling, rotate
 from jengine.parallel.pjit import HOST_MEMORY
@@ -21,15 +23,7 @@ from jengine.parallel.pjit import HOST_MEMORY
 # axes of the mesh over which the width of the embedding is sharded
 _WIDTH = (CONTEXT, "fsdp", "expert", "tensor")
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
-_ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
-    "silu": nn.silu,
-    # Flax's default is the approximation by tanh.
-    "gelu": lambda x: nn.gelu(x, approximate=False),
-    "gelu_tanh": nn.gelu,
-    "relu": nn.relu,
-}
-
+Norm = Literal["rms", "rms_plus_one", "layer"]
 BLOCK_INPUT = "block_input"  # name of the arrays that the policy 'offload' keeps on the host
 RematPolicy = Literal[
     "offload",
@@ -51,11 +45,18 @@ class BlockSettings:
     rotary_base: float | None
     rotary_scaling: RotaryScaling | None
     window: int | None
-    norm: Literal["rms", "layer"]
+    full_blocks: Sequence[int]
+    local_rotary_base: float | None
+    attention_scale: float
+    attention_cap: float | None
+    query_key_norm: bool
+    norm: Norm
     norm_epsilon: float
+    post_norm: bool
     mlp: Literal["gated", "plain"]
     activation: Activation
     attention_bias: bool
+    out_bias: bool
     mlp_bias: bool
     experts: int | None
     experts_per_token: int
@@ -63,8 +64,37 @@ class BlockSettings:
 
     def make_norm(self, name: str) -> nn.Module:
         """Return a norm."""
-        kind = nn.RMSNorm if self.norm == "rms" else nn.LayerNorm
-        return kind(self.norm_epsilon, name=name)
+        return _NORMS[self.norm](self.norm_epsilon, name=name)
+
+    def choose(self, is_full: bool) -> "BlockSettings":
+        """Return the settings for a block in `full_blocks`, or for one that is not."""
+        if is_full:
+            return dataclasses.replace(self, window=None)
+        if self.local_rotary_base is None:
+            return self
+        return dataclasses.replace(self, rotary_base=self.local_rotary_base, rotary_scaling=None)
+
+
+class PlusOneRMSNorm(nn.Module):
+    """RMSNorm with the factor 1 + `scale`, so weight decay pulls the factor to 1."""
+
+    epsilon: float
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Return f[..., D] for `x` f[..., D]."""
+        scale = self.param("scale", nn.initializers.zeros, (x.shape[-1],))
+        normed = nn.RMSNorm(self.epsilon, use_scale=False)(x).astype(jnp.float32)
+        # In float32, as 1 + scale has fewer digits of the scale in bfloat16.
+        y = normed * (1 + scale.astype(jnp.float32))
+        return y.astype(jnp.result_type(x, scale))
+
+
+_NORMS: dict[Norm, Callable[..., nn.Module]] = {
+    "rms": nn.RMSNorm,
+    "rms_plus_one": PlusOneRMSNorm,
+    "layer": nn.LayerNorm,
+}
 
 
 class TokenContext(NamedTuple):
@@ -80,8 +110,14 @@ class CausalAttention(nn.Module):
     settings: BlockSettings
 
     @nn.compact
-    def __call__(self, x: jax.Array, context: TokenContext) -> jax.Array:
-        """Return tokens f[B, T, D] for tokens `x` f[B, T, D]."""
+    def __call__(
+        self, x: jax.Array, context: TokenContext, is_full: jax.Array | None = None
+    ) -> jax.Array:
+        """Return tokens f[B, T, D] for tokens `x` f[B, T, D].
+
+        `is_full`, bool[], says whether a block in a scan is one of `full_blocks`; None if the
+        settings are those of this block.
+        """
         settings = self.settings
 
         def project(name: str, heads: int) -> jax.Array:
@@ -89,63 +125,91 @@ class CausalAttention(nn.Module):
                 (heads, settings.head_size), use_bias=settings.attention_bias, name=name
             )(x)
 
+        def run(part: Callable[..., Any], *arrays: jax.Array) -> Any:
+            if is_full is None:
+                return part(settings, *arrays)
+            kinds = [functools.partial(part, settings.choose(kind)) for kind in (True, False)]
+            return jax.lax.cond(is_full, *kinds, *arrays)
+
         # In this order the backward pass ends with the gradient by the values, whose kernel it has
         # waited for least.
         value = project("value", settings.kv_heads)
         key = project("key", settings.kv_heads)
         query = project("query", settings.heads)
-        scale = settings.head_size**-0.5
+        if settings.query_key_norm:
+            key = settings.make_norm("key_norm")(key)
+            query = settings.make_norm("query_norm")(query)
         # Values are not rotated: positions matter for whom a token attends to, not for what it
         # gets.
+        scale = settings.attention_scale
         if settings.rotary_base is not None:
-            rotation = settings.rotary_base, settings.rotary_scaling, context.positions
-            query = rotate(query, *rotation, scale=scale)
-            key = rotate(key, *rotation)
+            query, key = run(functools.partial(_rotate, context.positions), query, key)
             scale = 1.0
         if settings.cache_length is None:
-            y = attend(
-                query,
-                key,
-                value,
-                segment_ids=context.segment_ids,
-                window=settings.window,
-                scale=scale,
-            )
+            part = functools.partial(_attend, context.segment_ids, scale)
+            y = run(part, query, key, value)
         else:
-            y = self._attend_to_cache(query, key, value, context, scale)
-        return nn.DenseGeneral(
-            x.shape[-1], axis=(-2, -1), use_bias=settings.attention_bias, name="out"
-        )(y)
+            positions = context.positions
+            if positions is None:
+                positions = jnp.broadcast_to(jnp.arange(query.shape[1]), query.shape[:2])
+            keys = self._store("cached_key", key, positions)
+            values = self._store("cached_value", value, positions)
+            y = run(functools.partial(_attend_to_cache, positions, scale), query, keys, values)
+        return nn.DenseGeneral(x.shape[-1], axis=(-2, -1), use_bias=settings.out_bias, name="out")(
+            y
+        )
 
-    def _attend_to_cache(
-        self,
-        query: jax.Array,
-        key: jax.Array,
-        value: jax.Array,
-        context: TokenContext,
-        scale: float,
-    ) -> jax.Array:
-        """Write keys and values to the cache at the positions, and attend to all up to them."""
-        length = self.settings.cache_length
-        positions = context.positions
-        assert length is not None
-        if positions is None:
-            positions = jnp.broadcast_to(jnp.arange(query.shape[1]), query.shape[:2])
-        rows = jnp.arange(query.shape[0])[:, None]
-        shape = (query.shape[0], length, *key.shape[2:])
+    def _store(self, name: str, new: jax.Array, positions: jax.Array) -> jax.Array:
+        """Write keys or values to the cache at the positions, and return the cache."""
+        rows = jnp.arange(new.shape[0])[:, None]
+        shape = (new.shape[0], self.settings.cache_length, *new.shape[2:])
+        cache = self.variable("cache", name, jnp.zeros, shape, new.dtype)
+        cache.value = constrain(cache.value.at[rows, positions].set(new), BATCH, None, "tensor")
+        return cache.value
 
-        def store(name: str, new: jax.Array) -> jax.Array:
-            cache = self.variable("cache", name, jnp.zeros, shape, new.dtype)
-            cache.value = constrain(cache.value.at[rows, positions].set(new), BATCH, None, "tensor")
-            return cache.value
 
-        keys = store("cached_key", key)
-        values = store("cached_value", value)
-        # Entries after the position are padding of the prompt or still empty; later tokens
-        # overwrite them.
-        distance = positions[:, :, None] - jnp.arange(length)
-        mask = (distance >= 0) & (distance < (self.settings.window or length))
-        return jax.nn.dot_product_attention(query, keys, values, mask=mask[:, None], scale=scale)
+def _rotate(
+    positions: jax.Array | None, settings: BlockSettings, query: jax.Array, key: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    assert settings.rotary_base is not None
+    rotation = settings.rotary_base, settings.rotary_scaling, positions
+    return rotate(query, *rotation, scale=settings.attention_scale), rotate(key, *rotation)
+
+
+def _attend(
+    segment_ids: jax.Array | None,
+    scale: float,
+    settings: BlockSettings,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+) -> jax.Array:
+    return attend(
+        query,
+        key,
+        value,
+        segment_ids=segment_ids,
+        window=settings.window,
+        scale=scale,
+        cap=settings.attention_cap,
+    )
+
+
+def _attend_to_cache(
+    positions: jax.Array,
+    scale: float,
+    settings: BlockSettings,
+    query: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+) -> jax.Array:
+    """Attend to all entries up to the positions int[B, T]."""
+    # Entries after the position are padding of the prompt or still empty; later tokens overwrite
+    # them.
+    length = keys.shape[1]
+    distance = positions[:, :, None] - jnp.arange(length)
+    mask = (distance >= 0) & (distance < (settings.window or length))
+    return attend_with_mask(query, keys, values, mask[:, None], scale, settings.attention_cap)
 
 
 class MLP(nn.Module):
@@ -157,7 +221,7 @@ class MLP(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """Return tokens f[B, T, D] for tokens `x` f[B, T, D]."""
         settings = self.settings
-        activate = _ACTIVATIONS[self.settings.activation]
+        activate = ACTIVATIONS[self.settings.activation]
 
         def dense(size: int, name: str, x: jax.Array) -> jax.Array:
             return nn.Dense(size, use_bias=settings.mlp_bias, name=name)(x)
@@ -177,20 +241,31 @@ class DecoderBlock(nn.Module):
     settings: BlockSettings
 
     @nn.compact
-    def __call__(self, x: jax.Array, context: TokenContext) -> tuple[jax.Array, None]:
-        """Return tokens f[B, T, D] for tokens `x` f[B, T, D], and None, a layer's output."""
-        x = checkpoint_name(constrain(x, BATCH, CONTEXT), BLOCK_INPUT)
-        x = x + CausalAttention(self.settings, name="attn")(
-            self.settings.make_norm("attn_norm")(x), context
-        )
+    def __call__(
+        self, x: jax.Array, context: TokenContext, is_full: jax.Array | None = None
+    ) -> tuple[jax.Array, None]:
+        """Return tokens f[B, T, D] for tokens `x` f[B, T, D], and None, a layer's output.
+
+        `is_full`: see `CausalAttention`.
+        """
         settings = self.settings
-        hidden = self.settings.make_norm("mlp_norm")(x)
-        if settings.experts is None:
-            return x + MLP(settings, name="mlp")(hidden), None
-        experts = MixtureOfExperts(
-            settings.experts, settings.experts_per_token, settings.mlp_width, name="experts"
+
+        def end(name: str, y: jax.Array) -> jax.Array:
+            return settings.make_norm(name)(y) if settings.post_norm else y
+
+        x = checkpoint_name(constrain(x, BATCH, CONTEXT), BLOCK_INPUT)
+        y = CausalAttention(settings, name="attn")(
+            settings.make_norm("attn_norm")(x), context, is_full
         )
-        return x + experts(hidden), None
+        x = x + end("attn_post_norm", y)
+        hidden = settings.make_norm("mlp_norm")(x)
+        if settings.experts is None:
+            y = MLP(settings, name="mlp")(hidden)
+        else:
+            y = MixtureOfExperts(
+                settings.experts, settings.experts_per_token, settings.mlp_width, name="experts"
+            )(hidden)
+        return x + end("mlp_post_norm", y), None
 
 
 @MODELS.register_module()
@@ -226,20 +301,31 @@ class TransformerLM(nn.Module):
       kv_heads: key and value heads, each for several query heads; None for as many as `heads`.
       head_size: head width; None for `width / heads`.
       window: how many tokens a token attends to, itself included; None for all earlier ones.
+      full_blocks: numbers of the blocks that attend to all earlier tokens although the others have
+        a `window`.
       positions: 'rotary', or 'learned': an embedding for `max_length` positions is added to the
         token embedding.
       max_length: the most tokens with learned positions.
       rotary_base: ratio of the longest to the shortest wavelength.
+      local_rotary_base: that ratio in blocks with a `window`, which then have no `rotary_scaling`;
+        None for no difference.
       rotary_scaling: wavelength scaling for a longer context: `dict(kind='linear', factor=4)`, or
         the attributes from `Llama3Scaling` or `YarnScaling` in `jengine.extras.networks.rotary`
         with the `kind` 'llama3' or 'yarn'.
-      norm: 'rms' for RMSNorm, 'layer' for LayerNorm.
+      attention_scale: factor for attention scores; None for `head_size**-0.5`.
+      attention_cap: bound for attention scores, `cap * tanh(score / cap)`; None for none.
+      query_key_norm: whether queries and keys are normed over the head size.
+      norm: 'rms' for RMSNorm, 'rms_plus_one' for RMSNorm with the factor `1 + scale`, 'layer' for
+        LayerNorm.
       norm_epsilon: number added to the variance in norms.
+      post_norm: whether the outputs of attentions and MLPs are normed too, before they are added.
       mlp: 'gated' for `down(act(gate(x)) * up(x))`, 'plain' for `down(act(up(x)))`.
       activation: nonlinearity in the MLP; 'gelu_tanh' is the approximate GELU.
       bias: whether projections have a bias; 'attention' or 'mlp' for only those in attentions or
-        MLPs.
+        MLPs, 'qkv' for only those to queries, keys and values.
+      embed_scale: factor for token embeddings at the input; None for 1.
       tied: whether the embedding is also the output layer.
+      logits_cap: bound for logits, `cap * tanh(logit / cap)`; None for none.
       experts: MLPs in each block, where a token uses `experts_per_token`; None for one that all
         use. They sow a balance loss: see `jengine.extras.networks.mixture.MixtureOfExperts`.
       experts_per_token: how many MLPs a token uses.
@@ -265,16 +351,24 @@ class TransformerLM(nn.Module):
     kv_heads: Count | None = None
     head_size: Count | None = None
     window: Count | None = None
+    full_blocks: tuple[Index, ...] = ()
     positions: Literal["rotary", "learned"] = "rotary"
     max_length: Count | None = None
     rotary_base: Positive = ROTARY_BASE
+    local_rotary_base: Positive | None = None
     rotary_scaling: Mapping[str, str | float | bool] | None = None
-    norm: Literal["rms", "layer"] = "rms"
+    attention_scale: Positive | None = None
+    attention_cap: Positive | None = None
+    query_key_norm: bool = False
+    norm: Norm = "rms"
     norm_epsilon: Positive = 1e-6
+    post_norm: bool = False
     mlp: Literal["gated", "plain"] = "gated"
     activation: Activation = "silu"
-    bias: bool | Literal["attention", "mlp"] = False
+    bias: bool | Literal["attention", "mlp", "qkv"] = False
+    embed_scale: Positive | None = None
     tied: bool = False
+    logits_cap: Positive | None = None
     experts: Count | None = None
     experts_per_token: Count = 2
     cache_length: Count | None = None
@@ -308,6 +402,8 @@ class TransformerLM(nn.Module):
             self.vocab_size, self.width, embedding_init=nn.initializers.normal(0.02), name="embed"
         )
         x = _look_up(embed.embedding, tokens)
+        if self.embed_scale is not None:
+            x = x * jnp.asarray(self.embed_scale, x.dtype)
         if self.positions == "learned":
             x = x + self._embed_positions(tokens.shape[1], positions)
         if (check := getattr(tokens, "check_tokens", None)) is not None:  # as labels are checked
@@ -329,13 +425,18 @@ class TransformerLM(nn.Module):
                 block,
                 variable_axes={"params": 0, "cache": 0, "losses": 0},
                 split_rngs={"params": True},
-                in_axes=nn.broadcast,
+                in_axes=(nn.broadcast, 0) if self.full_blocks else nn.broadcast,
                 length=self.depth,
             )
-            x, _ = layers(settings, name="layers")(x, context)
+            if self.full_blocks:  # the loop has one body, so each block chooses in it
+                is_full = jnp.asarray([i in self.full_blocks for i in range(self.depth)])
+                x, _ = layers(settings, name="layers")(x, context, is_full)
+            else:
+                x, _ = layers(settings.choose(self.window is None), name="layers")(x, context)
         else:
             for i in range(self.depth):
-                x, _ = block(settings, name=f"layers_{i}")(x, context)
+                chosen = settings.choose(self.window is None or i in self.full_blocks)
+                x, _ = block(chosen, name=f"layers_{i}")(x, context)
         x = settings.make_norm("norm")(constrain(x, BATCH, CONTEXT))
         head = None if self.tied else nn.Dense(self.vocab_size, use_bias=False, name="head")
         if self.logits_chunk is not None and train and not self.is_initializing():
@@ -345,8 +446,9 @@ class TransformerLM(nn.Module):
                     f"{x.shape[1]}, got {self.logits_chunk}"
                 )
             kernel = embed.embedding.T if head is None else head.variables["params"]["kernel"]
-            return ChunkedLogits(x, kernel, self.logits_chunk, jnp.result_type(x, kernel))
-        logits = embed.attend(x) if head is None else head(x)
+            dtype = jnp.result_type(x, kernel)
+            return ChunkedLogits(x, kernel, self.logits_chunk, dtype, self.logits_cap)
+        logits = cap_values(embed.attend(x) if head is None else head(x), self.logits_cap)
         # Over the vocabulary too: with a large one the logits are the largest array of the step.
         return constrain(logits, BATCH, CONTEXT, "tensor")
 
@@ -373,6 +475,12 @@ class TransformerLM(nn.Module):
                 f"TransformerLM: `heads` must be a multiple of kv_heads = {kv_heads}, got "
                 f"{self.heads}"
             )
+        if self.full_blocks and (self.window is None or max(self.full_blocks) >= self.depth):
+            raise ValueError(
+                "TransformerLM: `full_blocks` must be numbers below depth = "
+                f"{self.depth}, with a `window` for the others, got {tuple(self.full_blocks)} and "
+                f"window = {self.window}"
+            )
         if self.experts is not None and (self.mlp, self.activation, self.bias) != (
             "gated",
             "silu",
@@ -388,13 +496,17 @@ class TransformerLM(nn.Module):
             )
         names = {field.name for field in dataclasses.fields(BlockSettings)} - {
             "attention_bias",
+            "out_bias",
             "mlp_bias",
         }
         settings = {name: getattr(self, name) for name in names}
-        settings["attention_bias"] = self.bias in (True, "attention")
+        settings["attention_bias"] = self.bias in (True, "attention", "qkv")
+        settings["out_bias"] = self.bias in (True, "attention")
         settings["mlp_bias"] = self.bias in (True, "mlp")
         settings["kv_heads"] = kv_heads
         settings["head_size"] = self.head_size or self.width // self.heads
+        settings["full_blocks"] = tuple(self.full_blocks)
+        settings["attention_scale"] = self.attention_scale or settings["head_size"] ** -0.5
         settings["rotary_base"] = self.rotary_base if is_rotary else None
         settings["rotary_scaling"] = make_scaling(self.rotary_scaling)
         return BlockSettings(**settings)

@@ -38,6 +38,7 @@ from jengine.extras.optimizers.rmsprop import Rprop as Rprop
 from jengine.extras.optimizers.schedules import OneCycleLR as OneCycleLR
 from jengine.extras.optimizers.schedules import OneCycleParamScheduler as OneCycleParamScheduler
 from jengine.extras.optimizers.schedules import PolyLRRatio as PolyLRRatio
+from jengine.extras.optimizers.shampoo import Shampoo as Shampoo
 from jengine.extras.optimizers.small_state import compress_moments as compress_moments
 from jengine.extras.optimizers.soap import SOAP as SOAP
 from jengine.optim.schedules.scheduler import ParamScheduler

@@ -1,9 +1,10 @@
 """Matrices in parameters by role: one for each layer, expert, fused projection and attention head.
 
-What an optimizer of matrices does is a function of one of them; here it is applied to all, on a
-mesh without gathering more than one.
+What an optimizer of matrices does is a function of one layer; here it is applied to all, on a mesh
+without gathering more than one.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as _Spec
 from optax import Updates
@@ -121,18 +123,22 @@ def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices
 
     Args:
       x: the parameter, or an array like it.
-      role: its role; the axes that are neither in `fan_in` nor in `fan_out` number matrices.
+      role: its role; the axes that are neither in `fan_in` nor in `fan_out` number layers.
       per_head: whether each attention head has a matrix of its own.
     """
-    typed = jax.typeof(x).sharding.spec
-    x = set_explicit(x, _Spec())
     first = role.fan_out[0]
     shape = (*x.shape[:first], role.parts, x.shape[first] // role.parts, *x.shape[first + 1 :])
-    head = role.heads if per_head else None
+
     # The axis of the parts is new, so that those from it on are one further.
-    rows = [axis + (axis >= first) for axis in role.fan_in if axis != head]
-    columns = [axis + (axis >= first) for axis in role.fan_out if axis != head]
-    batch = [axis for axis in range(len(shape)) if axis not in (*rows, *columns)]
+    def shift(axes: Sequence[int]) -> list[int]:
+        return [axis + (axis >= first) for axis in axes]
+
+    head = role.heads if per_head else None
+    rows = shift([axis for axis in role.fan_in if axis != head])
+    columns = shift([axis for axis in role.fan_out if axis != head])
+    layers = shift(_layer_axes(x.ndim, role))
+    inner = [axis for axis in range(len(shape)) if axis not in (*rows, *columns, *layers)]
+    batch = [*layers, *inner]
     order = (*batch, *rows, *columns)
     sizes = [tuple(shape[axis] for axis in axes) for axes in (batch, rows, columns)]
     values = x.reshape(shape).transpose(order).reshape(*map(math.prod, sizes))
@@ -141,10 +147,14 @@ def split_matrices(x: jax.Array, role: Role, per_head: bool = False) -> Matrices
         pairs = zip(sizes, matrices.shape, strict=True)
         kept = [size if math.prod(size) == n else (1,) * len(size) for size, n in pairs]
         split = matrices.reshape(*itertools.chain(*kept)).transpose(np.argsort(order))
-        joined = split.reshape(*split.shape[:first], -1, *split.shape[first + 2 :])
-        return set_explicit(joined, typed) if joined.shape == x.shape else joined
+        return split.reshape(*split.shape[:first], -1, *split.shape[first + 2 :])
 
     return Matrices(values, sizes[0], join)
+
+
+def _layer_axes(ndim: int, role: Role) -> list[int]:
+    """Return the axes along which layers are stacked."""
+    return [axis for axis in range(ndim) if axis not in (*role.fan_in, *role.fan_out)]
 
 
 def set_explicit(x: jax.Array, spec: _Spec) -> jax.Array:
@@ -158,77 +168,127 @@ def set_explicit(x: jax.Array, spec: _Spec) -> jax.Array:
     return jax.sharding.reshard(x, NamedSharding(mesh, spec))
 
 
-def map_matrices(
-    function: Callable[..., Any],
-    matrices: jax.Array,
-    *others: jax.Array,
+def map_layers(
+    function: Callable[..., tuple[Sequence[jax.Array], Sequence[jax.Array]]],
+    role: Role,
+    like: Sequence[jax.Array],
+    others: Sequence[jax.Array] = (),
     shared: Sequence[Scalar] = (),
-    whole: bool = False,
-) -> Any:
-    """Apply a function of one matrix to all.
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Apply a function of one layer to all.
 
     On a mesh each device computes some of them, where the number can be divided. Otherwise one
-    follows the other, each sharded along the longer side.
+    follows the other, each divided among the devices: see `map_matrices`.
 
     Args:
-      function: `(*shared, matrix, *others)`, returns an array or a tuple of arrays.
-      matrices: float[N, inputs, outputs].
-      *others: arrays with the first axis N.
+      function: `(role, shared, like, others)` with the role and the arrays of one layer, returns
+        the new `like` and `others`.
+      role: role of the parameter.
+      like: the parameter, or arrays with its axes.
+      others: arrays whose first axes are those of the stacked layers.
       shared: numbers for all of them, which a mapped function must not close over.
-      whole: whether a device needs a whole matrix, such as for a decomposition.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    batch, side = _choose_axes(mesh, matrices.shape)
-    if batch is None:
-        return jax.vmap(functools.partial(function, *shared))(matrices, *others)
-    longer = int(matrices.shape[2] >= matrices.shape[1])
-    split: list[Any] = [None, None]
-    split[longer] = None if whole else side or None
+    axes = _layer_axes(like[0].ndim, role)
+    sizes = tuple(like[0].shape[axis] for axis in axes)
+    front = range(len(axes))
+    typed = [jax.typeof(x).sharding.spec for x in like]
+    # The layers first, and nothing else changed: what is sharded stays so until there is one layer.
+    layers = [jnp.moveaxis(set_explicit(x, _Spec()), axes, front) for x in like]
+    layers, rest = jax.tree.map(
+        lambda x: x.reshape(math.prod(sizes), *x.shape[len(axes) :]), (layers, list(others))
+    )
+    left = [axis for axis in range(like[0].ndim) if axis not in axes]
+    fans = [tuple(map(left.index, fan)) for fan in (role.fan_in, role.fan_out)]
+    heads = left.index(role.heads) if role.heads in left else None
+    own = dataclasses.replace(role, fan_in=fans[0], fan_out=fans[1], stacked=(), heads=heads)
+    function = functools.partial(function, own)
+    new = _map_first(function, mesh, tuple(shared), layers, rest)
+    new_like, new_others = jax.tree.map(lambda x: x.reshape(*sizes, *x.shape[1:]), new)
+    restored = [jnp.moveaxis(x, front, axes) for x in new_like]
+    pairs = zip(restored, like, typed, strict=True)
+    return [
+        set_explicit(x, spec) if x.shape == old.shape else x for x, old, spec in pairs
+    ], new_others
 
-    def apply(shared: Sequence[Scalar], matrix: jax.Array, *others: jax.Array) -> Any:
-        mesh = jax.sharding.get_abstract_mesh()  # without the axes that are mapped
-        matrix = set_sharding(matrix, mesh, _Spec(*split))
-        return function(*shared, matrix, *(set_sharding(x, mesh, _Spec()) for x in others))
 
+def _map_first(
+    function: Callable[..., Any], mesh: AbstractMesh, shared: Sequence[Scalar], *arrays: Any
+) -> Any:
+    """Map `function(shared, *arrays)` over the first axis."""
+    usable = _usable_axes(mesh)
+    if not usable:
+        return jax.vmap(functools.partial(function, shared))(*arrays)
+    batch = _divide(mesh, usable, jax.tree.leaves(arrays)[0].shape[0])
     if not batch:
-        return jax.lax.map(lambda arrays: apply(shared, *arrays), (matrices, *others))
-    # One mesh axis after the other: XLA gathers the whole for a change of several at once.
-    steps = [_Spec(batch[:count], *[_Spec.UNCONSTRAINED] * 2) for count in range(1, len(batch) + 1)]
+        # Each result goes back to where its layer came from before the next one's turn: XLA would
+        # rather gather the results of all.
+        return jax.lax.map(
+            lambda each: jax.tree.map(
+                lambda old, new: shard_alike(old, new)[1], each, function(shared, *each)
+            ),
+            arrays,
+        )
 
-    def move(steps: Sequence[_Spec], arrays: Any) -> Any:
-        for step in steps:
-            arrays = jax.tree.map(lambda x, step=step: set_sharding(x, mesh, step), arrays)
+    def move(arrays: Any, counts: Sequence[int]) -> Any:
+        # One mesh axis after the other: XLA gathers the whole for a change of several at once.
+        for count in counts:
+            arrays = jax.tree.map(
+                lambda x, count=count: set_sharding(
+                    x, mesh, _Spec(batch[:count], *[_Spec.UNCONSTRAINED] * (x.ndim - 1))
+                ),
+                arrays,
+            )
         return arrays
 
     # Mapped by hand, as XLA gathers the operands of decompositions.
     mapped = jax.shard_map(
-        lambda shared, arrays: jax.vmap(functools.partial(apply, shared))(*arrays),
+        lambda shared, arrays: jax.vmap(functools.partial(function, shared))(*arrays),
         in_specs=(_Spec(), _Spec(batch)),
         out_specs=_Spec(batch),
         axis_names=set(batch),
         check_vma=False,
     )
-    return move(steps[::-1], mapped(tuple(shared), move(steps, (matrices, *others))))
+    counts = range(1, len(batch) + 1)
+    return move(mapped(shared, move(arrays, counts)), counts[::-1])
 
 
-def _choose_axes(
-    mesh: AbstractMesh, shape: tuple[int, ...]
-) -> tuple[tuple[str, ...] | None, tuple[str, ...]]:
-    """Return the mesh axes over which the matrices are distributed, None if the mesh shards no
-    parameters, and those that shard each matrix.
+def map_matrices(
+    function: Callable[..., Any], matrices: jax.Array, *others: jax.Array, whole: bool = False
+) -> Any:
+    """Apply a function of one matrix to the matrices of a layer.
+
+    On a mesh each is sharded along the longer side.
+
+    Args:
+      function: `(matrix, *others)`, returns an array or a tuple of arrays.
+      matrices: float[N, inputs, outputs].
+      *others: arrays with the first axis N.
+      whole: whether a device needs a whole matrix, such as for a decomposition.
     """
+    mesh = jax.sharding.get_abstract_mesh()  # without the axes over which layers are mapped
+    usable = _usable_axes(mesh)
+    if usable:
+        longer = int(matrices.shape[2] >= matrices.shape[1])
+        split: list[Any] = [None, None, None]
+        if not whole:
+            split[1 + longer] = _divide(mesh, usable, matrices.shape[1 + longer]) or None
+        matrices = set_sharding(matrices, mesh, _Spec(*split))
+        others = tuple(set_sharding(x, mesh, _Spec()) for x in others)
+    return jax.vmap(function)(matrices, *others)
+
+
+def _usable_axes(mesh: AbstractMesh) -> list[str]:
+    """Return the mesh axes that shard parameters."""
     usable = axes_of_type(mesh, AxisType.Auto) - set(_REPLICAS)
-    count = shape[0]
-    length = max(shape[1:])
-    batch: list[str] = []
-    side: list[str] = []
-    names = [name for name in mesh.axis_names if name in usable and mesh.shape[name] > 1]
+    return [name for name in mesh.axis_names if name in usable and mesh.shape[name] > 1]
+
+
+def _divide(mesh: AbstractMesh, names: Sequence[str], count: int) -> tuple[str, ...]:
+    """Return the mesh axes over which `count` things can be divided evenly."""
+    chosen = []
     for name in names:
-        size = mesh.shape[name]
-        if count % size == 0:
-            batch.append(name)
-            count //= size
-        elif length % size == 0:
-            side.append(name)
-            length //= size
-    return tuple(batch) if names else None, tuple(side)
+        if count % mesh.shape[name] == 0:
+            chosen.append(name)
+            count //= mesh.shape[name]
+    return tuple(chosen)

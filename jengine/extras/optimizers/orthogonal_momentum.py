@@ -105,20 +105,25 @@ def Muon(
             )
             return tx.update(matrix, tx.init(matrix))[0]
 
-        def leaf(role: Role, x: jax.Array, *nu: jax.Array) -> tuple[jax.Array, ...]:
-            split = matrices.split_matrices(x, role, per_head)
+        def layer(
+            role: Role, numbers: Sequence[Any], arrays: Any, _: Any
+        ) -> tuple[list[jax.Array], list[jax.Array]]:
+            split, *rows = (matrices.split_matrices(x, role, per_head) for x in arrays)
             inputs, outputs = split.values.shape[1:]
             if consistent_rms is None:
                 factor = max(1.0, outputs / inputs) ** 0.5
             else:
                 factor = max(inputs, outputs) ** 0.5 * consistent_rms
-            if beta2 is None:
+            if not rows:
                 updates = matrices.map_matrices(orthogonalize, split.values)
-                return (factor * split.join(updates),)
-            rows = matrices.split_matrices(nu[0], role, per_head)
-            normalize = functools.partial(_normalize_rows, orthogonalize, beta2, eps)
-            updates, new = matrices.map_matrices(normalize, split.values, rows.values)
-            return factor * split.join(updates), rows.join(new)
+                return [factor * split.join(updates)], []
+            normalize = functools.partial(_normalize_rows, orthogonalize, numbers[0], eps)
+            updates, new = matrices.map_matrices(normalize, split.values, rows[0].values)
+            return [factor * split.join(updates), rows[0].join(new)], []
+
+        def leaf(role: Role, *arrays: jax.Array) -> list[jax.Array]:
+            numbers = () if beta2 is None else (beta2,)
+            return matrices.map_layers(layer, role, arrays, shared=numbers)[0]
 
         def init_rows(role: Role, p: jax.Array) -> jax.Array:
             split = matrices.split_matrices(p, role, per_head)
@@ -268,7 +273,7 @@ class OrthogonalState(NamedTuple):
 
 
 def scale_by_orthogonal(
-    leaf: Callable[..., tuple[jax.Array, ...]],
+    leaf: Callable[..., Sequence[jax.Array]],
     init_nu: Callable[[Role, jax.Array], jax.Array] | None,
     beta: Scalar,
     nesterov: bool,
@@ -278,7 +283,7 @@ def scale_by_orthogonal(
     """Average gradients as `optax.contrib.muon` and apply a function to the average.
 
     Args:
-      leaf: `(role, average) -> (update,)`, with `init_nu` `(role, average, nu) -> (update, nu)`.
+      leaf: `(role, average) -> [update]`, with `init_nu` `(role, average, nu) -> [update, nu]`.
       init_nu: `(role, parameter) -> nu`, or None.
       beta, nesterov, mu_dtype: see `Muon`.
       roles: tree of `Role`s like the parameters.

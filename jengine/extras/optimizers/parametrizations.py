@@ -25,7 +25,7 @@ NAMES = ("mup", "complete-p")
 # proportion to the gradient, or of a matrix about 1.
 _ADAPTIVE = {
     *("Adagrad", "Adam", "AdamW", "Adamax", "BertAdam", "BertAdam1", "Lion", "NAdam"),
-    *("ProximalAdan", "RAdam", "RMSprop", "Rprop", "SOAP", "TansformerAdamW"),
+    *("ProximalAdan", "RAdam", "RMSprop", "Rprop", "SOAP", "Shampoo", "TansformerAdamW"),
     *("adabelief", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan", "amsgrad"),
     *("lion", "nadam", "nadamw", "radam", "rmsprop", "rprop", "sign_sgd", "yogi"),
 }

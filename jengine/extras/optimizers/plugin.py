@@ -32,6 +32,7 @@ provides = {
         "RMSprop": "jengine.extras.optimizers.rmsprop",
         "Rprop": "jengine.extras.optimizers.rmsprop",
         "SOAP": "jengine.extras.optimizers.soap",
+        "Shampoo": "jengine.extras.optimizers.shampoo",
         "TorchAdafactor": "jengine.extras.optimizers.adafactor",
         "TorchMuon": "jengine.extras.optimizers.orthogonal_momentum",
         "muon": "jengine.extras.optimizers.orthogonal_momentum",

@@ -11,9 +11,9 @@ from jengine.optim.optimizers import common
 
 
 def map_unzipped(
-    function: Callable[..., tuple[Any, ...]], tree: Updates, *rest: Updates
+    function: Callable[..., Sequence[Any]], tree: Updates, *rest: Updates
 ) -> tuple[Updates, ...]:
-    """Map a function that returns tuples over trees like `tree`; return a tuple of trees."""
+    """Map a function that returns sequences over trees like `tree`; return a tuple of trees."""
     treedef: Any = jax.tree.structure(tree)
     # Not `jax.tree.map`, whose result would have the tuples as branches, indistinguishable from
     # tuples among the parameters.

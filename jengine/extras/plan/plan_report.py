@@ -147,11 +147,19 @@ def _format_collectives(name: str, collectives: Sequence[Mapping[str, Any]]) -> 
             str(row["count"]),
             str(row["arrays"]),
             format_bytes(row["size"]),
+            format_bytes(row["largest"]),
             format_bytes(row["traffic"]),
         ]
         for row in collectives
     ]
-    columns = ["collective", "count", "arrays", "bytes of arrays", "bytes sent per device"]
+    columns = [
+        "collective",
+        "count",
+        "arrays",
+        "bytes of arrays",
+        "largest",
+        "bytes sent per device",
+    ]
     return format_table(
         columns, rows, title=f"Collectives ({name}; one in a loop counts in each iteration)"
     )

@@ -338,11 +338,13 @@ def _sum_collectives(collectives: Iterable[Collective]) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for each in collectives:
         row = rows.setdefault(
-            each.kind, {"kind": each.kind, "count": 0, "arrays": 0, "size": 0, "traffic": 0}
+            each.kind,
+            {"kind": each.kind, "count": 0, "arrays": 0, "size": 0, "largest": 0, "traffic": 0},
         )
         row["count"] += each.executions
         row["arrays"] += each.arrays * each.executions
         row["size"] += each.size * each.executions
+        row["largest"] = max(row["largest"], each.size)
         row["traffic"] += each.traffic
     return list(rows.values())
 

@@ -196,6 +196,19 @@ class DataParallel(MeshStrategy):
             params,
         )
 
+    def constant_shardings(
+        self, params: ArrayTree, logical_axes: Mapping[str, Sequence[Axis]]
+    ) -> PyTree:
+        """Return the shardings for the parameters of another model, with lookup tables replicated
+        where `gather_tables` gathers them.
+        """
+        shardings = super().constant_shardings(params, logical_axes)
+        if not self._gathers_tables:
+            return shardings
+        return paths.map_with_path(
+            lambda path, sharding: self.sharding() if is_table(path) else sharding, shardings
+        )
+
     def adapt_for_eval(self, model: Model, rules: Rules | None = None) -> Any:
         """Return a model that predicts on each replica with the replica's model state."""
         if rules is not None:

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import jax
 
 from jengine.config.annotations import Count, checked
 from jengine.config.dump import check_written, parse_config, parse_modules
-from jengine.config.errors import ConfigError
+from jengine.config.errors import CheckpointMismatchError, ConfigError
 from jengine.config.frames import boundary
 from jengine.config.modules import import_listed
 from jengine.config.plugins import load_provided
@@ -94,9 +94,9 @@ def load_model(
                 "or pass `model=`"
             )
             raise
-    return LoadedModel(
-        path, built, select_items(meta, weights), meta.get("replicas"), cfg, batch_size, trust
-    )
+    items = select_items(meta, weights)
+    auxiliary = meta.get("auxiliary", ())
+    return LoadedModel(path, built, items, meta.get("replicas"), cfg, batch_size, trust, auxiliary)
 
 
 class LoadedModel:
@@ -109,6 +109,7 @@ class LoadedModel:
       replicas: number of replicas in the saved state; None if it has no replica axis.
       cfg: the run's config.
       batch_size, trust: see `load_model`.
+      auxiliary: names of stored parameters that only training needs.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class LoadedModel:
         cfg: Mapping[str, Any],
         batch_size: int | None,
         trust: bool = False,
+        auxiliary: Collection[str] = (),
     ) -> None:
         self.path = path
         self.model = model
@@ -128,6 +130,7 @@ class LoadedModel:
         self.trust = trust
         self._items = items
         self._replicas = replicas
+        self._auxiliary = auxiliary
         self._strategy = SingleDevice()  # the run's mesh need not exist here
         self._predictor = Predictor(model, self._strategy, SingleProcess())
         self._variables: tuple[PyTree, PyTree] | None = None
@@ -176,9 +179,16 @@ class LoadedModel:
         for item, target in values.items():
             if jax.tree.leaves(target):  # a model may have no state
                 # `load_model` has compared the checksums
-                values[item], _ = load_params(
-                    self.path, target, item=self._items[item], checksums=False
+                values[item], report = load_params(
+                    self.path,
+                    target,
+                    strict=item != "params" or not self._auxiliary,
+                    item=self._items[item],
+                    checksums=False,
                 )
+                # what is missing is an error without `strict` too, as the target has only shapes
+                if {name.split(".")[0] for name in report.unexpected} - {*self._auxiliary}:
+                    raise CheckpointMismatchError(self.path, report, "")
         values = convert_replica_axis(values, self._replicas, None)
         return values["params"], values["model_state"]
 

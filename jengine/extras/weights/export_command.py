@@ -13,7 +13,8 @@ from jengine.config.errors import ConfigError
 from jengine.extras.networks.transformer import TransformerLM
 from jengine.extras.weights.export import export_params
 from jengine.extras.weights.hub import export_hub
-from jengine.extras.weights.huggingface import make_config, read_config
+from jengine.extras.weights.huggingface import read_config
+from jengine.extras.weights.language_models import make_config
 from jengine.extras.weights.sources import PICKLES
 
 

@@ -59,7 +59,7 @@ def load_pretrained(
         whose groups `new` may use. The first match is applied. With options, `(old, new,
         dict(stack=0))`, it is a function on the arrays, see `Options` in
         `jengine.extras.weights.array_rules`; `None` for `new` leaves an array out. Or the name of a
-        model in `jengine.extras.weights.huggingface`, such as 'gpt2'.
+        model type of Hugging Face, such as 'gpt2'.
       strict: False keeps the model's values where nothing fits, and ignores arrays that it does not
         have.
       exclude: paths that keep the model's values, such as a new head: prefixes of whole segments,
@@ -130,13 +130,17 @@ def find_rules(name: str) -> Callable[..., Sequence[RuleLike]]:
     Raises:
       ConfigError: there are none with this name.
     """
-    from jengine.extras.weights.huggingface import MODEL_TYPES, make_rules  # with Flax
+    from jengine.extras.weights.huggingface import (  # with Flax
+        find_family,
+        list_model_types,
+        make_rules,
+    )
 
-    if name not in MODEL_TYPES:
-        names = ", ".join(map(repr, MODEL_TYPES))
+    if find_family(name) is None:
+        names = ", ".join(map(repr, list_model_types()))
         raise ConfigError(
             f"`rename` must be a list of rules or {names}, got {name!r}"
-            f"{did_you_mean(name, MODEL_TYPES)}"
+            f"{did_you_mean(name, list_model_types())}"
         )
     return functools.partial(make_rules, name)
 

@@ -119,7 +119,7 @@ def scale_by_adam(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTransfor
     """
 
     def rescale(count: jax.Array, grads: Updates, mu: Updates, nu: Updates) -> tuple[Updates]:
-        return (_divide_corrected(b1, b2, eps, count, mu, nu),)
+        return (divide_corrected(b1, b2, eps, count, mu, nu),)
 
     return scale_by_moments(b1, b2, rescale)
 
@@ -134,16 +134,17 @@ def scale_by_amsgrad(b1: Scalar, b2: Scalar, eps: Scalar) -> optax.GradientTrans
         count: jax.Array, grads: Updates, mu: Updates, nu: Updates, nu_max: Updates
     ) -> tuple[Updates, Updates]:
         nu_max = jax.tree.map(jnp.maximum, nu_max, nu)
-        return _divide_corrected(b1, b2, eps, count, mu, nu_max), nu_max
+        return divide_corrected(b1, b2, eps, count, mu, nu_max), nu_max
 
     return scale_by_moments(
         b1, b2, rescale, optax.ScaleByAmsgradState, lambda params: (common.zeros_like(params),)
     )
 
 
-def _divide_corrected(
+def divide_corrected(
     b1: Scalar, b2: Scalar, eps: Scalar, count: jax.Array, mu: Updates, nu: Updates
 ) -> Updates:
+    """Return Adam's update from its averages, after `count` updates."""
     # torch's order of operations: the root before its bias correction
     first = common.bias_correction(b1, count)
     second = jnp.sqrt(common.bias_correction(b2, count))

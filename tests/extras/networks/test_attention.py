@@ -1,5 +1,6 @@
 """Test that every implementation of attention computes what `jax.nn.dot_product_attention` does, gradients included."""
 
+import contextlib
 import functools
 
 import jax
@@ -26,11 +27,12 @@ def arrays():
     return tuple(rng.randn(2, LENGTH, heads, 16).astype(np.float32) for heads in (4, 2, 2))
 
 
-def by_formula(query, key, value, causal=True, segment_ids=None, window=None, scale=0.25):
+def by_formula(query, key, value, causal=True, segment_ids=None, window=None, scale=0.25, cap=None):
     """Return softmax(q k / sqrt(K)) v, with K = 16, in float64."""
     query, key, value = (np.asarray(x, np.float64) for x in (query, key, value))
     key, value = (np.repeat(x, query.shape[2] // x.shape[2], axis=2) for x in (key, value))
     scores = np.einsum("bqhk,bshk->bhqs", query, key) * scale
+    scores = scores if cap is None else cap * np.tanh(scores / cap)
     distance = np.arange(LENGTH)[:, None] - np.arange(LENGTH)
     allowed = np.ones((1, LENGTH, LENGTH), bool)
     if causal:
@@ -69,6 +71,44 @@ def test_implementations_equal_the_formula_and_each_others_gradients(arrays, cas
     for y, gradients in others:
         np.testing.assert_allclose(y, plain, atol=3e-6)
         jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, atol=3e-5), gradients, expected)
+
+
+def test_capped_scores_equal_the_formula_and_each_others_gradients(arrays):
+    mesh = jax.make_mesh((3,), ("context",), axis_types=(AxisType.Auto,))
+    options = dict(window=200, cap=0.7, segment_ids=SEGMENTS)
+    results = []
+    for implementation, is_divided in (("blocks", False), ("blocks", True), ("splash", False)):
+
+        def total(query, key, value, implementation=implementation):
+            y = attend(query, key, value, implementation=implementation, **options)
+            return jnp.sin(y).sum(), y
+
+        with jax.set_mesh(mesh) if is_divided else contextlib.nullcontext():
+            results.append(jax.jit(jax.value_and_grad(total, (0, 1, 2), has_aux=True))(*arrays))
+    for (_, y), gradients in results:
+        np.testing.assert_allclose(y, by_formula(*arrays, **options), atol=3e-6)
+        jax.tree.map(lambda got, want: np.testing.assert_allclose(got, want, atol=3e-5), gradients, results[0][1])
+    short = [x[:, :5] for x in arrays]
+    capped = attend(*short, cap=1e-4)  # all scores are nearly equal: a mean over the earlier values
+    mean = np.cumsum(short[2], axis=1) / np.arange(1, 6)[:, None, None]
+    np.testing.assert_allclose(capped[:, :, ::2], mean, atol=1e-3)
+    for wrong in (dict(causal=False), dict(implementation="plain"), dict(implementation="cudnn")):
+        with pytest.raises(ValueError, match="attend: `cap` must be None without `causal`, with 'cudnn' and 'plain'"):
+            attend(*short, cap=2.0, **wrong)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_kernels_of_tokamax_equal_the_formula(arrays, case):
+    pytest.importorskip("tokamax")  # it requires Python 3.12
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    step = jax.jit(functools.partial(attend, implementation="tokamax", **CASES[case]))
+    expected = by_formula(*arrays, **CASES[case])
+    np.testing.assert_allclose(step(*arrays), expected, atol=3e-6)
+    with jax.set_mesh(mesh):
+        np.testing.assert_allclose(step(*arrays), expected, atol=3e-6)
+    context = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(context), pytest.raises(ValueError, match="must not be 'tokamax' with the axis `context`"):
+        step(*arrays)
 
 
 def test_half_precision_differs_by_its_rounding(arrays):

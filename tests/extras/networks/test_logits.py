@@ -49,6 +49,18 @@ def test_chunks_have_the_gradients_of_all_logits_which_never_exist_at_once(tied)
     assert sizes == [2 * 16 * 24, 2 * 4 * 24]
 
 
+def test_chunks_of_capped_logits_have_the_gradients_of_all():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    results = []
+    for options in (dict(), dict(logits_chunk=4), dict(logits_cap=None)):
+        compiled, arguments = compile_gradients(mesh, **{"logits_cap": 0.1, **options})
+        results.append(compiled(*arguments))
+    (loss, gradients), (chunked_loss, chunked_gradients), (uncapped_loss, _) = results
+    np.testing.assert_allclose(chunked_loss, loss, rtol=1e-6)
+    assert abs(uncapped_loss - loss) > 0.1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), chunked_gradients, gradients)
+
+
 def test_predictions_are_logits_and_a_chunk_must_divide_the_tokens():
     model = LinenModel(TransformerLM(**SMALL, logits_chunk=5), CrossEntropy("targets"), inputs="tokens")
     params, _ = jax.jit(model.init)(jax.random.key(0), BATCH)

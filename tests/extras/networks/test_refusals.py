@@ -75,7 +75,7 @@ REFUSED = {
     "100 tokens for splash attention": (lambda: attend(QUERY[:, :100], KEY[:, :100], VALUE[:, :100], implementation="splash"), ValueError, "multiple of 128", "splash", "got 100"),
     "keys of another sequence": (lambda: attend(QUERY, KEY[:, :150], VALUE), ValueError, "`key` and `value`", "f[B, T, G, K]", "[2, 384, 4, 16], [2, 150, 2, 16]"),
     "segments of another length": (lambda: attend(QUERY, KEY, VALUE, segment_ids=jnp.ones((2, 299), int)), ValueError, "`segment_ids`", "int[2, 384]", "int32[2, 299]"),
-    "an unknown implementation": (lambda: attend(QUERY, KEY, VALUE, implementation="flash"), ValueError, "auto, splash, cudnn, blocks, plain", "'flash'"),
+    "an unknown implementation": (lambda: attend(QUERY, KEY, VALUE, implementation="flash"), ValueError, "auto, splash, cudnn, tokamax, blocks, plain", "'flash'"),
     "a width that the heads do not divide": (
         lambda: TransformerLM(vocab_size=11, width=8, depth=3, heads=3, mlp_width=12).init(jax.random.key(0), jnp.zeros((2, 6), int)), ValueError, "`width`", "2 * heads = 6", "got 8",
     ),

@@ -16,7 +16,8 @@ from jengine.extras.diagnose.labels import find_wrong_labels
 from jengine.extras.networks import TransformerLM
 from jengine.extras.networks.constrain import constrain
 from jengine.extras.networks.rotary import make_scaling, rotate
-from jengine.model import CrossEntropy, LinenModel
+from jengine.extras.networks.transformer import PlusOneRMSNorm
+from jengine.model import CrossEntropy, LinenModel, parameter_roles
 from jengine.parallel import Placement, build_mesh
 from tests.refusals import check_refusal
 
@@ -60,6 +61,75 @@ def test_logits_depend_only_on_earlier_tokens(params):
     assert logits.shape == (2, 6, 11)
     assert difference[:4].max() == 0
     assert difference[4:].min() > 1e-3
+
+
+MIXED = dict(
+    SMALL, window=2, full_blocks=(1,), rotary_base=3000.0, local_rotary_base=50.0, norm="rms_plus_one", post_norm=True,
+    query_key_norm=True, attention_cap=2.0, logits_cap=3.0, embed_scale=4.0, attention_scale=0.3, bias="qkv",
+)  # fmt: skip
+
+
+def test_blocks_of_two_kinds_in_a_scan_compute_what_single_blocks_do():
+    scanned = TransformerLM(**MIXED)
+    params = jax.jit(scanned.init)(jax.random.key(0), TOKENS)["params"]
+    params = jax.tree.map(lambda x: x + 0.1, params)  # so that no bias and no scale is zero
+    single = {name: leaf for name, leaf in params.items() if name != "layers"}
+    single |= {f"layers_{i}": jax.tree.map(lambda x, i=i: x[i], params["layers"]) for i in range(3)}
+
+    def loss(params, scan):
+        return jnp.square(TransformerLM(**MIXED, scan=scan).apply({"params": params}, TOKENS)).sum()
+
+    value, gradients = jax.jit(jax.value_and_grad(functools.partial(loss, scan=True)))(params)
+    expected, others = jax.jit(jax.value_and_grad(functools.partial(loss, scan=False)))(single)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for i in range(3):
+        stacked = jax.tree.map(lambda x, i=i: x[i], gradients["layers"])
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3), stacked, others[f"layers_{i}"]
+        )
+
+
+@pytest.mark.parametrize(("full_blocks", "reached"), [((), [0]), ((1,), [0, 1, 2, 3, 4, 5])])
+def test_blocks_without_a_window_reach_all_later_tokens(full_blocks, reached):
+    model = TransformerLM(**dict(SMALL, depth=2), window=1, full_blocks=full_blocks)
+    params = jax.jit(model.init)(jax.random.key(0), TOKENS)["params"]
+    changed = np.concatenate([(TOKENS[:, :1] + 1) % 11, TOKENS[:, 1:]], axis=1)
+    first, second = (jax.jit(model.apply)({"params": params}, tokens) for tokens in (TOKENS, changed))
+    assert np.flatnonzero(np.abs(first - second).max(axis=(0, 2)) > 1e-6).tolist() == reached
+
+
+def test_a_norm_that_adds_one_to_its_scale_starts_as_the_other_and_is_computed_in_float32():
+    models = [TransformerLM(**SMALL, norm=norm) for norm in ("rms", "rms_plus_one")]
+    plain, added = (jax.jit(model.init)(jax.random.key(0), TOKENS)["params"] for model in models)
+    assert not np.any(added["norm"]["scale"])
+    first, second = (jax.jit(m.apply)({"params": x}, TOKENS) for m, x in zip(models, (plain, added), strict=True))
+    np.testing.assert_allclose(first, second, atol=1e-5)
+    x = jnp.asarray([[3.0, 4.0]], jnp.bfloat16)
+    y = PlusOneRMSNorm(1e-6).apply({"params": {"scale": jnp.full(2, 0.003, jnp.bfloat16)}}, x)
+    # 1.003 would be 1 in bfloat16: 3 / 3.5355 = 0.8485 is stored as 0.8477, which 1.003 makes 0.8516
+    assert (y.dtype, float(y[0, 0])) == (jnp.bfloat16, 0.8515625)
+
+
+def test_the_parameters_of_all_variants_have_the_roles_of_what_they_do():
+    model = LinenModel(TransformerLM(**MIXED), CrossEntropy("targets"), inputs="tokens")
+    batch = dict(tokens=TOKENS, targets=TOKENS)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0), batch)
+    roles = parameter_roles(model, params, batch=batch)
+    kinds = {path: role.kind for path, role in roles.items() if path.endswith(("scale", "bias"))}
+    norms = ("attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "attn.query_norm", "attn.key_norm")
+    assert kinds == {
+        "norm.scale": "norm",
+        **{f"layers.{name}.scale": "norm" for name in norms},
+        **{f"layers.attn.{name}.bias": "bias" for name in ("query", "key", "value")},
+    }
+    assert roles["layers.attn.query.kernel"].kind == "hidden"
+    assert roles["layers.attn.query_norm.scale"].stacked == (0,)
+
+
+@pytest.mark.parametrize("changes", [dict(window=None), dict(full_blocks=(3,))])
+def test_blocks_without_a_window_must_be_some_of_those_that_have_one(changes):
+    with pytest.raises(ValueError, match=r"`full_blocks` must be numbers below depth = 3, with a `window` for the others"):
+        TransformerLM(**{**MIXED, **changes}).make_settings()
 
 
 def test_remat_changes_what_is_kept_for_the_backward_pass_but_no_gradient(params):

@@ -1,9 +1,10 @@
-"""Optimizers by role: Muon, NorMuon and SOAP for matrices, AdamW for the other parameters."""
+"""Optimizers by role: Muon, NorMuon, SOAP and Shampoo for matrices, AdamW for the other parameters."""
 
 import logging
 import math
-import re
+import operator
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,8 +18,10 @@ from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.networks import TransformerLM
 from jengine.extras.optimizers import Muon
+from jengine.extras.plan.collectives import find_collectives
+from jengine.extras.plan.program_costs import compile_plan
 from jengine.hooks import Hook
-from jengine.model import CrossEntropy, LinenModel
+from jengine.model import CrossEntropy, FunctionalModel, LinenModel
 from jengine.model.roles import parameter_roles
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.optimizers.adam import scale_by_adam
@@ -39,6 +42,10 @@ PARAMS = {
 }
 TOKENS = RNG.integers(0, 32, (16, 8))
 BATCH = dict(tokens=TOKENS, label=np.roll(TOKENS, -1, 1))
+
+
+EACH = [*(dict(type=name) for name in ("Muon", "NorMuon", "SOAP")), dict(type="Shampoo", precondition_frequency=2)]
+EACH_NAME = operator.itemgetter("type")
 
 
 def random_grads(params, steps=STEPS):
@@ -67,6 +74,12 @@ def assert_close(actual, expected, **tolerance):
 def make_lm(**changes):
     sizes = dict(vocab_size=32, width=16, depth=2, heads=2, mlp_width=24, remat=False)
     return LinenModel(TransformerLM(**{**sizes, **changes}), CrossEntropy(), inputs="tokens")
+
+
+def make_mlp():
+    """Return a model that compiles fast, with two hidden matrices."""
+    layers = [nn.Embed(32, 8), nn.Dense(12), nn.tanh, nn.Dense(8), nn.tanh, nn.Dense(32)]
+    return LinenModel(nn.Sequential(layers), CrossEntropy(), inputs="tokens")
 
 
 def build_for(model, params, **cfg):
@@ -140,25 +153,25 @@ def test_layer_decay_multiplies_both_rates():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["Muon", "NorMuon", "SOAP"])
-def test_fused_projections_are_trained_like_separate_ones(name):
+@pytest.mark.parametrize("optimizer", EACH, ids=EACH_NAME)
+def test_fused_projections_are_trained_like_separate_ones(optimizer):
     parts = [RNG.normal(size=(8, 8)).astype("f") for _ in range(3)]
     fused = {"qkv": {"kernel": np.concatenate(parts, 1)}}
     separate = {n: {"kernel": part} for n, part in zip("qkv", parts, strict=True)}
     role = dict(role="hidden", fan_in=(0,), fan_out=(1,))
     grads = random_grads(separate, 5)
     actual = train(
-        build(fused, dict(type=name, lr=0.1), {"qkv.kernel": dict(role, parts=3)}),
+        build(fused, dict(optimizer, lr=0.1), {"qkv.kernel": dict(role, parts=3)}),
         fused,
         [{"qkv": {"kernel": np.concatenate([g[n]["kernel"] for n in "qkv"], 1)}} for g in grads],
     )
-    expected = train(build(separate, dict(type=name, lr=0.1), {"*.kernel": role}), separate, grads)
+    expected = train(build(separate, dict(optimizer, lr=0.1), {"*.kernel": role}), separate, grads)
     joined = np.concatenate([expected[n]["kernel"] for n in "qkv"], 1)
     np.testing.assert_allclose(actual["qkv"]["kernel"], joined, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ["Muon", "NorMuon", "SOAP"])
-def test_with_per_head_each_head_is_a_matrix(name):
+@pytest.mark.parametrize("optimizer", EACH, ids=EACH_NAME)
+def test_with_per_head_each_head_is_a_matrix(optimizer):
     heads = {
         "query": {"kernel": RNG.normal(size=(6, 2, 6)).astype("f")},
         "out": {"kernel": RNG.normal(size=(2, 6, 6)).astype("f")},
@@ -173,9 +186,9 @@ def test_with_per_head_each_head_is_a_matrix(name):
         for i in range(2)
     }
     grads = random_grads(heads, 5)
-    actual = train(build(heads, dict(type=name, lr=0.1, per_head=True), roles), heads, grads)
+    actual = train(build(heads, dict(optimizer, lr=0.1, per_head=True), roles), heads, grads)
     role = {"*.kernel": dict(role="hidden", fan_in=(0,), fan_out=(1,))}
-    expected = train(build(apart(heads), dict(type=name, lr=0.1), role), apart(heads), [apart(g) for g in grads])
+    expected = train(build(apart(heads), dict(optimizer, lr=0.1), role), apart(heads), [apart(g) for g in grads])
     assert_close(apart(actual), expected, atol=2e-6)
 
 
@@ -227,7 +240,7 @@ def test_bfloat16_momentum_halves_the_state_of_matrices():
     assert bytes_of == {None: 3 * 8 * 12 * 4, "bfloat16": 3 * 8 * 12 * 2}
 
 
-# --- NorMuon, cautious decay and SOAP, written in NumPy ---
+# --- NorMuon, cautious decay, SOAP and Shampoo, written in NumPy ---
 
 
 def newton_schulz(x):
@@ -322,6 +335,51 @@ def test_soap_without_a_basis_is_adam_after_the_first_gradient():
     assert sum(leaf.size for leaf in jax.tree.leaves(wrapper.init(params).inner_state)) == 2 * 20 + 1
 
 
+def numpy_shampoo(p, grads, lr, decay, frequency, sides):
+    """Return a matrix (in, out) after Shampoo (arXiv:1802.09568) grafted to Adam (arXiv:2309.06497, Algorithm 2) in float64."""
+    p, b1, b2 = p.astype("d"), 0.9, 0.99
+    mu, nu, grams = np.zeros(p.shape), np.zeros(p.shape), [np.zeros((n, n)) for n in p.shape]
+    roots = [np.eye(n) for n in p.shape]
+    for t, g in enumerate(grads, start=1):
+        mu = b1 * mu + (1 - b1) * g
+        nu = b2 * nu + (1 - b2) * g**2
+        grams = [b2 * gram + (1 - b2) * new for gram, new in zip(grams, (g @ g.T, g.T @ g), strict=True)]
+        if t % frequency == 0:
+            for side in sides:
+                values, vectors = np.linalg.eigh(grams[side])
+                # arXiv:2002.09018 adds the part of the largest value instead of raising smaller ones to it
+                roots[side] = (vectors * np.maximum(values, 1e-5 * values[-1]) ** (-0.5 / len(sides))) @ vectors.T
+        update = mu / (1 - b1**t) / (np.sqrt(nu / (1 - b2**t)) + 1e-8)
+        if t >= frequency:
+            direction = roots[0] @ mu @ roots[1]
+            update = direction * np.linalg.norm(update) / np.linalg.norm(direction)
+        p = p - lr * (update + decay * p)
+    return p
+
+
+@pytest.mark.parametrize(
+    ("shape", "max_size", "sides"), [((5, 5), 9, (0, 1)), ((6, 4), 9, (0, 1)), ((4, 12), 9, (0,)), ((12, 4), 9, (1,))]
+)
+def test_shampoo_is_that_of_the_papers(shape, max_size, sides):
+    params = {"dense": {"kernel": RNG.normal(size=shape).astype("f")}}
+    grads = random_grads(params)
+    roles = {"dense.kernel": dict(role="hidden", fan_in=(0,), fan_out=(1,))}
+    optimizer = dict(type="Shampoo", lr=0.1, weight_decay=0.1, precondition_frequency=3, max_precondition_size=max_size)
+    actual = train(build(params, optimizer, roles), params, grads)
+    expected = numpy_shampoo(params["dense"]["kernel"], [g["dense"]["kernel"] for g in grads], 0.1, 0.1, 3, sides)
+    np.testing.assert_allclose(actual["dense"]["kernel"], expected, atol=2e-6)
+
+
+def test_shampoo_without_gram_matrices_or_gradients_is_adam():
+    params = {"large": RNG.normal(size=(5, 4)).astype("f"), "unused": RNG.normal(size=(3, 3)).astype("f")}
+    grads = [dict(g, unused=np.zeros((3, 3), "f")) for g in random_grads(params)]
+    role = dict(role="hidden", fan_in=(0,), fan_out=(1,))
+    optimizer = dict(type="Shampoo", lr=0.1, weight_decay=0.0, max_precondition_size=3)
+    actual = train(build(params, optimizer, dict(large=role, unused=role)), params, grads)
+    adam = optax.chain(scale_by_adam(0.9, 0.99, 1e-8), optax.scale(-0.1))
+    assert_close(actual, train(OptimWrapper(adam), params, grads), atol=1e-6)
+
+
 # --- Stacked layers, meshes and runs ---
 
 
@@ -330,12 +388,19 @@ def unstack(params):
     return {**{name: value for name, value in params.items() if name != "layers"}, **layers}
 
 
-@pytest.mark.parametrize("name", ["Muon", "NorMuon"])
-def test_stacked_layers_are_trained_like_unrolled_ones(name):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(dict(type=name, consistent_rms=0.2, ns_steps=2) for name in ("Muon", "NorMuon")),
+        dict(type="Shampoo", precondition_frequency=2),
+    ],
+    ids=EACH_NAME,
+)
+def test_stacked_layers_are_trained_like_unrolled_ones(settings):
     stacked, unrolled = make_lm(), make_lm(scan=False)
     params = stacked.init(jax.random.key(0), BATCH)[0]
     unrolled.init(jax.random.key(0), BATCH)
-    optimizer = dict(type=name, lr=0.02, weight_decay=0.1, adam_learning_rate=0.01, consistent_rms=0.2, ns_steps=2)
+    optimizer = dict(settings, lr=0.02, weight_decay=0.1, adam_learning_rate=0.01)
     grads = random_grads(params, 5)
     actual = train(build_for(stacked, params, optimizer=optimizer), params, grads)
     expected = train(
@@ -345,12 +410,16 @@ def test_stacked_layers_are_trained_like_unrolled_ones(name):
 
 
 # Nearly equal eigenvalues of a growing rank make a last bit larger; a basis by rounding differs by 2e-3.
-@pytest.mark.parametrize(("shape", "atol"), [((6, 9), 1e-6), ((4, 32), 1e-4)], ids=["full rank at once", "low rank"])
-def test_stacked_matrices_are_trained_by_soap_like_single_ones(shape, atol):
+@pytest.mark.parametrize(
+    ("name", "shape", "atol"),
+    [("SOAP", (6, 9), 1e-6), ("SOAP", (4, 32), 1e-4), ("Shampoo", (4, 32), 1e-6)],
+    ids=["SOAP, full rank at once", "SOAP, low rank", "Shampoo, low rank"],
+)
+def test_stacked_matrices_are_trained_like_single_ones(name, shape, atol):
     # Gram matrices of the longer side have a null space at first, of which rounding must not choose the basis.
     single = {name: RNG.normal(size=shape).astype("f") for name in "ab"}
     grads = random_grads(single, 8)
-    optimizer = dict(type="SOAP", lr=0.001, precondition_frequency=3)
+    optimizer = dict(type=name, lr=0.001, precondition_frequency=3)
     each = dict(role="hidden", fan_in=(0,), fan_out=(1,))
     expected = train(build(single, optimizer, dict(a=each, b=each)), single, grads)
 
@@ -403,6 +472,7 @@ RUNS = dict(
         optim_wrapper=dict(optimizer=dict(type="SOAP", lr=0.01, precondition_frequency=2)),
         custom_hooks=[dict(type="EMAHook")],
     ),
+    shampoo=dict(optim_wrapper=dict(optimizer=dict(type="Shampoo", lr=0.01, precondition_frequency=3))),
 )
 
 
@@ -413,7 +483,7 @@ def test_a_resumed_run_continues_to_the_same_bits(tmp_path, changes):
 
     def run(name, iters, **more):
         hooks = dict(logger=None, checkpoint=checkpoint)
-        cfg = dict(changes, default_hooks=hooks, param_scheduler=scheduler, **more)
+        cfg = dict(changes, model=make_mlp(), default_hooks=hooks, param_scheduler=scheduler, **more)
         return make_runner(tmp_path / name, train_cfg=dict(by_epoch=False, max_iters=iters), **cfg).train()
 
     expected = run("whole", 6)
@@ -442,11 +512,13 @@ def test_on_a_mesh_parameters_are_those_of_one_device(tmp_path, name, depth, mes
     assert_close(actual.params, expected.params, atol=1e-5)
 
 
-@pytest.mark.parametrize("depth", [4, 3], ids=["layers divided", "one layer after the other"])
-def test_soap_on_a_mesh_trains_as_on_one_device_by_the_same_gradients(depth):
+@pytest.mark.parametrize(
+    ("name", "depth"), [("SOAP", 4), ("SOAP", 3), ("Shampoo", 4)], ids=["SOAP", "SOAP, one layer after the other", "Shampoo"]
+)
+def test_gram_matrices_on_a_mesh_train_as_on_one_device_by_the_same_gradients(name, depth):
     # By the same gradients of full rank: in the null space of a gram matrix, rounding decides on the eigenvectors.
     params = {"layers": {"kernel": RNG.normal(size=(depth, 8, 8)).astype("f")}}
-    wrapper = build(params, dict(type="SOAP", lr=0.1, precondition_frequency=2), {"layers.kernel": ROLES["layers.kernel"]})
+    wrapper = build(params, dict(type=name, lr=0.1, precondition_frequency=2), {"layers.kernel": ROLES["layers.kernel"]})
     grads = random_grads(params, 6)
     mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec(None, None, "fsdp"))
@@ -468,36 +540,63 @@ def test_on_a_mesh_the_bases_of_soap_are_sharded(tmp_path):
     cfg = dict(model=make_lm(depth=4), optim_wrapper=dict(optimizer=optimizer), train_cfg=dict(by_epoch=False, max_iters=1))
     state = make_runner(tmp_path / "run", parallel=parallel, **cfg).train()
     leaves = paths.flatten(state.opt_state)
-    (basis,) = [leaf for path, leaf in leaves.items() if path.endswith("inputs.basis.layers.mlp.down.kernel")]
+    (basis,) = [leaf for path, leaf in leaves.items() if path.endswith("inputs.factor.layers.mlp.down.kernel")]
     assert (basis.shape, basis.sharding.spec) == ((4, 1, 24, 24), PartitionSpec(None, None, "fsdp"))
 
 
-def gathered_elements(depth):
-    """Return the most elements that a collective of Muon's step for layers (8, 16) has, on four devices."""
-    params = {"layers": {"kernel": RNG.normal(size=(depth, 8, 16)).astype("f")}}
-    wrapper = build(params, dict(type="Muon", lr=0.1), {"layers.kernel": ROLES["layers.kernel"]})
+@pytest.mark.parametrize(
+    ("shape", "spec", "role"),
+    [
+        ((4, 8, 16), (None, "fsdp"), dict(fan_in=(1,), fan_out=(2,))),  # all-to-all: a layer to each device
+        ((3, 8, 16), (None, "fsdp"), dict(fan_in=(1,), fan_out=(2,))),  # one layer after the other
+        ((3, 16, 2, 8), (None, "fsdp"), dict(fan_in=(1,), fan_out=(2, 3), heads=2)),
+        ((3, 16, 48), (None, None, "fsdp"), dict(fan_in=(1,), fan_out=(2,), parts=3)),
+    ],
+    ids=["layers divided", "one after the other", "attention", "fused projections"],
+)
+def test_muon_gathers_at_most_one_layer(shape, spec, role):
+    params = {"layers": {"kernel": RNG.normal(size=shape).astype("f")}}
+    roles = {"layers.kernel": dict(role="hidden", stacked=(0,), **role)}
+    wrapper = build(params, dict(type="Muon", lr=0.1, ns_steps=1), roles)
     mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",), axis_types=(AxisType.Auto,))
-    sharding = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    sharding = NamedSharding(mesh, PartitionSpec(*spec))
 
     def step(g, state, params):
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
             return wrapper.apply_gradients(g, state, params)
 
     state = wrapper.init(params)
-    placed = jax.tree.map(lambda x: jax.device_put(x, sharding if x.ndim == 3 else NamedSharding(mesh, PartitionSpec())), state)
+    placed = jax.tree.map(
+        lambda x: jax.device_put(x, sharding if x.ndim == len(shape) else NamedSharding(mesh, PartitionSpec())), state
+    )
     shardings = sharding, jax.tree.map(lambda x: x.sharding, placed)
     params = jax.device_put(params, sharding)
     program = jax.jit(step, out_shardings=shardings).lower(params, placed, params).compile().as_text()
-    found = re.findall(r"= (.*?) (?:all-gather|all-reduce|all-to-all|collective-permute)(?:-start)?\(", program)
-    sizes = [[math.prod(map(int, s.split(","))) for s in re.findall(r"\[([\d,]+)\]", shapes)] for shapes in found]
-    assert sizes
-    return max(map(sum, sizes))
+    sizes = [collective.size for collective in find_collectives(program)]
+    assert 0 < max(sizes) <= 4 * math.prod(shape[1:])
 
 
-def test_muon_gathers_at_most_one_layer():
-    # all-to-all of a device's quarter of the layers, or sums of gram matrices (8, 8)
-    assert gathered_elements(4) == 8 * 16
-    assert gathered_elements(3) <= 8 * 16
+@pytest.mark.parametrize("mesh", [dict(data=1, fsdp=4), dict(data=1, fsdp=2, tensor=2)], ids=["fsdp", "fsdp and tensor"])
+def test_a_plan_shows_what_muon_exchanges_for_the_layers_of_a_stack(mesh):
+    def loss(params, batch):
+        x = jax.nn.one_hot(batch["tokens"][:, 0], 16)
+        x = jax.lax.scan(lambda x, kernel: (jnp.tanh(x @ kernel), None), x, params["layers"])[0]
+        return jnp.square(x).mean(1)
+
+    def exchanged(optimizer):
+        cfg = dict(
+            model=FunctionalModel(lambda: {"layers": jnp.ones((3, 16, 16))}, loss),
+            train_dataloader=dict(dataset=ArrayDataset(BATCH), batch_size=8),
+            train_cfg=dict(by_epoch=False, max_iters=2),
+            optim_wrapper=dict(optimizer=optimizer, paramwise_cfg=dict(roles=dict(layers=ROLES["layers.kernel"]))),
+            parallel=dict(type="Pjit", mesh=mesh, devices=4, rules=[("layers", (None, "fsdp", "tensor"))]),
+        )
+        rows = compile_plan(cfg, training_only=True)["programs"]["update"]["collectives"]
+        return sum(row["traffic"] for row in rows), max(row["largest"] for row in rows if row["kind"] == "all-gather")
+
+    sent, largest = exchanged(dict(type="Muon", lr=0.1, ns_steps=1))
+    assert sent > exchanged(dict(type="SGD", lr=0.1))[0]
+    assert largest <= 16 * 16 * 4
 
 
 @pytest.mark.parametrize("name", ["Muon", "SOAP"])

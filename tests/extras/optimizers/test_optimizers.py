@@ -213,7 +213,7 @@ def test_injected_lr_of_a_built_chain_can_be_changed():
 @pytest.mark.parametrize(
     ("cfg", "words"),
     [
-        ({"type": "SGD", "nesterov": True}, ["above 0"]),
+        ({"type": "SGD", "nesterov": True}, ["nesterov", "momentum", "above 0"]),
         ({"type": "SGD", "nesterov": True, "momentum": 0.9, "dampening": 0.1}, ["dampening 0"]),
         ({"type": "Adam", "betas": (0.9, 1.0)}, ["betas[1]`", "got 1.0"]),
         ({"type": "AdamW", "betas": (0.9,)}, ["betas`", "got (0.9,)"]),

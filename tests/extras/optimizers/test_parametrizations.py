@@ -108,9 +108,9 @@ RATES = {
 
 
 @pytest.mark.parametrize("ratio", [2, 4])
-@pytest.mark.parametrize(("column", "kind"), [(0, "SGD"), (1, "AdamW"), (2, "Muon"), (1, "SOAP")])
+@pytest.mark.parametrize(("column", "kind"), [(0, "SGD"), (1, "AdamW"), (2, "Muon"), (1, "SOAP"), (1, "Shampoo")])
 def test_rates_and_decays_at_several_times_the_width_are_those_of_the_table(ratio, column, kind):
-    settings = dict(adam_weight_decay=0.1) if kind in ("Muon", "SOAP") else {}
+    settings = dict(adam_weight_decay=0.1) if kind in ("Muon", "SOAP", "Shampoo") else {}
     optimizer = dict(type=kind, lr=0.5, weight_decay=0.1, **settings)
     wrapper = build(mlp(16 * ratio), mlp(16), optimizer)
     for path, rates in RATES.items():

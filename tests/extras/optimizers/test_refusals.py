@@ -98,7 +98,7 @@ REFUSED = {
         f"{name} with a rate below 0": (
             lambda name=name, key=key: OPTIMIZERS.build({"type": name, key: -0.1}), ValueError, f"`{name}.{key}`", "at least 0", "got -0.1",
         )
-        for names, key in (([*TORCH_NAMES, "Muon", "NorMuon", "SOAP"], "lr"), (["adamw", "sgd", "muon"], "learning_rate")) for name in names
+        for names, key in (([*TORCH_NAMES, "Muon", "NorMuon", "SOAP", "Shampoo"], "lr"), (["adamw", "sgd", "muon"], "learning_rate")) for name in names
     },
     "a rate that is a text": (lambda: OPTIMIZERS.build({"type": "SGD", "lr": "0.1"}), TypeError, "lr`", "number", "got '0.1'"),
     "a rate that is a schedule": (lambda: OPTIMIZERS.build({"type": "adamw", "learning_rate": optax.constant_schedule(0.1)}), TypeError, "param_scheduler"),

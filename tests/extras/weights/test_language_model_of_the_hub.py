@@ -12,7 +12,8 @@ from jengine.config import load_config, resolve
 from jengine.config.errors import ConfigError
 from jengine.extras.networks import TransformerLM
 from jengine.extras.weights import export_hub, load_pretrained, open_weights, transformer_arguments
-from jengine.extras.weights.huggingface import make_config, read_config
+from jengine.extras.weights.huggingface import read_config
+from jengine.extras.weights.language_models import make_config
 from jengine.hooks import Hook
 from jengine.runner import Runner
 from tests.refusals import check_refusal
