@@ -18,10 +18,6 @@ EPOCHS = {"max_epochs": 4, "max_iters": 40, "epoch_length": 10}
 ITERS = {"max_epochs": 1, "max_iters": 45, "epoch_length": 10, "by_epoch_loop": False}
 
 
-def notes(error):
-    return " ".join(getattr(error.value, "__notes__", []))
-
-
 def test_no_config_gives_no_schedulers(make_wrapper):
     assert build_param_schedulers(None, make_wrapper(1.0), **EPOCHS) == []
     assert build_param_schedulers(None, {"a": make_wrapper(1.0)}, **EPOCHS) == {"a": []}
