@@ -80,7 +80,8 @@ class Digits(ArrayDataset):
 
     def __init__(self, split: Literal["train", "test"] = "train", flat: bool = False) -> None:
         table = _read_digits()
-        images, labels = table[:, :-1], table[:, -1]
+        images = table[:, :-1]
+        labels = table[:, -1]
         # A fixed order, so that the two splits are disjoint in every process and version;
         # `RandomState` is frozen by NumPy.
         order = np.random.RandomState(0).permutation(len(labels))
