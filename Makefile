@@ -27,14 +27,14 @@ lint: $(VENV)/.installed
 types: $(VENV)/.installed
 	$(BIN)/mypy
 
-# Tests that compare programs bit for bit run in processes that compile as for users, all others with quick compiles.
+# Tests that compare programs bit for bit run in processes that compile as for users, all others, and examples of docstrings, with quick compiles.
 # Each process takes half of the tests in their order, so most of a file share its fixtures, and at the end some of the other's.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 pytest: $(VENV)/.installed
 	@$(BIN)/python .ci/versions.py
 	$(PYTEST) -m "not full_optimization and not many_processes and not ports"
 	$(PYTEST) -m full_optimization $$(grep -rl full_optimization tests --include='test_*.py')
-	$(PYTEST) --doctest-modules jengine
+	$(PYTEST) --doctest-modules -p tests.conftest jengine
 
 # Compiles every config and example for TPUs and GPUs, with XLA's compilers for them, in an environment of its own.
 test-chips:

@@ -20,6 +20,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 # Each run and each checkpoint is synced to the disk, which takes longer than to train: files in memory need no sync.
 if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 2**32:  # a full run writes 0.6 GB
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
+# Tests and what they import are compiled once for all processes and later runs, whatever the environment says.
+dont_write_bytecode = sys.dont_write_bytecode
+sys.dont_write_bytecode = False
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # read at its import: or it asks Google about each bucket
 
 
@@ -43,6 +46,7 @@ def pytest_configure(config):
 
 def pytest_collection_finish(session):
     """Collect garbage rarely: imported modules never are, and JAX's caches of traces keep most other objects alive."""
+    sys.dont_write_bytecode = dont_write_bytecode
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
 
@@ -62,11 +66,19 @@ def lowered_programs():
     return seconds
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_context():
+    """Let all programs share a context of MLIR; see `tests.forks`."""
+    from tests.forks import share_context
+
+    share_context()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forgotten_programs(lowered_programs):
-    """Forget programs from time to time: JAX keeps thousands, and each hundred makes the next a millisecond slower to lower."""
+    """Forget programs from time to time: JAX keeps thousands, which take memory."""
     yield
-    if len(lowered_programs) > 2000:
+    if len(lowered_programs) > 4000:
         sys.modules["jax"].clear_caches()
         lowered_programs.clear()
 
@@ -126,8 +138,7 @@ def run_python():
     """A function that runs code in a new process, which has JAX; see `tests.forks`."""
     from tests.forks import forks
 
-    with forks() as run:
-        yield run
+    return forks()
 
 
 @pytest.fixture(scope="session")

@@ -1,21 +1,15 @@
 """Plain-text tables for log lines and reports."""
 
-import io
 import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len
 
 from jengine.config.annotations import is_number
 from jengine.logging.console import escape_name
 
 Align = Literal["left", "center", "right"]
-
-_UNLIMITED_WIDTH = 100_000  # tables are as wide as their cells: a log file has no margin
 
 
 def format_table(
@@ -49,21 +43,14 @@ def format_table(
     sides: Sequence[Align] = align or [
         "right" if found and all(map(is_number, found)) else "left" for found in filled
     ]
-    table = Table(box=box.ASCII2)
-    for heading, side in zip(columns, sides, strict=True):
-        table.add_column(Text(heading), justify=side, no_wrap=True)
-    for row in cells:
-        table.add_row(*(Text(_format_cell(value)) for value in row))
-    out = io.StringIO()
-    # In a notebook rich would display the table, and leave the text empty.
-    Console(
-        file=out,
-        width=_UNLIMITED_WIDTH,
-        color_system=None,
-        force_terminal=False,
-        force_jupyter=False,
-    ).print(table)
-    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    texts = [list(columns), *([_format_cell(value) for value in row] for row in cells)]
+    widths = [max(map(cell_len, column)) for column in zip(*texts, strict=True)]
+    header, *body = (
+        "".join(f"| {_pad(*cell)} " for cell in zip(row, sides, widths, strict=True)) + "|"
+        for row in texts
+    )
+    rule = "".join("+" + "-" * (width + 2) for width in widths) + "+"
+    lines = [rule, header, rule, *body, rule]
     return "\n".join(lines if title is None else [title, *lines])
 
 
@@ -92,3 +79,9 @@ def _format_cell(value: Any) -> str:
     if not is_number(value):
         return escape_name(str(value))
     return f"{value:,}" if isinstance(value, numbers.Integral) else f"{float(value):.6g}"
+
+
+def _pad(text: str, side: Align, width: int) -> str:
+    free = width - cell_len(text)  # a Chinese character has two columns
+    before = {"left": 0, "center": free // 2, "right": free}[side]
+    return " " * before + text + " " * (free - before)

@@ -1,13 +1,13 @@
 """Refuse mutants of the configs: a few dozen of those that `python -m benchmarks.mutants` counts, all without a compile."""
 
-from benchmarks import mutants
-
 # Each is wrong in any config; a hook of `default_hooks` may have a name of its own.
 KINDS = ("misspelled key", "added key", "unknown type", "wrong section")
 COUNT = 40
 
 
 def test_mutants_of_the_configs_are_refused_without_a_file_and_with_a_place_and_an_expectation():
+    from benchmarks import mutants  # imports most of the package
+
     chosen = []
     for seed in range(10 * COUNT):
         mutant = mutants.mutate(seed)

@@ -9,7 +9,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import jax
@@ -17,10 +16,10 @@ import numpy as np
 
 from jengine import checkpoint
 from tests.crash.job import HEARTBEAT_TIMEOUT
+from tests.forks import start_script
 from tests.parallel.test_processes import free_port
 
 JOB = pathlib.Path(__file__).parent / "job.py"
-ROOT = JOB.parent.parent.parent
 TIMEOUT = 120.0  # seconds
 
 
@@ -37,10 +36,9 @@ def start(work_dir, iterations, count=1, kill_at=None, victim=0, **options):
         own = dict(options, process=[address, count, index]) if count > 1 else dict(options)
         if kill_at is not None and index == victim:
             own["kill_at"] = kill_at
-        command = [sys.executable, str(JOB), str(work_dir), str(iterations), json.dumps(own)]
-        with open(output_path(work_dir, index), "a") as out:
-            env = {**cache, **os.environ, **flags, "JENGINE_TEST_DISK": str(disk_path(work_dir, index))}
-            jobs.append(subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=env))
+        own_variables = {"JENGINE_TEST_DISK": str(disk_path(work_dir, index))}
+        command, env = [JOB, work_dir, iterations, json.dumps(own)], {**cache, **os.environ, **flags, **own_variables}
+        jobs.append(start_script(*command, output=output_path(work_dir, index), env=env))
     return jobs
 
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from sklearn import metrics as sklearn
 
 from jengine.checkpoint import read_meta
 from jengine.data import ArrayDataset
@@ -23,6 +22,13 @@ STRATEGIES = {
     "Pjit": dict(type="Pjit", mesh=dict(data=4), devices=4),
     "DataParallel": dict(type="DataParallel", devices=4),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scikit_learn():
+    """Import scikit-learn where these tests run: each process that collects tests would take a second for it."""
+    global sklearn
+    from sklearn import metrics as sklearn
 
 
 @flax.struct.dataclass

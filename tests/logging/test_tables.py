@@ -22,6 +22,12 @@ def test_columns_can_be_aligned():
     assert lines[3:5] == ["|    x | 1  |", "| long | 22 |"]
 
 
+def test_characters_of_two_columns_have_their_width():
+    lines = format_table(["名", "n"], [["数据集", 1], ["é", 22]], align=["center", "right"]).splitlines()
+    assert lines[:2] == ["+--------+----+", "|   名   |  n |"]
+    assert lines[3:] == ["| 数据集 |  1 |", "|   é    | 22 |", "+--------+----+"]
+
+
 def test_long_tables_are_cut_in_the_middle():
     rows = [[str(i), "x"] for i in range(9)]
     assert shorten_rows(rows, 9) == rows

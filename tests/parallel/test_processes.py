@@ -3,13 +3,10 @@
 import contextlib
 import json
 import os
-import pathlib
 import random
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import jax
@@ -18,9 +15,9 @@ import pytest
 
 from jengine import checkpoint
 from jengine.config.storage import list_files, read_bytes
+from tests.forks import start_script
 from tests.parallel import train_script
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
 PATIENCE = 180.0  # seconds; on an idle machine every wait takes less than ten
 
 
@@ -52,10 +49,10 @@ def run(tmp_path):
         for index in range(count):
             own = (own_options or {}).get(index, [])
             arguments = [f"count={count}", f"index={index}", f"address={coordinator}", f"save={tmp_path}"]
-            out = open(tmp_path / f"{work_dir}_{index}.out", "w")  # noqa: SIM115
-            path = url or str(tmp_path / work_dir)
-            command = [sys.executable, train_script.__file__, path, *arguments, *options, *own]
-            processes.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT))
+            output = tmp_path / f"{work_dir}_{index}.out"
+            output.unlink(missing_ok=True)
+            command = [train_script.__file__, url or tmp_path / work_dir, *arguments, *options, *own]
+            processes.append(start_script(*command, output=output, env=env))
         codes = [process.wait(PATIENCE) for process in processes[-count:]]
         return [(code, (tmp_path / f"{work_dir}_{index}.out").read_text()) for index, code in enumerate(codes)]
 

@@ -5,14 +5,13 @@ import logging
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from jengine import checkpoint
 from jengine.extras.diagnose.replay import read_dump
+from tests.forks import start_module
 from tests.parallel import training_cases
 from tests.parallel.test_exactness import SAVED
 from tests.parallel.test_processes import PATIENCE, address, environment
@@ -24,7 +23,6 @@ MORE_SHARDS = [
     ("two_devices_each_more", "data_tensor"),
     *[("four_processes", case) for case in SHARDED],
 ]
-ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
 @dataclasses.dataclass
@@ -48,10 +46,9 @@ def run_cases(folder, names, devices, count=2):
     env, coordinator, processes = environment(devices), address(), []
     try:
         for index in range(count):
-            arguments = [str(folder), ",".join(names), coordinator, str(count), str(index)]
-            command = [sys.executable, "-m", "tests.parallel.training_cases", *arguments]
-            with open(folder / f"{index}.out", "w") as out:
-                processes.append(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=env, cwd=ROOT))
+            arguments = [folder, ",".join(names), coordinator, count, index]
+            output = folder / f"{index}.out"
+            processes.append(start_module("tests.parallel.training_cases", *arguments, output=output, env=env))
         exit_codes = [process.wait(2 * PATIENCE) for process in processes]
     finally:
         for process in processes:

@@ -53,7 +53,7 @@ def data(size=48):
     return ArrayDataset(dict(id=np.arange(size, dtype=np.int32), x=np.ones((size, 8), np.float32)))
 
 
-def train(work_dir, batch_size, stop=None, resume=False, max_iters=12, every=2, **changes):
+def train(work_dir, batch_size, stop=None, resume=False, max_iters=12, every=100, **changes):
     hook = Recorder(stop)
     loader = dict(batch_size=batch_size, dataset=changes.pop("dataset", data()), **changes.pop("loader", {}))
     runner = build_runner(
@@ -141,7 +141,7 @@ def test_transforms_read_the_length_that_follows_the_iteration(tmp_path):
     whole, runner = train(tmp_path / "whole", 4, dataset=dataset, **lengths, max_iters=8)
     assert whole.shapes == [(4, 2)] * 3 + [(4, 4)] * 2 + [(4, 8)] * 3
     assert runner.programs.update.traces == 3
-    train(tmp_path / "parts", 4, stop=5, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8)
+    train(tmp_path / "parts", 4, stop=5, every=2, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8)
     rest, _ = train(
         tmp_path / "parts", 4, resume=True, dataset=TransformedDataset(data(), [crop]), **lengths, max_iters=8
     )
@@ -283,7 +283,7 @@ def test_illegal_values_are_refused(tmp_path, changes, words):
 @pytest.mark.parametrize("schedule", [None, dict(type="ExponentialLR", gamma=0.9, by_epoch=False), lambda step: 0.02])
 def test_rates_scale_with_the_batch_by_the_rule(tmp_path, schedule, rule, factors):
     scale = dict(auto_scale_lr=dict(enable=True, base_batch_size=2, rule=rule), param_scheduler=schedule)
-    _, runner = train(tmp_path / "whole", RAMP, **scale)
+    _, runner = train(tmp_path / "whole", RAMP, every=2 if rule == "linear" else 100, **scale)
     base = 0.02 if callable(schedule) else 0.01
     decay = 0.9 if isinstance(schedule, dict) else 1.0
     expected = [base * decay**step * factors[(step >= 3) + (step >= 7)] for step in range(12)]

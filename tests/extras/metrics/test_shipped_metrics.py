@@ -5,7 +5,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sklearn import metrics as sklearn
 
 from jengine.config import METRICS
 from jengine.data import ArrayDataset, DataLoader
@@ -28,6 +27,13 @@ from tests.refusals import check_refusal
 
 SIZE, CLASSES = 61, 5
 ITEMS = ("precision", "recall", "f1")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scikit_learn():
+    """Import scikit-learn where these tests run: each process that collects tests would take a second for it."""
+    global sklearn
+    from sklearn import metrics as sklearn
 
 
 def softmax(logits):
