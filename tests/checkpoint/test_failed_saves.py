@@ -2,13 +2,12 @@ import contextlib
 import os
 import resource
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from jengine.checkpoint import Checkpointer, CheckpointSaveError, find_latest, load
+from jengine.checkpoint import CheckpointSaveError, find_latest, load
+from tests.refusals import check_refusal
 
 from .conftest import make_meta, make_state, save_and_wait
 
@@ -65,16 +64,6 @@ def test_a_failure_in_the_background_is_raised_once_by_the_next_save(checkpointe
     assert not (tmp_path / "epoch_2").exists()
 
 
-def test_a_directory_that_cannot_be_created_is_an_error_with_its_path(tmp_path):
-    (tmp_path / "file").write_text("")
-    writer = Checkpointer(tmp_path / "file")
-    with pytest.raises(
-        CheckpointSaveError,
-        match=r"could not save checkpoint .*file/epoch_1.*(Not a directory|File exists)",
-    ):
-        save_and_wait(writer, tmp_path / "file" / "epoch_1", make_state(), make_meta())
-
-
 def test_a_leaf_that_cannot_be_stored_is_an_error_before_anything_is_written(
     checkpointer, tmp_path
 ):
@@ -83,40 +72,24 @@ def test_a_leaf_that_cannot_be_stored_is_an_error_before_anything_is_written(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_state_donated_to_a_failed_step_is_refused(checkpointer, tmp_path):
-    state = {"params": {"kernel": jnp.ones(3)}}
-    jax.jit(lambda s: jax.tree.map(jnp.negative, s), donate_argnums=0)(state)
-    with pytest.raises(ValueError, match=r"cannot save `params\.kernel`: its buffer was donated"):
-        checkpointer.save(tmp_path / "epoch_1", state, make_meta())
-
-
-def test_two_arrays_with_the_same_dotted_path_are_refused(checkpointer, tmp_path):
-    state = {"params": {"a.b": jnp.ones(1), "a": {"b": jnp.zeros(1)}}}
-    with pytest.raises(ValueError, match="the same dotted path"):
-        checkpointer.save(tmp_path / "epoch_1", state, make_meta())
-
-
 @pytest.mark.parametrize(
-    ("section", "entry", "message"),
+    ("section", "entry", "words"),
     [
         (
             "hooks",
             {"seen": {1, 2}},
-            r"`Mine\.state_dict\(\)\.seen` must be made of numbers, .*, got set",
+            ["`Mine.state_dict().seen`", "got set"],
         ),
         (
             "infos",
             {"seen": {1, 2}},
-            r"`checkpoint\.infos\.Mine\.seen` must be JSON-serializable \(.*\), got set",
+            ["`checkpoint.infos.Mine.seen`", "JSON", "got set"],
         ),
-        ("infos", {3: "x"}, r"keys of `checkpoint\.infos\.Mine` must be strings, got 3"),
+        ("infos", {3: "x"}, ["`checkpoint.infos.Mine`", "got 3"]),
     ],
 )
-def test_a_value_that_cannot_be_stored_is_an_error_with_its_path(
-    checkpointer, tmp_path, state, section, entry, message
-):
-    with pytest.raises(TypeError, match=message):
-        checkpointer.save(tmp_path / "epoch_1", state, make_meta(**{section: {"Mine": entry}}))
+def test_a_value_that_cannot_be_stored_is_an_error_with_its_path(checkpointer, tmp_path, state, section, entry, words):
+    check_refusal(lambda: checkpointer.save(tmp_path / "epoch_1", state, make_meta(**{section: {"Mine": entry}})), TypeError, *words)
 
 
 def test_a_save_whose_arrays_cannot_be_read_back_does_not_count(

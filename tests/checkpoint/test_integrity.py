@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from jengine.checkpoint import (
@@ -18,12 +17,10 @@ from jengine.checkpoint import (
     find_latest,
     load,
     publish,
-    restore,
 )
 from jengine.checkpoint.checkpointer import CheckpointSaveError
 from jengine.checkpoint.layout import write_current_run
-from jengine.checkpoint.manifest import read_manifest, seal
-from jengine.config.storage import StorageError
+from jengine.checkpoint.manifest import read_manifest
 
 from .conftest import make_meta, make_state, save_and_wait
 
@@ -63,15 +60,6 @@ def test_a_flipped_bit_in_any_file_is_detected_and_the_earlier_checkpoint_is_fou
     assert find_latest(two_checkpoints, checksums=True) == str(newest)
 
 
-def test_a_file_of_zeros_is_an_error_with_its_name(two_checkpoints, state):
-    path = max(
-        (two_checkpoints / "epoch_2" / "state").rglob("*"), key=lambda path: path.stat().st_size
-    )
-    path.write_bytes(bytes(path.stat().st_size))
-    with pytest.raises(CorruptCheckpointError, match=rf"{path.name} is damaged"):
-        restore(two_checkpoints / "epoch_2", state)
-
-
 def test_without_checksums_only_sizes_of_arrays_are_compared(checkpointer, tmp_path):
     path = checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta(), checksums=False)
     checkpointer.wait()
@@ -81,18 +69,6 @@ def test_without_checksums_only_sizes_of_arrays_are_compared(checkpointer, tmp_p
     with pytest.raises(CorruptCheckpointError, match=r"epoch_1 \(meta\.json is damaged"):
         find_latest(tmp_path, checksums=True)
     assert find_latest(tmp_path) == path
-
-
-def test_another_meta_is_detected_without_checksums(checkpointer, tmp_path):
-    path = pathlib.Path(
-        checkpointer.save(tmp_path / "epoch_1", make_state(), make_meta(3), checksums=False)
-    )
-    checkpointer.wait()
-    (path / "meta.json").write_text(
-        (path / "meta.json").read_text().replace('"iter": 3', '"iter": 7')
-    )
-    with pytest.raises(CorruptCheckpointError, match=r"meta\.json is damaged"):
-        load(path)
 
 
 def test_a_published_copy_without_meta_loads(two_checkpoints):
@@ -107,15 +83,6 @@ def test_a_manifest_of_another_structure_is_unreadable(two_checkpoints, files):
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(json.dumps({**content, "sha256": digest}))
     assert find_latest(two_checkpoints) == str(two_checkpoints / "epoch_1")
-
-
-def test_a_checkpoint_that_orbax_cannot_read_though_its_files_are_intact_is_an_error(
-    two_checkpoints,
-):
-    (two_checkpoints / "epoch_2" / "state" / "_METADATA").write_text('{"version": "of the future"}')
-    seal(two_checkpoints / "epoch_2", run="", is_latest=True, iteration=20)
-    with pytest.raises(StorageError, match=r"Orbax cannot read the arrays of .*epoch_2"):
-        load(two_checkpoints)
 
 
 @pytest.mark.parametrize(
@@ -191,38 +158,6 @@ def test_a_run_resumes_only_from_its_own_checkpoints(two_checkpoints):
     path = checkpointer.save(two_checkpoints / "epoch_9", make_state(), make_meta(1))
     checkpointer.close()
     assert find_latest(two_checkpoints) == path
-
-
-def test_arrays_that_claim_more_memory_than_their_files_can_hold_are_refused(
-    checkpointer, tmp_path
-):
-    path = pathlib.Path(
-        checkpointer.save(tmp_path / "iter_1", {"params": {"w": np.ones((7, 5))}}, make_meta())
-    )
-    checkpointer.wait()
-    forge_shape(path / "state")
-    seal(path, run="", is_latest=True, iteration=3)
-    with pytest.raises(CorruptCheckpointError, match="claim to be 28800"):
-        load(path)
-
-
-def forge_shape(directory):
-    """Write the metadata of a large array without data in place of that of a small one."""
-    import tensorstore
-
-    spec = {
-        "driver": "zarr",
-        "kvstore": {"driver": "ocdbt", "base": f"file://{directory}/", "path": "params.w/"},
-        "metadata": {
-            "shape": [60000, 60000],
-            "chunks": [60000, 60000],
-            "dtype": "<f8",
-            "compressor": None,
-        },
-        "create": True,
-        "delete_existing": True,
-    }
-    tensorstore.open(spec).result()
 
 
 def test_an_interrupted_save_or_removal_does_not_block_the_next_save(two_checkpoints, checkpointer):
@@ -310,16 +245,3 @@ def test_files_are_on_disk_before_the_rename_and_the_pointer_before_a_removal(tm
         if re.search(r"fsync\(\d+<.*last_checkpoint\.new>\)", line)
     ]
     assert synced_pointer[1] < pointers[1]
-
-
-def test_a_link_to_files_outside_of_a_checkpoint_is_damage(two_checkpoints, tmp_path_factory):
-    other = tmp_path_factory.mktemp("other")
-    os.rename(two_checkpoints / "epoch_1" / "state", other / "state")
-    (two_checkpoints / "epoch_1" / "state").symlink_to(other / "state")
-    os.rename(two_checkpoints / "epoch_2" / "meta.json", other / "meta.json")
-    (two_checkpoints / "epoch_2" / "meta.json").symlink_to(other / "meta.json")
-    for name in ("epoch_1", "epoch_2"):
-        with pytest.raises(
-            CorruptCheckpointError, match="must be a file in the checkpoint, got a link"
-        ):
-            load(two_checkpoints / name)

@@ -8,9 +8,6 @@ import pytest
 
 from jengine import checkpoint
 from jengine.checkpoint import Checkpointer, find_latest, restore
-from jengine.config.errors import ConfigError
-from jengine.config.storage import storage_path
-from jengine.hooks import CheckpointHook
 
 from .conftest import make_meta
 
@@ -50,23 +47,3 @@ def test_a_directory_of_any_name_on_a_disk_has_checkpoints_that_can_be_read(tmp_
 @pytest.mark.parametrize("bucket", ["gs_bucket", "s3_bucket"])
 def test_names_that_buckets_take_have_checkpoints_that_can_be_read(request, bucket, name):
     save_two(f"{request.getfixturevalue(bucket)}/{name}")
-
-
-@pytest.mark.parametrize(
-    "name", ["run[1]", "a*b", "a?b", "a#b", "a;b", "a\nb", "a\x7fb"], ids=ascii
-)
-def test_a_url_with_characters_that_libraries_misread_is_refused(name):
-    for scheme in ("gs", "s3"):
-        with pytest.raises(
-            ConfigError,
-            match="`work_dir` must be a URL without characters that libraries for buckets misread",
-        ):
-            storage_path("work_dir", f"{scheme}://bucket/{name}/run")
-    with pytest.raises(ConfigError, match="at most 800 bytes after the bucket"):
-        storage_path("work_dir", "gs://bucket/" + "é" * 401)
-
-
-def test_a_template_of_names_that_a_bucket_would_refuse_is_refused():
-    for template in ("iter[{}]", "iter_{}?", "*{}"):
-        with pytest.raises(ValueError, match="without characters of patterns"):
-            CheckpointHook(filename_tmpl=template)

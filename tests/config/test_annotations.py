@@ -24,7 +24,7 @@ from jengine.config.annotations import (
     check_values,
     checked,
 )
-from jengine.config.errors import ConfigError, config_path
+from jengine.config.errors import ConfigError
 
 
 def check(annotation, value):
@@ -97,11 +97,6 @@ def test_values_that_do_not_fit(annotation, value, error, message):
     with pytest.raises(error) as caught:
         check(annotation, value)
     assert str(caught.value).startswith(message)
-
-
-def test_within_a_config_the_message_gives_the_path():
-    with pytest.raises(ConfigError, match=r"^`custom_hooks\[0\]\.x` must be"), config_path("custom_hooks", 0):
-        check(Count, 0)
 
 
 def test_a_default_fits_whatever_its_annotation_is():

@@ -34,17 +34,6 @@ def test_sequences_become_lists(value):
     assert to_plain(value) == [1.5]
 
 
-@pytest.mark.parametrize("value", [{1, 2}, object(), np.array(["2020-01-01"], np.datetime64), 1j, np.complex64(1)])
-def test_other_values_are_refused_with_their_path(value):
-    with pytest.raises(TypeError, match=r"`hooks\.Mine\.0` must be JSON-serializable"):
-        encode({"Mine": [value]}, "hooks")
-
-
-def test_a_key_that_is_not_a_string_is_refused():
-    with pytest.raises(TypeError, match="the keys of `hooks` must be strings, got 3"):
-        encode({3: 1}, "hooks")
-
-
 def test_packed_states_come_back_with_their_types():
     state = {"rng": (3, b"\x00\xff"), 4: [None, np.arange(6, dtype=np.int16).reshape(2, 3)], "last": float("inf")}
     restored = unpack(decode(encode(pack(state))))
@@ -85,11 +74,6 @@ def test_arrays_of_jax_and_keys_come_back():
     for name in ("bf16", "complex", "scalar"):
         assert restored[name].dtype == state[name].dtype
         np.testing.assert_array_equal(restored[name], state[name])
-
-
-def test_values_that_cannot_be_packed_are_refused_with_their_path():
-    with pytest.raises(TypeError, match=r"`hooks\.Mine\.0` must be made of numbers, .* got set"):
-        pack({"Mine": [{1}]}, "hooks")
 
 
 @pytest.mark.parametrize("depth", [101, 3000, 200_000])

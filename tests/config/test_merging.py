@@ -30,15 +30,6 @@ def test_delete_replaces_a_dict_and_is_removed(kind):
     assert merge(BASE, {"new": {"_delete_": True, "a": 1}})["new"] == {"a": 1}
 
 
-@pytest.mark.parametrize("flag", ["no", "False", 0.5, 0, None])
-def test_delete_takes_a_bool(flag):
-    override = {"optim_wrapper": {"optimizer": {"_delete_": flag, "type": "AdamW"}}}
-    with pytest.raises(TypeError, match=f"`_delete_` must be True or False, got {flag!r}"):
-        merge(BASE, override)
-    with pytest.raises(TypeError, match=f"`_delete_` must be True or False, got {flag!r}"):
-        merge(BASE, {"_delete_": flag})
-
-
 def test_the_result_shares_no_container_with_the_base():
     result = merge(BASE, {})
     result["custom_hooks"][0]["type"] = "changed"
@@ -66,10 +57,3 @@ def test_a_dict_replaces_none_but_not_another_value():
     assert merge({"clip_grad": None}, {"clip_grad": {"max_norm": 1}}) == {"clip_grad": {"max_norm": 1}}
     with pytest.raises(TypeError, match="'lr' must be a dict in the base config to merge with a dict, got float"):
         merge({"lr": 0.1}, {"lr": {"type": "Cosine"}})
-
-
-def test_arguments_that_are_not_configs_are_refused():
-    with pytest.raises(TypeError, match="a config must be a ConfigDict or a dict, got list"):
-        merge({}, [("a", 1)])
-    with pytest.raises(TypeError, match="a config must be a ConfigDict or a dict, got NoneType"):
-        merge(None, {})

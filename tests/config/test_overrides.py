@@ -5,6 +5,7 @@ from ml_collections import ConfigDict, config_dict
 
 from jengine.config import apply_overrides, resolve
 from jengine.config.errors import ConfigError
+from tests.refusals import check_refusal
 
 
 def override(cfg, *overrides):
@@ -89,29 +90,23 @@ def test_a_later_override_wins():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "words"),
     [
-        ("optimizer.lr.x=1", r"'optimizer\.lr\.x=1': `optimizer\.lr` must be a dict or a list, got 0\.1"),
-        ("optimizer.type.lrr=1", r"`optimizer\.type` must be a dict or a list, got 'SGD'"),
-        ("hooks[2].a=1", "an index of `hooks` must be an integer below 1, got 2"),
-        ("hooks.a=1", "an index of `hooks` must be an integer below 1, got a"),
-        ("hook[0].a=1", r"there is no list `hook`; did you mean 'hooks'"),
-        ("optimizer[0]=1", "`optimizer` must be a list, got a dict"),
-        ("optimizer.lr", "must have the form key.key=value, got"),
-        ("=3", "must have the form key.key=value, got"),
-        ("optimizer.lr=", "has no value; write optimizer.lr='' for an empty string"),
-        ("optimizer..lr=1", r"cannot parse '\.\.lr' in the key"),
-        ("hooks[x]=1", r"cannot parse '\[x\]' in the key"),
-        ("betas=(0.9, 0.95", r"must be a Python literal, got \(0\.9, 0\.95; "),
-        ("hooks=[SGD]", "quote strings inside brackets"),
+        ("optimizer.lr.x=1", ["'optimizer.lr.x=1'", "`optimizer.lr`", "got 0.1"]),
+        ("optimizer.type.lrr=1", ["`optimizer.type`", "got 'SGD'"]),
+        ("hooks[2].a=1", ["`hooks`", "got 2"]),
+        ("hooks.a=1", ["`hooks`", "got a"]),
+        ("hook[0].a=1", ["`hook`", "did you mean 'hooks'"]),
+        ("optimizer[0]=1", ["`optimizer`", "got a dict"]),
+        ("optimizer.lr", ["key.key=value"]),
+        ("=3", ["key.key=value"]),
+        ("optimizer.lr=", ["optimizer.lr", "''"]),
+        ("optimizer..lr=1", ["'..lr'"]),
+        ("hooks[x]=1", ["'[x]'"]),
+        ("betas=(0.9, 0.95", ["got (0.9, 0.95"]),
+        ("hooks=[SGD]", ["inside brackets"]),
     ],
 )  # fmt: skip
-def test_errors_name_the_override_and_the_existing_value(text, message):
+def test_errors_name_the_override_and_the_existing_value(text, words):
     cfg = {"optimizer": {"type": "SGD", "lr": 0.1}, "hooks": [{"a": 0}]}
-    with pytest.raises(ConfigError, match=message):
-        apply_overrides(cfg, [text])
-
-
-def test_one_string_instead_of_a_list_is_refused():
-    with pytest.raises(TypeError, match="list of strings"):
-        apply_overrides({"a": 1}, "a=2")
+    check_refusal(lambda: apply_overrides(cfg, [text]), ConfigError, *words)

@@ -27,13 +27,6 @@ def test_a_file_of_the_user_comes_before_the_one_that_jengine_ships(write, tmp_p
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("path", ["configs/digits_cn.py", "digits_cnn.py"])
-def test_a_missing_config_is_an_error_that_names_the_one_that_jengine_ships(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"did you mean 'configs/digits_cnn\.py'"):
-        load_config(path)
-
-
 def test_a_directory_in_place_of_a_config_is_an_error(tmp_path, monkeypatch):
     (tmp_path / "configs" / "lm.py").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,6 @@ import pytest
 from jengine.config.errors import ConfigError
 from jengine.config.storage import (
     FileInfo,
-    StorageError,
     UnsafeFileError,
     check_regular,
     list_directory,
@@ -17,6 +16,7 @@ from jengine.config.storage import (
     storage_path,
     write_bytes,
 )
+from tests.refusals import check_refusal
 
 
 @pytest.fixture(params=["gs_bucket", "s3_bucket"])
@@ -59,15 +59,14 @@ def test_a_tilde_is_the_home_directory(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "message"),
+    ("path", "words"),
     [
-        ("ftp://host/run", "a local path or a URL of gs:// or s3://"),
-        ("gs://", "name of a bucket, like 'gs://bucket/run'"),
+        ("ftp://host/run", ["`work_dir`", "gs://", "'ftp://host/run'"]),
+        ("gs://", ["'gs://bucket/run'"]),
     ],
 )
-def test_other_urls_are_refused(path, message):
-    with pytest.raises(ConfigError, match=message):
-        storage_path("work_dir", path)
+def test_other_urls_are_refused(path, words):
+    check_refusal(lambda: storage_path("work_dir", path), ConfigError, *words)
 
 
 def test_many_small_files_are_listed_and_read(bucket):
@@ -128,12 +127,6 @@ def test_a_file_is_read_up_to_a_limit_even_if_its_size_is_unknown(tmp_path):
         file.truncate(2**40)
     with pytest.raises(UnsafeFileError, match="at most 1,073,741,824 bytes, got 1,099,511,627,776"):
         read_bytes(tmp_path / "sparse")
-
-
-def test_a_listing_with_names_outside_of_the_directory_is_refused(s3_bucket):
-    write_bytes(f"{s3_bucket}/run/state/../../../.bashrc", b"")
-    with pytest.raises(StorageError, match="must have no file with '..' in the name"):
-        list_files(f"{s3_bucket}/run")
 
 
 STORE = """

@@ -2,10 +2,8 @@ import datetime
 
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from jengine.data import (
-    BatchCheck,
     DataLoader,
     build_dataloader,
     list_host_entries,
@@ -98,46 +96,3 @@ def test_lists_in_batches_of_other_loaders_become_arrays():
     assert [entry.shape for entry in batch["pair"]] == [(2,), (2,)]  # a list of arrays remains one
     x, y = next(iter(build_dataloader([([1, 2], [3, 4])], train=True)))
     assert [x.tolist(), y.tolist()] == [[1, 2], [3, 4]]
-
-
-def test_lists_of_different_lengths_are_an_error():
-    with pytest.raises(ValueError, match="inhomogeneous shape"):
-        next(iter(build_dataloader([{"text": {"tokens": [[1, 2], [3]]}}], train=True)))
-    with pytest.raises(ValueError, match="same shape") as error:
-        next(iter(DataLoader([{"tokens": [1, 2]}, {"tokens": [3]}], 2)))
-    expected = "got 'tokens' of (2,) in sample 0 of the batch and of (1,) in sample 1, sample 1 of the dataset"
-    assert expected in error.value.__notes__[0]
-
-
-def test_integers_beyond_int32_are_an_error_that_names_the_loader_and_the_entry():
-    check = BatchCheck("val_dataloader")
-    check({"id": np.array([0, 2**31 - 1])})
-    with pytest.raises(ValueError, match="`val_dataloader` must yield integers that fit in int32") as error:
-        check({"id": np.array([5, 2**31])})
-    assert "got 5 to 2147483648 in the entry 'id' of batch 1; leave the entry out" in str(error.value)
-    with pytest.raises(ValueError, match="got 18446744073709551615 to .* in the entry '1'"):
-        BatchCheck("train_dataloader")((np.zeros(1), np.array([2**64 - 1], np.uint64)))
-    with pytest.raises(ValueError, match="in the entry 'meta.id' of batch 0"):
-        BatchCheck("train_dataloader")({"x": np.zeros(1), "meta": {"id": np.array([2**40])}})
-
-
-def test_a_batch_without_arrays_is_an_error():
-    with pytest.raises(ValueError, match="must share their leading axis, got no array") as error:
-        BatchCheck("train_dataloader")({"image": np.array([None, 1], object), "name": np.array(["a", "b"])})
-    assert error.value.__notes__ == ["in the config at `train_dataloader`"]
-
-
-class ByName:
-    """A dataset whose samples are not numbered."""
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return dict(a=1, b=2)[index]
-
-
-def test_an_error_of_a_sample_names_it_and_its_dataset():
-    with pytest.raises(KeyError) as error:
-        next(iter(DataLoader(ByName(), 2)))
-    assert error.value.__notes__ == ["in sample 0 of ByName, which must have the samples 0 to N - 1"]

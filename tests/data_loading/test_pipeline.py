@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 
 from jengine.config import TRANSFORMS
 from jengine.data import ArrayDataset, DataLoader, Pipeline, TransformedDataset, build_dataloader
@@ -79,15 +78,3 @@ def test_a_pipeline_may_be_one_transform_or_none_or_a_pipeline():
     assert Pipeline(dict(type="Scale", factor=3))({"x": 1}) == {"x": 3}
     assert Pipeline()({"x": 1}) == {"x": 1}
     assert Pipeline(Pipeline([increment, increment]))({"x": 1}) == {"x": 3}
-
-
-def test_a_transform_that_is_not_a_function_is_refused():
-    with pytest.raises(TypeError, match="a pipeline must be a list of transforms, got str"):
-        Pipeline("Scale")
-    with pytest.raises(TypeError, match="a transform must be a function of a sample, or its config, got 3"):
-        Pipeline([increment, 3])
-    with pytest.raises(
-        KeyError, match="transform must be a registered name or an import path, got 'Scales'; did you mean 'Scale'"
-    ) as caught:
-        TransformedDataset(make_dataset(), [dict(type="Scales", factor=1)])
-    assert any("pipeline[0]" in note for note in caught.value.__notes__)

@@ -71,8 +71,3 @@ def test_closing_the_generator_closes_the_source():
     next(batches)
     batches.close()
     assert source.closed
-
-
-def test_a_negative_depth_is_refused():
-    with pytest.raises(ValueError, match="depth must be 0 or more batches, got -1"):
-        prefetch_to_device([], depth=-1)

@@ -14,6 +14,7 @@ from jengine.evaluation import (
     build_evaluator,
     get_metric_value,
 )
+from tests.refusals import check_refusal
 
 SIZE = 45
 rng = np.random.RandomState(0)
@@ -159,22 +160,6 @@ def test_duplicate_names_raise_at_construction():
     assert len(Evaluator([Accuracy(), Accuracy(prefix="other")]).metrics) == 2
 
 
-def test_duplicate_names_of_host_metrics_raise_after_the_evaluation():
-    evaluator = Evaluator([Ids(), Ids()])
-    state = evaluator.update(evaluator.init(), DATA["logits"], DATA)
-    with pytest.raises(ValueError, match="unique names, got 'ids/all', 'ids/count' more than once"):
-        evaluator.evaluate(state)
-
-
-def test_an_evaluation_without_examples_raises():
-    evaluator = Evaluator(Accuracy())
-    with pytest.raises(ValueError, match="at least one example, got none"):
-        evaluator.evaluate(evaluator.init())
-    padding = {**DATA, "mask": np.zeros(SIZE, bool)}
-    with pytest.raises(ValueError, match="at least one example, got none"):
-        evaluator.evaluate(evaluator.update(evaluator.init(), DATA["logits"], padding))
-
-
 def test_dataset_meta_is_passed_to_all_metrics():
     evaluator = Evaluator([Accuracy(), Ids()])
     evaluator.dataset_meta = {"classes": ("a", "b")}
@@ -201,30 +186,28 @@ def test_results_that_are_not_numbers_are_returned_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("metrics", "error", "message", "path"),
+    ("metrics", "error", "words", "path"),
     [
-        ([], ValueError, "an evaluator must have at least one metric, got none", None),
+        ([], ValueError, ["got none"], None),
         (
             3,
             TypeError,
-            "a metric must be a BaseMetric, a metric of flax.nnx, clu or metrax, or a dict with a 'type', got int",
+            ["BaseMetric", "flax.nnx", "'type'", "got int"],
             None,
         ),
-        ({"metrics": "Acuracy"}, KeyError, "did you mean 'Accuracy'", "metrics.type"),
-        ({"metrics": [{"type": "Acuracy"}]}, KeyError, "did you mean 'Accuracy'", "metrics[0].type"),
-        ([{"type": "Acuracy"}], KeyError, "did you mean 'Accuracy'", "[0].type"),
+        ({"metrics": "Acuracy"}, KeyError, ["did you mean 'Accuracy'"], "metrics.type"),
+        ({"metrics": [{"type": "Acuracy"}]}, KeyError, ["did you mean 'Accuracy'"], "metrics[0].type"),
+        ([{"type": "Acuracy"}], KeyError, ["did you mean 'Accuracy'"], "[0].type"),
         (
             [Accuracy(), {"type": "Accuracy", "top": 1}],
             TypeError,
-            "no argument 'top'; did you mean 'topk'",
+            ["'top'", "did you mean 'topk'"],
             "[1]",
         ),
     ],
 )
-def test_illegal_metrics_raise_with_their_config_path(metrics, error, message, path):
-    with pytest.raises(error, match=message) as info:
-        build_evaluator(metrics)
-    assert getattr(info.value, "__notes__", []) == ([f"in the config at `{path}`"] if path else [])
+def test_illegal_metrics_raise_with_their_config_path(metrics, error, words, path):
+    check_refusal(lambda: build_evaluator(metrics), error, *words, *([f"`{path}`"] if path else []))
 
 
 def test_results_of_a_sharded_batch_match_those_of_one_device():
@@ -242,11 +225,6 @@ def test_results_of_a_sharded_batch_match_those_of_one_device():
 
 def test_the_built_in_metrics_are_registered():
     assert {"Accuracy", "MeanLoss"} <= set(METRICS)
-
-
-def test_offline_evaluation_requires_a_label_for_each_prediction():
-    with pytest.raises(ValueError, match="as many labels as predictions, got 3 and 45"):
-        Evaluator(Accuracy()).offline_evaluate(DATA["logits"], {"label": DATA["label"][:3]})
 
 
 def test_a_metric_is_found_by_its_full_or_its_last_name():

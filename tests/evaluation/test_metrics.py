@@ -8,6 +8,7 @@ import pytest
 from jengine.config import METRICS, MODELS
 from jengine.evaluation import Accuracy, BaseMetric, HostMetric, MeanLoss
 from jengine.evaluation.metric import Sum
+from tests.refusals import check_refusal
 
 # Ranks of the true class, counted by hand: 0, 1, 2 and, since equal logits rank by class index, 1.
 LOGITS = np.array([[5, 1, 0], [5, 9, 0], [1, 2, 0], [3, 3, 0]], np.float32)
@@ -68,60 +69,51 @@ def test_minus_infinity_is_a_valid_logit():
     assert compute(Accuracy(topk=(1, 2)), logits, {"label": np.array([1, 0])}) == {"top1": 0.5, "top2": 1.0}
 
 
-@pytest.mark.parametrize("topk", [0, (), (1, 1), (5, -1)])
-def test_accuracy_rejects_an_illegal_topk(topk):
-    with pytest.raises(
-        ValueError, match=r"topk(\[1\])?` must be (distinct integers|an integer of at least 1)"
-    ):
-        Accuracy(topk=topk)
-
-
 @pytest.mark.parametrize(
-    ("metric", "predictions", "batch", "error", "message"),
+    ("metric", "predictions", "batch", "error", "words"),
     [
         (
             Accuracy(topk=(5,)),
             LOGITS,
             {"label": LABELS},
             ValueError,
-            r"`Accuracy.topk` must be at most 3 for f32\[4,3\], got \(5,\)",
+            ["`Accuracy.topk`", "f32", "[4,3]", "got (5,)"],
         ),
         (
             Accuracy(topk=(2,)),
             LABELS,
             {"label": LABELS},
             ValueError,
-            r"`Accuracy.topk` must be at most 1 for i32",
+            ["`Accuracy.topk`", "i32"],
         ),
         (
             Accuracy(),
             LOGITS,
             {"labels": LABELS},
             KeyError,
-            r"`Accuracy.label` must be an entry of the batch, got 'label'; the batch has labels i32\[4\]; did you mean",
+            ["`Accuracy.label`", "got 'label'", "i32", "[4]"],
         ),
         (
             Accuracy(),
             {"logit": LOGITS},
             {"label": LABELS},
             KeyError,
-            r"`Accuracy.prediction` must be set to an array of the predictions, got None; the predictions have logit f32",
+            ["`Accuracy.prediction`", "got None", "f32"],
         ),
-        (Accuracy(), LOGITS, {"label": np.eye(3)[LABELS]}, ValueError, r"got f32\[4,3\] and f32\[4,3\]"),
-        (Accuracy(), LOGITS, {"label": LABELS[:3]}, ValueError, r"i32\[3\]"),
-        (Accuracy(), LOGITS, {"label": LABELS / 2}, ValueError, r"labels int\[B, ...\], got f32\[4,3\] and f32\[4\]"),
+        (Accuracy(), LOGITS, {"label": np.eye(3)[LABELS]}, ValueError, ["got f32[4,3] and f32[4,3]"]),
+        (Accuracy(), LOGITS, {"label": LABELS[:3]}, ValueError, ["i32", "[3]"]),
+        (Accuracy(), LOGITS, {"label": LABELS / 2}, ValueError, ["[B, ...]", "got f32[4,3] and f32[4]"]),
         (
             Accuracy(),
             LOGITS,
             {"label": LABELS, "mask": np.ones((4, 1))},
             ValueError,
-            "the `mask` of a batch must be bool",
+            ["`mask`"],
         ),
     ],
 )
-def test_accuracy_rejects_illegal_batches_and_predictions(metric, predictions, batch, error, message):
-    with pytest.raises(error, match=message):
-        metric.update(metric.init(), predictions, batch)
+def test_accuracy_rejects_illegal_batches_and_predictions(metric, predictions, batch, error, words):
+    check_refusal(lambda: metric.update(metric.init(), predictions, batch), error, *words)
 
 
 def test_mean_loss_averages_over_unpadded_examples_and_inner_axes():
@@ -167,28 +159,15 @@ def test_the_loss_can_be_a_config():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error", "words"),
     [
-        ({"loss": 3}, TypeError, "loss` must be a function or a dict, got"),
-        ({"loss": abs, "parts": ("loss",)}, ValueError, "not the total itself"),
-        ({"loss": abs, "parts": ("a", "b")}, ValueError, "`MeanLoss.parts` must have names with 'loss'"),
+        ({"loss": 3}, TypeError, ["loss`"]),
+        ({"loss": abs, "parts": ("loss",)}, ValueError, ["total itself"]),
+        ({"loss": abs, "parts": ("a", "b")}, ValueError, ["`MeanLoss.parts`", "'loss'"]),
     ],
 )
-def test_mean_loss_rejects_illegal_arguments(arguments, error, message):
-    with pytest.raises(error, match=message):
-        MeanLoss(**arguments)
-
-
-def test_an_undeclared_part_raises_with_a_hint():
-    metric = MeanLoss(lambda p, batch: {"loss_a": p})
-    with pytest.raises(ValueError, match=r"must return \['loss'\], got \['loss_a'\]; set parts=\['loss_a'\]"):
-        metric.update(metric.init(), jnp.ones(2), {"y": np.zeros(2)})
-
-
-def test_a_loss_with_another_batch_size_raises():
-    metric = MeanLoss(lambda p, batch: p)
-    with pytest.raises(ValueError, match=r"must be a scalar or have shape \[2, ...\], got \(3,\)"):
-        metric.update(metric.init(), jnp.ones(3), {"y": np.zeros(2)})
+def test_mean_loss_rejects_illegal_arguments(arguments, error, words):
+    check_refusal(lambda: MeanLoss(**arguments), error, *words)
 
 
 def test_the_error_of_a_sum_does_not_grow_with_the_number_of_additions():
@@ -226,14 +205,3 @@ def test_prefixes_are_added_to_names():
     assert Accuracy(prefix="val_set").add_prefix("top1") == "val_set/top1"
     assert MeanLoss(abs).add_prefix("loss") == "loss"
     assert isinstance(HostMetric(), BaseMetric)
-
-
-def test_a_metric_of_the_host_derives_from_host_metric():
-    with pytest.raises(TypeError, match="Wrong must derive from HostMetric, since it has `process` and `compute_"):
-
-        class Wrong(BaseMetric):
-            def process(self, data_batch, data_samples):
-                pass
-
-            def compute_metrics(self, results):
-                return {}

@@ -7,6 +7,7 @@ import pytest
 from jengine.checkpoint import load, read_meta
 from jengine.config import HOOKS
 from jengine.hooks import CheckpointHook, Hook
+from tests.refusals import check_refusal
 from tests.runner_fixture import QuickRunner
 
 
@@ -347,60 +348,52 @@ def test_a_validation_without_metrics_is_reported(make, caplog):
     assert "returned no metrics" in caplog.text
 
 
-def test_an_unknown_metric_is_an_error_that_lists_the_known_ones(train):
-    with pytest.raises(KeyError, match=r"no metric 'top-1'.*returned: acc"):
-        train(epochs=1, scores=[0.5], save_best="top-1")
-    with pytest.raises(ValueError, match="cannot infer from the name 'score' whether .*; pass rule='greater'"):
-        train(epochs=1, scores=[0.5], key="score", save_best="auto")
-
-
 # --- Settings and messages. ---
 
 
 @pytest.mark.parametrize(
-    ("settings", "error", "message"),
+    ("settings", "error", "words"),
     [
-        ({"interval": 0}, ValueError, "interval` must be -1 or an integer of at least 1 or a string like .*, got 0"),
-        ({"interval": -2}, ValueError, "got -2"),
-        ({"interval": 1.5}, TypeError, "interval` must be -1 or an integer of at least 1 or a string like .*, got 1.5"),
+        ({"interval": 0}, ValueError, ["interval`", "at least 1", "got 0"]),
+        ({"interval": -2}, ValueError, ["got -2"]),
+        ({"interval": 1.5}, TypeError, ["interval`", "at least 1", "got 1.5"]),
         (
             {"interval": True},
             TypeError,
-            "interval` must be -1 or an integer of at least 1 or a string like .*, got True",
+            ["interval`", "at least 1", "got True"],
         ),
-        ({"by_epoch": "yes"}, TypeError, "by_epoch` must be True or False, got 'yes'"),
-        ({"max_keep_ckpts": 0}, ValueError, "max_keep_ckpts` must be -1 or an integer of at least 1, got 0"),
-        ({"save_begin": -1}, ValueError, "save_begin` must be an integer of at least 0, got -1"),
+        ({"by_epoch": "yes"}, TypeError, ["by_epoch`", "True or False", "got 'yes'"]),
+        ({"max_keep_ckpts": 0}, ValueError, ["max_keep_ckpts`", "at least 1", "got 0"]),
+        ({"save_begin": -1}, ValueError, ["save_begin`", "at least 0", "got -1"]),
         (
             {"max_keep_ckpts": 2, "keep_period": 0},
             ValueError,
-            "keep_period` must be -1 or an integer of at least 1, got 0",
+            ["keep_period`", "at least 1", "got 0"],
         ),
-        ({"keep_period": 5}, ValueError, "keep_period needs a positive max_keep_ckpts"),
-        ({"save_best": "acc", "keep_best": -1}, ValueError, "keep_best` must be an integer of at least 1, got -1"),
-        ({"keep_best": 2}, ValueError, "keep_best needs save_best"),
-        ({"filename_tmpl": "epoch"}, ValueError, "one {} for the number, like 'epoch_{}'"),
-        ({"filename_tmpl": "a/{}"}, ValueError, "file name"),
-        ({"filename_tmpl": "é" * 90 + "{}"}, ValueError, "of at most 180 bytes"),
-        ({"filename_tmpl": "{}.incoming"}, ValueError, "the endings .incoming and .outgoing"),
-        ({"save_best": ["acc", "acc"]}, AssertionError, "must have different metrics"),
-        ({"save_best": ["auto", "acc"]}, AssertionError, "must have 'auto' alone or metrics"),
-        ({"save_best": 3}, TypeError, "save_best` must be a string or a list or None, got 3"),
-        ({"save_best": "val_score"}, ValueError, "cannot infer from the name 'val_score'"),
-        ({"save_best": "acc", "rule": "greter"}, ValueError, "rule` must be 'greater' or 'less'"),
-        ({"save_best": ["a", "b", "c"], "rule": ["less", "less"]}, ValueError, "one for each of the 3 metrics"),
-        ({"backend_args": {"backend": "s3"}}, ValueError, "out_dir` must be a path like 's3://...' with backend='s3'"),
+        ({"keep_period": 5}, ValueError, ["keep_period", "max_keep_ckpts"]),
+        ({"save_best": "acc", "keep_best": -1}, ValueError, ["keep_best`", "at least 1", "got -1"]),
+        ({"keep_best": 2}, ValueError, ["keep_best", "save_best"]),
+        ({"filename_tmpl": "epoch"}, ValueError, ["'epoch_{}'"]),
+        ({"filename_tmpl": "a/{}"}, ValueError, ["file name"]),
+        ({"filename_tmpl": "é" * 90 + "{}"}, ValueError, ["180"]),
+        ({"filename_tmpl": "{}.incoming"}, ValueError, [".incoming", ".outgoing"]),
+        ({"save_best": ["acc", "acc"]}, AssertionError, ["different metrics"]),
+        ({"save_best": ["auto", "acc"]}, AssertionError, ["'auto'"]),
+        ({"save_best": 3}, TypeError, ["save_best`", "None", "got 3"]),
+        ({"save_best": "val_score"}, ValueError, ["'val_score'"]),
+        ({"save_best": "acc", "rule": "greter"}, ValueError, ["rule`", "'greater'", "'less'"]),
+        ({"save_best": ["a", "b", "c"], "rule": ["less", "less"]}, ValueError, ["3 metrics"]),
+        ({"backend_args": {"backend": "s3"}}, ValueError, ["out_dir`", "'s3://...'", "'s3'"]),
         (
             {"out_dir": "a", "file_client_args": {"backend": "lmdb"}},
             ValueError,
-            "backend='local', 's3' or 'http', got 'lmdb'",
+            ["'local'", "'s3'", "'http'", "got 'lmdb'"],
         ),
-        ({"out_dir": "ftp://bucket"}, ValueError, "URL of gs:// or s3://, got 'ftp://bucket'"),
+        ({"out_dir": "ftp://bucket"}, ValueError, ["URL", "got 'ftp://bucket'"]),
     ],
 )
-def test_an_invalid_argument_is_refused_at_construction(settings, error, message):
-    with pytest.raises(error, match=message):
-        CheckpointHook(**settings)
+def test_an_invalid_argument_is_refused_at_construction(settings, error, words):
+    check_refusal(lambda: CheckpointHook(**settings), error, *words)
 
 
 def test_inference_lists_can_be_given(train):

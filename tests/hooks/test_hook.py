@@ -2,9 +2,9 @@ import types
 
 import pytest
 
-from jengine.config import ConfigError
 from jengine.hooks import Hook, Priority, get_priority
 from jengine.hooks.hook_list import HookList
+from tests.refusals import check_refusal
 
 
 def runner_at(epoch=0, iter=0, max_epochs=2, max_iters=8):
@@ -20,18 +20,17 @@ def test_priorities_have_the_values_of_mmengine():
 
 
 @pytest.mark.parametrize(
-    ("priority", "error", "message"),
+    ("priority", "error", "words"),
     [
-        (101, ValueError, "between 0 and 100, got 101"),
-        (-1, ValueError, "got -1"),
-        ("foo", KeyError, "must be the name of a level, got 'foo'"),
-        ("NORMEL", KeyError, "did you mean 'NORMAL'"),
-        (1.5, TypeError, "got 1.5"),
+        (101, ValueError, ["100", "got 101"]),
+        (-1, ValueError, ["got -1"]),
+        ("foo", KeyError, ["got 'foo'"]),
+        ("NORMEL", KeyError, ["did you mean 'NORMAL'"]),
+        (1.5, TypeError, ["got 1.5"]),
     ],
 )
-def test_an_invalid_priority_is_refused_with_the_legal_values(priority, error, message):
-    with pytest.raises(error, match=message):
-        get_priority(priority)
+def test_an_invalid_priority_is_refused_with_the_legal_values(priority, error, words):
+    check_refusal(lambda: get_priority(priority), error, *words)
 
 
 def test_every_n_epochs_counts_from_one_and_includes_its_start():
@@ -119,11 +118,6 @@ def test_a_config_passes_its_arguments_to_the_constructor_and_is_not_modified():
     assert cfg == dict(type=Two, a=1, b=2, priority="NORMAL")
 
 
-def test_anything_but_a_hook_is_refused():
-    with pytest.raises(TypeError, match="must be an instance of Hook or a config dict, got 3"):
-        HookList().register(3)
-
-
 def test_a_stage_of_a_custom_loop_is_called_on_hooks_that_define_it():
     calls = []
 
@@ -139,11 +133,6 @@ def test_a_stage_of_a_custom_loop_is_called_on_hooks_that_define_it():
     assert calls == [0.5]
 
 
-def test_a_misspelled_stage_is_an_error_where_it_is_called():
-    with pytest.raises(ConfigError, match="must be one of `Hook.stages`, got 'before_trian'; did you mean 'before_train'"):
-        HookList([Hook()]).call("before_trian", runner_at())
-
-
 def test_hooks_get_any_value_with_progress_as_the_run():
     seen = []
 
@@ -157,19 +146,6 @@ def test_hooks_get_any_value_with_progress_as_the_run():
     for i in range(4):
         hooks.call("after_train_iter", types.SimpleNamespace(iter=i, epoch=0), batch_idx=i, outputs={"loss": -i})
     assert seen == [(1, -1), (3, -3)]
-
-
-def test_an_error_in_a_hook_keeps_its_type_and_gets_a_note():
-    class Broken(Hook):
-        def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
-            {}["missing"]
-
-    hooks = HookList()
-    hooks.register(Broken())
-    with pytest.raises(KeyError, match="missing") as error:
-        hooks.call("after_train_iter", runner_at(iter=7, epoch=1), batch_idx=3)
-    assert error.value.__notes__ == ["in Broken.after_train_iter at iteration 7 (epoch 1)"]
-    assert error.traceback[-1].name == "after_train_iter"
 
 
 def test_the_order_is_printed_stage_by_stage():

@@ -11,6 +11,7 @@ from rich.progress import Progress
 from jengine.config.errors import ConfigError
 from jengine.logging import build_logger, console, current_logger, open_log_file
 from jengine.logging.tables import format_table
+from tests.refusals import check_refusal
 
 
 @pytest.fixture(autouse=True)
@@ -126,13 +127,12 @@ def test_a_log_file_is_written_in_parts_with_the_handler_of_the_config(tmp_path)
 @pytest.mark.parametrize(
     ("cfg", "error", "words"),
     [
-        (dict(type="RotatingHandler"), ConfigError, "RotatingFileHandler"),
-        (dict(type="RotatingFileHandler", max_bytes=1), TypeError, "max_bytes"),
+        (dict(type="RotatingHandler"), ConfigError, ["RotatingFileHandler"]),
+        (dict(type="RotatingFileHandler", max_bytes=1), TypeError, ["max_bytes"]),
     ],
 )
 def test_wrong_file_handlers_are_refused(tmp_path, cfg, error, words):
-    with pytest.raises(error, match=words):
-        build_logger("engine", str(tmp_path / "run.log"), file_handler_cfg=cfg)
+    check_refusal(lambda: build_logger("engine", str(tmp_path / "run.log"), file_handler_cfg=cfg), error, *words)
 
 
 def test_log_lines_and_a_progress_bar_share_the_terminal(tty):

@@ -140,11 +140,6 @@ def test_statistics_can_be_called_by_name():
     assert buffer.statistics("current", window_size=2) == 3
 
 
-def test_error_for_an_unknown_statistic_suggests_the_closest():
-    with pytest.raises(KeyError, match="no statistic is called 'maen'; did you mean 'mean'"):
-        make_history([1]).statistics("maen")
-
-
 def test_registered_statistics_receive_the_buffer(monkeypatch):
     monkeypatch.setattr(HistoryBuffer, "_statistics", dict(HistoryBuffer._statistics))
 
@@ -154,12 +149,6 @@ def test_registered_statistics_receive_the_buffer(monkeypatch):
 
     assert make_history([1, 5, 3]).statistics("span", window_size=2) == 2
     assert span(make_history([1, 5, 3])) == 4
-
-
-@pytest.mark.parametrize("method", ["mean", "max", "min", "current"])
-def test_statistics_of_an_empty_history_raise(method):
-    with pytest.raises(ValueError, match="the history is empty"):
-        HistoryBuffer().statistics(method)
 
 
 @pytest.mark.parametrize(("window", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), ("all", TypeError)])
@@ -179,20 +168,10 @@ def test_values_that_are_not_real_numbers_are_rejected(value):
         HistoryBuffer().update(value)
 
 
-def test_arrays_with_several_elements_are_rejected():
-    with pytest.raises(ValueError, match="array of size 1"):
-        HistoryBuffer().update(np.ones(2))
-
-
 @pytest.mark.parametrize(("count", "error"), [(0, ValueError), (1.5, TypeError), ("2", TypeError)])
 def test_count_must_be_a_positive_int(count, error):
     with pytest.raises(error, match="`count` of a logged scalar|integer"):
         HistoryBuffer().update(1.0, count)
-
-
-def test_capacity_below_one_is_rejected():
-    with pytest.raises(ValueError, match="`capacity` must be at least 1, got 0"):
-        HistoryBuffer(0)
 
 
 def test_state_dict_keeps_the_newest_values_and_the_totals_through_json():

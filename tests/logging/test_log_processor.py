@@ -13,6 +13,7 @@ import pytest
 
 from jengine.config import LOG_PROCESSORS
 from jengine.logging import HistoryBuffer, LogProcessor, MessageHub
+from tests.refusals import check_refusal
 
 
 def make_loop(size):
@@ -390,50 +391,48 @@ def test_custom_cfg_is_not_modified():
 
 
 @pytest.mark.parametrize(
-    ("entries", "by_epoch", "error", "message"),
+    ("entries", "by_epoch", "error", "words"),
     [
         (
             [{"data_src": "a", "method_name": "max"}] * 2,
             True,
             AssertionError,
-            "result names must be unique, got 'a' twice",
+            ["got 'a' twice"],
         ),
-        ([{"data_src": "a", "log_name": "c"}, {"data_src": "b", "log_name": "c"}], True, KeyError, "'method_name'"),
+        ([{"data_src": "a", "log_name": "c"}, {"data_src": "b", "log_name": "c"}], True, KeyError, ["'method_name'"]),
         (
             [{"data_src": source, "log_name": "c", "method_name": "max"} for source in "ab"],
             True,
             AssertionError,
-            "result names must be unique, got 'c' twice",
+            ["got 'c' twice"],
         ),
-        ([{"method_name": "max"}], True, KeyError, "'data_src'"),
+        ([{"method_name": "max"}], True, KeyError, ["'data_src'"]),
         (
             [{"data_src": "a", "method_name": "max", "window_size": "epoch"}],
             False,
             AssertionError,
-            "`window_size` must not be 'epoch' when by_epoch=False",
+            ["`window_size`", "'epoch'", "by_epoch=False"],
         ),
-        ([{"data_src": "a", "method_name": "max"}], False, KeyError, "'window_size'"),
+        ([{"data_src": "a", "method_name": "max"}], False, KeyError, ["'window_size'"]),
         (
             [{"data_src": "a", "method_name": "max", "window_size": []}],
             True,
             TypeError,
-            "an integer of at least 1 or 'epoch'",
+            ["at least 1", "'epoch'"],
         ),
-        ([{"data_src": "a", "method_name": "max", "window_size": "all"}], True, ValueError, "got 'all'"),
-        ([{"data_src": "a", "method_name": "max", "window_size": 0}], True, ValueError, "got 0"),
-        ([{"data_src": "a", "method_name": "maxx"}], True, KeyError, "did you mean 'max'"),
+        ([{"data_src": "a", "method_name": "max", "window_size": "all"}], True, ValueError, ["got 'all'"]),
+        ([{"data_src": "a", "method_name": "max", "window_size": 0}], True, ValueError, ["got 0"]),
+        ([{"data_src": "a", "method_name": "maxx"}], True, KeyError, ["did you mean 'max'"]),
         (
             [{"data_src": "a", "method_name": "max", "window": 3}],
             True,
             TypeError,
-            "'window'; did you mean 'window_size'",
+            ["'window'", "did you mean 'window_size'"],
         ),
     ],
 )
-def test_invalid_custom_cfg_is_rejected_with_its_config_path(entries, by_epoch, error, message):
-    with pytest.raises(error, match=re.escape(message)) as caught:
-        LogProcessor(by_epoch=by_epoch, custom_cfg=entries)
-    assert re.search(r"custom_cfg\[[01]\]", caught.value.__notes__[0])
+def test_invalid_custom_cfg_is_rejected_with_its_config_path(entries, by_epoch, error, words):
+    check_refusal(lambda: LogProcessor(by_epoch=by_epoch, custom_cfg=entries), error, *words, "custom_cfg[")
 
 
 @pytest.mark.parametrize(("window", "error"), [(0, ValueError), ("epoch", TypeError), (2.5, TypeError)])

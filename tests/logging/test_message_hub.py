@@ -57,12 +57,6 @@ def test_scalars_keep_their_history(hub):
     assert hub.get_scalar("train/loss").current() == 10
 
 
-def test_error_for_an_unknown_scalar_suggests_the_closest(hub):
-    hub.update_scalar("train/loss", 1)
-    with pytest.raises(KeyError, match="no scalar is called 'train/los'; did you mean 'train/loss'"):
-        hub.get_scalar("train/los")
-
-
 def test_pending_device_values_are_fetched_in_one_transfer(hub, transfers):
     for step in range(40):
         hub.update_scalars({"train/loss": jnp.float32(step), "train/acc": jnp.float32(-step)})
@@ -130,43 +124,12 @@ def test_device_error_is_raised_once(hub):
     assert hub.get_scalar("x").data[0].tolist() == [2.0]
 
 
-@pytest.mark.parametrize("value", [np.ones(2), np.ones(0), jnp.ones(2), jnp.ones((1, 3))])
-def test_arrays_without_exactly_one_element_are_rejected_by_the_update(hub, value):
-    for _ in range(2):  # the array type is cached after the first update
-        with pytest.raises(ValueError, match="array of size 1") as caught:
-            hub.update_scalar("x", value)
-    assert caught.value.__notes__ == ["in the scalar 'x'"]
-
-
-@pytest.mark.parametrize("value", ["1", None, [1.0]])
-def test_error_for_values_that_are_not_numbers_names_the_key(hub, value):
-    with pytest.raises(TypeError) as caught:
-        hub.update_scalar("train/x", value)
-    assert "'train/x'" in caught.value.__notes__[0]
-
-
-def test_traced_values_are_rejected(hub):
-    @jax.jit
-    def step(x):
-        hub.update_scalar("x", x)
-        return x
-
-    with pytest.raises(TypeError, match="traced array with shape"):
-        step(1.0)
-
-
 def test_counts_weight_the_mean(hub):
     hub.update_scalars({"x": {"value": 6.0, "count": 3}, "y": 1.0})
     hub.update_scalar("x", 4.0)
     assert hub.get_scalar("x").mean() == 2.5  # (6 + 4) / (3 + 1)
     with pytest.raises(ValueError, match="count"):
         hub.update_scalar("x", 1.0, count=0)
-
-
-@pytest.mark.parametrize("entry", [{"count": 2}, {"value": 1, "counts": 2}, {}])
-def test_scalar_dicts_must_have_a_value_and_at_most_a_count(hub, entry):
-    with pytest.raises(TypeError, match="argument: 'value'|keyword argument 'counts'"):
-        hub.update_scalars({"x": entry})
 
 
 def test_infos_hold_the_latest_value(hub):
@@ -179,16 +142,6 @@ def test_infos_hold_the_latest_value(hub):
     assert hub.pop_info("iter") == 2
     assert hub.pop_info("iter", "gone") == "gone"
     assert "iter" not in hub.runtime_info
-
-
-def test_resumed_cannot_change_for_a_key(hub):
-    hub.update_scalar("x", 1, resumed=False)
-    hub.update_scalar("x", 2, resumed=False)
-    with pytest.raises(AssertionError, match="`resumed` of 'x' must be False as in earlier updates, got True"):
-        hub.update_scalar("x", 3)
-    hub.update_info("y", 1)
-    with pytest.raises(AssertionError, match="`resumed` of 'y' must be True as in earlier updates, got False"):
-        hub.update_info("y", 1, resumed=False)
 
 
 def test_hub_can_be_saved_and_restored_through_json(hub):
@@ -246,11 +199,6 @@ def test_infos_that_json_cannot_store_are_skipped_with_a_warning(hub, value):
     assert "info 'val/matrix' is not saved" in records[0].getMessage()
 
 
-def test_incomplete_states_are_rejected(hub):
-    with pytest.raises(KeyError, match="'runtime_info'"):
-        hub.load_state_dict({"log_scalars": {}})
-
-
 def test_new_instance_of_the_same_name_is_empty():
     earlier = MessageHub.get_instance("test_new")
     earlier.update_scalar("train/loss", 1.0)
@@ -279,15 +227,6 @@ def test_before_read_is_called_before_the_hub_is_read():
     hub.before_read = snapshot.flush
     hub.update_scalar("x", 2.0)
     assert hub.get_scalar("x").data[0].tolist() == [1.0, 2.0]
-
-
-def test_error_for_an_unknown_scalar_of_a_snapshot_suggests_the_closest():
-    hub = MessageHub("test")
-    hub.update_scalar("train/loss", 1.0)
-    snapshot = hub.snapshot()
-    snapshot.flush()
-    with pytest.raises(KeyError, match="did you mean 'train/loss'"):
-        snapshot.get_scalar("train/los")
 
 
 def read(hub):
@@ -324,14 +263,6 @@ def test_a_snapshot_of_a_chunk_has_the_iterations_so_far():
         {"lr": [0.0, 1.0, 2.0], "loss": [0.0, 1.0, 2.0], "norm": [1.0], "noise": [0.0, 1.0, 2.0]},
         {"lr": [0.0, 1.0, 2.0, 3.0], "loss": [0.0, 1.0, 2.0, 3.0], "norm": [1.0, 3.0], "noise": [0.0, 1.0, 2.0, 3.0]},
     ]
-
-
-def test_an_error_names_the_metric_that_is_no_number():
-    hub = MessageHub("test")
-    hub.record({"loss": 1.0, "name": "resnet"}, {}, 0.0, 0.0)
-    with pytest.raises(ValueError, match="resnet") as caught:
-        hub.flush()
-    assert "in the scalar 'train/name'" in caught.value.__notes__
 
 
 def test_many_pending_scalars_are_fetched_when_an_iteration_starts():

@@ -1,6 +1,5 @@
 """Test plain-text tables: cells, alignment, errors."""
 
-import pytest
 
 from jengine.logging import format_table, shorten_rows
 
@@ -27,13 +26,6 @@ def test_characters_of_two_columns_have_their_width():
     lines = format_table(["名", "n"], [["数据集", 1], ["é", 22]], align=["center", "right"]).splitlines()
     assert lines[:2] == ["+--------+----+", "|   名   |  n |"]
     assert lines[3:] == ["| 数据集 |  1 |", "|   é    | 22 |", "+--------+----+"]
-
-
-def test_rows_of_another_length_are_rejected():
-    with pytest.raises(ValueError, match="argument 3 is shorter"):
-        format_table(["a", "b"], [[1, 2], [3]])
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        format_table(["a", "b"], [[1, 2]], align=["left"])
 
 
 def test_long_tables_are_cut_in_the_middle():

@@ -1,5 +1,4 @@
 import io
-import sys
 import warnings
 
 import numpy as np
@@ -76,11 +75,3 @@ def test_backend_can_be_closed_twice_and_written_to_again(tmp_path):
     backend.add_scalar("b", 2.0, step=2)
     backend.close()
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_without_tensorboard_the_error_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
-    backend = TensorboardVisBackend(tmp_path)
-    for write in (lambda: backend.add_scalar("a", 1.0), lambda: backend.add_config("a = 1")):
-        with pytest.raises(ImportError, match=r"pip install 'jengine\[tensorboard\]'"):
-            write()

@@ -98,22 +98,6 @@ def test_backends_are_built_from_configs_and_may_set_their_directory(tmp_path):
     assert backends[1].name == "tb"  # the config is unchanged
 
 
-def test_duplicate_backend_names_are_rejected(tmp_path):
-    with pytest.raises(
-        RuntimeError,
-        match="names of visualization backends must be unique, got 'LocalVisBackend' twice",
-    ) as caught:
-        Visualizer([{"type": "LocalVisBackend"}, {"type": "LocalVisBackend"}], save_dir=tmp_path)
-    assert caught.value.__notes__ == ["in the config at `vis_backends[1]`"]
-
-
-def test_errors_for_unknown_names_suggest_the_closest(tmp_path):
-    with pytest.raises(KeyError, match="did you mean 'TensorboardVisBackend'"):
-        Visualizer([{"type": "TensorBoardVisBackend"}], save_dir=tmp_path)
-    with pytest.raises(KeyError, match="did you mean 'LocalVisBackend'"):
-        Visualizer(save_dir=tmp_path).get_backend("LocalBackend")
-
-
 @pytest.mark.parametrize("as_config", [dict, ConfigDict])
 def test_a_single_backend_needs_no_list(as_config, tmp_path):
     built = Visualizer(as_config({"type": "LocalVisBackend"}), save_dir=tmp_path).get_backend("LocalVisBackend")

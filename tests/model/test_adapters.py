@@ -118,11 +118,6 @@ def test_two_dropouts_of_an_nnx_module_draw_different_masks():
     assert 20 < int((masks[0] != masks[1]).sum()) < 80
 
 
-def test_nnx_prediction_before_init_raises():
-    with pytest.raises(RuntimeError, match="`init` must be called or traced before"):
-        NnxModel(NnxNet, CrossEntropy()).predict({}, {}, FLAT)
-
-
 def test_functions_receive_the_arguments_in_their_signature():
     model = FunctionalModel(
         init=lambda rng: {"w": jnp.array([2.0])},
@@ -147,21 +142,6 @@ def test_functions_can_update_the_model_state():
     assert state["n"] == 1.0
     with pytest.raises(ConfigError, match="`model.predict` must be a function for validation, test, prediction"):
         model.predict(params, state, None)
-
-
-def test_init_without_the_model_state_raises():
-    model = FunctionalModel(init=lambda: {"w": 1.0}, loss=lambda params, model_state: params["w"])
-    with pytest.raises(TypeError, match=r"`init` must return \(params, model_state\), .*, got dict"):
-        model.init(jax.random.key(0), None)
-
-
-def test_a_missing_batch_entry_raises_with_its_name():
-    model = LinenModel(LinenNet(), CrossEntropy(), inputs="pixels")
-    with pytest.raises(
-        KeyError,
-        match=r"`LinenModel.inputs` must be an entry of the batch, got 'pixels'; the batch has image f32\[4,64\], label i64\[4\]",
-    ):
-        model.init(jax.random.key(0), FLAT)
 
 
 @pytest.mark.parametrize("module", [SmallCNN(widths=(2, 4)), SmallViT(width=8, depth=1, heads=2)])
@@ -268,16 +248,6 @@ def test_autocast_computes_functions_in_the_dtype_of_the_policy():
     losses, _ = model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})  # without a policy
     np.testing.assert_allclose(losses["loss"], (3000.7 - 1.001) ** 2, rtol=1e-6)
     np.testing.assert_allclose(model.predict(params, state, batch), 1.001, rtol=1e-6)
-
-
-def test_a_network_that_ignores_the_policy_raises():
-    batch = {"image": FLAT["image"], "target": TARGETS}
-    model = CastModel(make_functional_regression(apply_linear), Precision(compute="bfloat16"))
-    params, state = model.init(jax.random.key(0), batch)
-    with pytest.raises(ValueError, match=r"in bfloat16, got float32 in all .* `outputs = jengine.model.autocast\("):
-        model.loss(params, state, batch, rng=jax.random.key(0), hyperparams={})
-    with pytest.raises(ValueError, match="in bfloat16, got float32 in all"):
-        model.predict(params, state, batch)
 
 
 def test_a_module_with_a_low_precision_dtype_works_without_autocast():

@@ -26,10 +26,6 @@ def run(init, loss, predict=None, hyperparams=None):
     return losses["loss"], state, predictions
 
 
-def empty():
-    return {}
-
-
 def test_positional_functions_receive_key_parameters_and_batch():
     def init(key):
         return {"w": jax.random.uniform(key, (1,))}
@@ -60,37 +56,6 @@ def test_functions_with_keyword_arguments_receive_all_of_them():
 
     value, _, _ = run(functools.partial(lambda scale, **_: ({"w": scale}, {}), 2.0), loss)
     assert value == 2.0
-
-
-@pytest.mark.parametrize(
-    ("loss", "signature"),
-    [
-        (lambda p, s, b: 0, "(p, s, b)"),
-        (lambda p: 0, "(p)"),
-        (lambda params, batch, rngs: 0, "(params, batch, rngs)"),
-        (lambda p, b, *, scale: 0, "(p, b, scale)"),
-        (lambda *args: 0, "(*args)"),
-    ],
-)
-def test_ambiguous_arguments_raise_with_the_names(loss, signature):
-    message = (
-        "`loss` must have arguments of the names params, model_state, batch, rng, hyperparams, which are passed by "
-        "keyword, or the arguments (params, batch) under any names, got "
-    )
-    with pytest.raises(TypeError) as error:
-        FunctionalModel(empty, loss)
-    assert str(error.value) == f"FunctionalModel: {message}{signature}"
-
-
-def test_ambiguous_arguments_of_init_and_predict_raise():
-    with pytest.raises(
-        TypeError, match=r"`init` must have .* the arguments \(rng, batch\) under any names, got \(a, b"
-    ):
-        FunctionalModel(lambda a, b, c: {}, lambda p, b: 0)
-    with pytest.raises(TypeError, match="`predict` must have arguments of the names params, model_state, batch"):
-        FunctionalModel(empty, lambda p, b: 0, lambda p: 0)
-    with pytest.raises(TypeError, match="`FunctionalModel.loss.gen` must be a function, got 3"):
-        FunctionalModel(empty, {"gen": 3})
 
 
 def test_module_types_say_what_a_norm_is():

@@ -7,7 +7,6 @@ import optax
 import pytest
 from flax import linen as nn
 
-from jengine.config.errors import ConfigError
 from jengine.config.paths import flatten
 from jengine.model import CastModel, LinenModel, Precision
 from jengine.runner import Runner
@@ -98,23 +97,6 @@ def test_undeclared_collections_that_are_sown_are_found():
     assert set(compute_loss(model, model.init(jax.random.key(0), BATCH))[0]) == {"loss"}
 
 
-def test_a_name_that_is_not_sown_raises():
-    model = LinenModel(Experts(), squared, sown_losses=("aux_loss",))
-    with pytest.raises(
-        ValueError, match="names that the module sows, got 'aux_loss'; it sows .*'aux_losses': "
-    ):
-        compute_loss(model, model.init(jax.random.key(0), BATCH))
-
-
-def test_a_sown_loss_with_the_name_of_another_raises():
-    def loss(outputs, batch):
-        return {"balance_loss": outputs**2}
-
-    model = LinenModel(Experts(), loss, sown_losses=("aux_losses",))
-    with pytest.raises(ValueError, match="must not have the name of another loss, got 'balance_loss'"):
-        compute_loss(model, model.init(jax.random.key(0), BATCH))
-
-
 def test_sown_losses_are_float32_in_low_precision(experts):
     model, variables = experts
     losses, _ = compute_loss(CastModel(model, Precision(compute="bfloat16")), variables)
@@ -192,16 +174,6 @@ def test_merge_returns_a_bound_module(experts):
     trained = model.merge(params, state, train=True)
     trained(BATCH["image"], train=True)
     assert float(trained.variables["carry"]["a"]["pair"][0]) == 1.0
-
-
-def test_a_collection_with_the_name_of_the_frozen_parameters_is_refused():
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return x * self.variable("frozen", "scale", jnp.ones, ()).value * self.param("w", nn.initializers.ones, ())
-
-    with pytest.raises(ConfigError, match="a collection of the module must not be called 'frozen'"):
-        LinenModel(Net(), lambda outputs, batch: outputs.sum()).init(jax.random.key(0), {"image": jnp.ones(3)})
 
 
 def test_parameters_that_exist_only_in_training_are_trained(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 from jengine.data import MaskedTuple
 from jengine.model import CrossEntropy, MeanSquaredError
 from jengine.train.losses import total_loss
+from tests.refusals import check_refusal
 
 LOGITS = np.log(np.array([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1]], np.float32))
 LABELS = np.array([0, 2])
@@ -34,40 +35,30 @@ def test_soft_labels_have_the_loss_of_their_expectation():
     np.testing.assert_allclose(mixed[0], -0.75 * np.log(0.7) - 0.25 * np.log(0.1), rtol=1e-6)
 
 
-def test_a_tuple_of_outputs_without_a_choice_lists_the_entries():
-    with pytest.raises(
-        KeyError, match=r"`CrossEntropy.output` .* got None; the outputs have 0 f32\[2,3\], 1 f32\[2,3\]"
-    ):
-        CrossEntropy()((LOGITS, LOGITS), {"label": LABELS})
-    with pytest.raises(KeyError, match=r"`MeanSquaredError.output` .* the outputs have mean f32\[2,3\]"):
-        MeanSquaredError()({"mean": LOGITS}, {"target": LOGITS})
-
-
 def test_the_squared_error_of_an_entry():
     loss = MeanSquaredError(target=1, output="mean")
     np.testing.assert_array_equal(loss({"mean": jnp.ones((2, 3))}, (0, np.zeros((2, 3))))["loss"], [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
-    ("loss", "batch", "message"),
+    ("loss", "batch", "words"),
     [
         (
             CrossEntropy(),
             {"label": LABELS[:, None]},
-            r"of the shape of the logits f32\[2,3\] .*got 'label', i64\[2,1\]",
+            ["f32", "[2,3]", "got 'label', i64[2,1]"],
         ),
-        (CrossEntropy(), {"label": np.zeros((2, 4), np.float32)}, r"must be class indices, .* got 'label', f32"),
-        (CrossEntropy(ignore_index=0), {"label": np.zeros((2, 3), np.float32)}, r"as ignore_index needs, got 'label'"),
+        (CrossEntropy(), {"label": np.zeros((2, 4), np.float32)}, ["class indices", "got 'label', f32"]),
+        (CrossEntropy(ignore_index=0), {"label": np.zeros((2, 3), np.float32)}, ["ignore_index", "got 'label'"]),
         (
             MeanSquaredError(),
             {"target": LABELS},
-            r"must have the shape of the outputs f32\[2,3\], got 'target', i64\[2\]",
+            ["f32", "[2,3]", "got 'target', i64[2]"],
         ),
     ],
 )
-def test_targets_of_another_shape_or_dtype_raise(loss, batch, message):
-    with pytest.raises(ValueError, match=message):
-        loss(LOGITS, batch)
+def test_targets_of_another_shape_or_dtype_raise(loss, batch, words):
+    check_refusal(lambda: loss(LOGITS, batch), ValueError, *words)
 
 
 @pytest.mark.parametrize("label", [-1, 3, 255])
@@ -103,13 +94,3 @@ def test_pixels_are_ignored_and_padding_does_not_count():
     total, weight = loss(logits, MaskedTuple((None, labels), np.array([True, False])))["loss"]
     assert weight == 1.0
     np.testing.assert_allclose(total, -np.log(0.5), rtol=1e-6)
-
-
-def test_a_loss_that_is_a_dict_is_refused_by_name():
-    with pytest.raises(TypeError, match="the loss 'loss_box' must be an array, .* got the dict"):
-        total_loss({"loss_cls": 1.0, "loss_box": {"x": 1.0}})
-
-
-def test_labels_of_the_right_shape_that_are_floats_are_named_as_such():
-    with pytest.raises(ValueError, match=r"must be class indices, integers of the shape .* got 'y', f32\[4\]"):
-        CrossEntropy(label="y")(jnp.zeros((4, 3)), {"y": jnp.zeros(4)})

@@ -10,6 +10,7 @@ from flax import nnx
 
 from jengine.config.paths import flatten
 from jengine.model import CastModel, CrossEntropy, NnxModel, Precision
+from tests.refusals import check_refusal
 
 BATCH = {"image": np.linspace(-1, 1, 4 * 6, dtype=np.float32).reshape(4, 6), "label": np.array([0, 1, 2, 1])}
 
@@ -152,11 +153,6 @@ def test_an_instance_gives_the_initial_values_and_does_not_change():
     jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(module)), before)
 
 
-def test_something_else_than_a_module_raises():
-    with pytest.raises(TypeError, match=r"`module` must be a module, a function or class \(rngs\) -> nnx.Module"):
-        NnxModel(3, squared)
-
-
 class LowRank(nnx.Param):
     """A kind of parameter."""
 
@@ -256,40 +252,21 @@ def test_the_loss_function_and_predictions_see_sown_values():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        ({}, r"sows losses that nothing uses \(.*balance_loss\); name their collection in `sown_losses`"),
-        ({"sown_losses": ("balance",)}, "`sown_losses` must be names that the module sows, got 'balance'; it sows .*Div"),
+        ({}, ["uses (", "balance_loss", "`sown_losses`"]),
+        ({"sown_losses": ("balance",)}, ["`sown_losses`", "got 'balance'", "Div"]),
     ],
 )
-def test_sown_losses_that_are_not_used_or_not_sown_raise(arguments, message):
+def test_sown_losses_that_are_not_used_or_not_sown_raise(arguments, words):
     model = NnxModel(Sowing, squared, **arguments)
     variables = model.init(jax.random.key(0), BATCH)
-    with pytest.raises(ValueError, match=message):
-        compute_loss(model, variables)
+    check_refusal(lambda: compute_loss(model, variables), ValueError, *words)
 
 
 def test_sown_losses_can_be_ignored():
     model = NnxModel(Sowing, squared, sown_losses=())
     assert set(compute_loss(model, model.init(jax.random.key(0), BATCH))[0]) == {"loss"}
-
-
-def test_a_variable_that_changes_its_structure_or_a_late_parameter_raises():
-    class Net(nnx.Module):
-        def __init__(self, rngs, change):
-            self.memory, self.change = nnx.Cache(jnp.zeros(2)), change
-
-        def __call__(self, x):
-            if self.change == "memory":
-                self.memory.set_value(jnp.zeros(3))
-            else:
-                self.late = nnx.Param(jnp.zeros(3))
-            return x
-
-    for change, message in (("memory", "keep the arrays of the variable memory"), ("late", "not create parameters")):
-        model = NnxModel(functools.partial(Net, change=change), squared)
-        with pytest.raises(TypeError, match=message):
-            compute_loss(model, model.init(jax.random.key(0), BATCH))
 
 
 def test_a_policy_computes_stacked_layers_in_low_precision_and_keeps_their_statistics(stacked):

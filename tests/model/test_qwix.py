@@ -7,10 +7,10 @@ import optax
 import pytest
 from flax import nnx
 
-from jengine import Runner
 from jengine.config.paths import flatten
 from jengine.data import ArrayDataset
 from jengine.model import CrossEntropy, NnxModel
+from tests.runner.conftest import build_runner
 
 pytestmark = pytest.mark.foreign
 
@@ -56,14 +56,15 @@ def train_by_hand(model, steps):
 )
 def test_adapters_of_qwix_train_as_by_hand_and_resume(rule, dtype, tmp_path):
     def train(name, epochs, **changes):
-        runner = Runner(
-            NnxModel(adapt(**rule), CrossEntropy(), wrt=nnx.LoRAParam),
+        runner = build_runner(
             tmp_path / name,
+            NnxModel(adapt(**rule), CrossEntropy(), wrt=nnx.LoRAParam),
             train_dataloader=dict(
                 batch_size=8, dataset=ArrayDataset(DATA), sampler=dict(type="DefaultSampler", shuffle=False)
             ),
             train_cfg=dict(max_epochs=epochs),
             optim_wrapper=optax.adam(1e-2),
+            default_hooks={},
             **changes,
         )
         runner.train()

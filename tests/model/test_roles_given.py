@@ -14,6 +14,7 @@ from jengine.model.functional import FunctionalModel
 from jengine.model.linen import LinenModel
 from jengine.model.roles import Role, parameter_roles
 from jengine.optim import build_optim_wrapper
+from tests.refusals import check_refusal
 
 PARAMS = {"blocks_0": {"qkv": {"kernel": jnp.zeros((4, 3, 8)), "bias": jnp.zeros((3, 8))}}, "head": jnp.zeros((8, 2))}
 
@@ -64,20 +65,19 @@ def test_a_given_role_replaces_the_one_that_is_told(pattern):
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "words"),
     [
-        ({"blocks_1.qkv": dict(role="hidden")}, r"must be the path of a parameter, got none like it; closest: blocks_0.qkv"),
-        ({"head": dict(role="heads")}, r"roles\['head'\]` must be dict\(role=...\) with one of .*, got {'role': 'heads'}"),
-        ({"head": "head"}, r"must be dict\(role=...\) with one of .*, got 'head'"),
-        ({"head": dict(role="head", fanin=(0,))}, "has no 'fanin'; did you mean 'fan_in'"),
-        ({"head": dict(role="head", fan_in="in")}, r"roles\['head'\].fan_in` must be axes, such as \(0,\), got 'in'"),
-        ({"head": dict(role="head", fan_in=(2,))}, "must have axes from 0 to 1, those of 'head', got"),
-        ({"head": dict(role="head", parts="two")}, "parts` must be an int, got 'two'"),
+        ({"blocks_1.qkv": dict(role="hidden")}, ["got none like it", "closest: blocks_0.qkv"]),
+        ({"head": dict(role="heads")}, ["['head']", "(role=...)", "got {'role': 'heads'}"]),
+        ({"head": "head"}, ["(role=...)", "got 'head'"]),
+        ({"head": dict(role="head", fanin=(0,))}, ["'fanin'", "did you mean 'fan_in'"]),
+        ({"head": dict(role="head", fan_in="in")}, ["['head']", ".fan_in", "(0,)", "got 'in'"]),
+        ({"head": dict(role="head", fan_in=(2,))}, ["'head'"]),
+        ({"head": dict(role="head", parts="two")}, ["parts`", "got 'two'"]),
     ],
 )  # fmt: skip
-def test_a_given_role_that_fits_nothing_is_an_error(given, message):
-    with pytest.raises(ConfigError, match=message):
-        build_optim_wrapper(PARAMS, dict(optimizer=dict(type="AdamW"), paramwise_cfg=dict(roles=given)))
+def test_a_given_role_that_fits_nothing_is_an_error(given, words):
+    check_refusal(lambda: build_optim_wrapper(PARAMS, dict(optimizer=dict(type="AdamW"), paramwise_cfg=dict(roles=given))), ConfigError, *words)
 
 
 def test_a_loss_that_cannot_be_traced_leaves_names_and_shapes(caplog):

@@ -267,13 +267,6 @@ def test_forward_context_yields_whether_the_iteration_updates():
     assert seen == [False, True, False, True]
 
 
-def test_accumulate_requires_accumulative_counts_above_one():
-    wrapper = OptimWrapper(SGD(lr=0.1))
-    params = {"w": jnp.ones(())}
-    with pytest.raises(ValueError, match="accumulative_counts` must be above 1 for OptimWrapper.accumulate, got 1"):
-        wrapper.accumulate(params, wrapper.init(params))
-
-
 @pytest.mark.parametrize(("accumulation_weight", "mean"), [("examples", (4 * 1 + 2 * 4) / 6), ("equal", (1 + 4) / 2)])
 def test_a_partial_batch_counts_by_its_examples_or_as_a_whole_batch(accumulation_weight, mean):
     wrapper = OptimWrapper(SGD(lr=1.0), accumulative_counts=2, accumulation_weight=accumulation_weight)

@@ -6,6 +6,7 @@ import pytest
 
 from jengine.optim import SGD, build_optim_wrapper
 from jengine.optim.optimizers.optimizer_builder import build_optimizer
+from tests.refusals import check_refusal
 
 PARAMS = {"w": np.ones(2, np.float32)}
 
@@ -43,22 +44,20 @@ def test_multi_steps_of_optax_updates_in_every_second_call():
 
 
 @pytest.mark.parametrize(
-    ("cfg", "error", "message"),
+    ("cfg", "error", "words"),
     [
-        ((dict(type="SGD", lr=0.1),), TypeError, "an optimizer must be a dict .*, got tuple"),
-        (3, TypeError, "an optimizer must be a dict with a 'type', got int: 3"),
-        (dict(type="SGDD", lr=0.1), KeyError, "did you mean 'SGD'"),
-        (dict(type="SGD", lr=0.1, fuse=True), TypeError, "SGD has no argument 'fuse'"),
-        (dict(type="SGD", lr=0.1, momentum=1.5), ValueError, r"momentum` must be a number in \[0, 1\], got 1.5"),
-        (dict(type="RMSprop", alpha=1.5), ValueError, r"alpha` must be a number in \[0, 1\], got 1.5"),
-        (dict(type="Lamb", max_grad_norm=0), ValueError, "max_grad_norm` must be a number above 0 or None, got 0"),
-        (dict(type="adamw", learning_rate=0.1, b1=2), ValueError, r"b1` must be a number in \[0, 1\), got 2"),
-        (dict(type="adamw", learning_rate=0.1, eps=-1), ValueError, "eps` must be a number of at least 0, got -1"),
-        (dict(type="sgd", learning_rate=0.1, momentum=1.5), ValueError, r"momentum` must be a number in \[0, 1\]"),
-        (dict(type="adamw", learning_rate=0.1, eps=True), TypeError, "eps` must be a number of at least 0, got True"),
+        ((dict(type="SGD", lr=0.1),), TypeError, ["a dict", "got tuple"]),
+        (3, TypeError, ["'type'", "got int: 3"]),
+        (dict(type="SGDD", lr=0.1), KeyError, ["did you mean 'SGD'"]),
+        (dict(type="SGD", lr=0.1, fuse=True), TypeError, ["SGD", "'fuse'"]),
+        (dict(type="SGD", lr=0.1, momentum=1.5), ValueError, ["momentum`", "[0, 1]", "got 1.5"]),
+        (dict(type="RMSprop", alpha=1.5), ValueError, ["alpha`", "[0, 1]", "got 1.5"]),
+        (dict(type="Lamb", max_grad_norm=0), ValueError, ["max_grad_norm`", "above 0", "None", "got 0"]),
+        (dict(type="adamw", learning_rate=0.1, b1=2), ValueError, ["b1`", "got 2"]),
+        (dict(type="adamw", learning_rate=0.1, eps=-1), ValueError, ["eps`", "at least 0", "got -1"]),
+        (dict(type="sgd", learning_rate=0.1, momentum=1.5), ValueError, ["momentum`", "[0, 1]"]),
+        (dict(type="adamw", learning_rate=0.1, eps=True), TypeError, ["eps`", "at least 0", "got True"]),
     ],
 )
-def test_invalid_optimizer_is_rejected_with_its_config_path(cfg, error, message):
-    with pytest.raises(error, match=message) as caught:
-        build_optimizer(cfg)
-    assert caught.value.__notes__[0].startswith("in the config at `optimizer")
+def test_invalid_optimizer_is_rejected_with_its_config_path(cfg, error, words):
+    check_refusal(lambda: build_optimizer(cfg), error, *words, "`optimizer")

@@ -6,6 +6,7 @@ import pytest
 
 from jengine.config.errors import ConfigError
 from jengine.optim import SGD, AmpOptimWrapper, OptimWrapper
+from tests.refusals import check_refusal
 
 GRADS = {"w": jnp.asarray((3.0, -4.0))}
 
@@ -55,23 +56,22 @@ def test_norm_is_over_all_parameters_and_computed_after_unscaling():
 
 
 @pytest.mark.parametrize(
-    ("clip_grad", "error", "message"),
+    ("clip_grad", "error", "words"),
     [
-        ({}, TypeError, "ClipByNorm needs the argument 'max_norm'"),
-        ({"type": "value"}, TypeError, "ClipByValue needs the argument 'clip_value'"),
-        ({"type": "foo", "max_norm": 1}, ValueError, "'norm' or 'value', got 'foo'"),
-        ({"max_norm": 1, "clip_value": 1}, TypeError, "ClipByValue has no argument 'max_norm'"),
-        ({"max_nrom": 1}, TypeError, "no argument 'max_nrom'; did you mean 'max_norm'"),
-        ({"max_norm": -1}, ValueError, "`clip_grad.max_norm` must be a number above 0, got -1"),
-        ({"max_norm": 0}, ValueError, "max_norm` must be a number above 0, got 0"),  # it would stop training
-        ({"clip_value": 0.0}, ValueError, "clip_value` must be a number above 0, got 0.0"),
-        ({"max_norm": True}, TypeError, "max_norm` must be a number above 0, got True"),
-        ({"norm_type": 2}, TypeError, "ClipByNorm needs the argument 'max_norm'"),
-        ({"max_norm": 1, "norm_type": 0}, ValueError, "norm_type` must be a number above 0 or 'inf', got 0"),
-        ({"max_norm": 1, "norm_type": "two"}, ConfigError, "norm_type` must be a number above 0 or 'inf', got 'two'"),
-        ({"max_norm": 1, "error_if_nonfinite": True}, ValueError, "error_if_nonfinite` must be False, got True"),
+        ({}, TypeError, ["ClipByNorm", "'max_norm'"]),
+        ({"type": "value"}, TypeError, ["ClipByValue", "'clip_value'"]),
+        ({"type": "foo", "max_norm": 1}, ValueError, ["'norm'", "'value'", "got 'foo'"]),
+        ({"max_norm": 1, "clip_value": 1}, TypeError, ["ClipByValue", "'max_norm'"]),
+        ({"max_nrom": 1}, TypeError, ["'max_nrom'", "did you mean 'max_norm'"]),
+        ({"max_norm": -1}, ValueError, ["`clip_grad.max_norm`", "above 0", "got -1"]),
+        ({"max_norm": 0}, ValueError, ["max_norm`", "above 0", "got 0"]),  # it would stop training
+        ({"clip_value": 0.0}, ValueError, ["clip_value`", "above 0", "got 0.0"]),
+        ({"max_norm": True}, TypeError, ["max_norm`", "above 0", "got True"]),
+        ({"norm_type": 2}, TypeError, ["ClipByNorm", "'max_norm'"]),
+        ({"max_norm": 1, "norm_type": 0}, ValueError, ["norm_type`", "above 0", "'inf'", "got 0"]),
+        ({"max_norm": 1, "norm_type": "two"}, ConfigError, ["norm_type`", "above 0", "'inf'", "got 'two'"]),
+        ({"max_norm": 1, "error_if_nonfinite": True}, ValueError, ["error_if_nonfinite`", "got True"]),
     ],
 )
-def test_invalid_clip_grad(clip_grad, error, message):
-    with pytest.raises(error, match=message):
-        OptimWrapper(SGD(lr=1.0), clip_grad=clip_grad)
+def test_invalid_clip_grad(clip_grad, error, words):
+    check_refusal(lambda: OptimWrapper(SGD(lr=1.0), clip_grad=clip_grad), error, *words)

@@ -78,11 +78,6 @@ def test_rules_match_an_nnx_state_like_its_arrays(get_state):
     assert settings(build(state, module_types=types)) == EXPECTED
 
 
-def test_a_state_without_parameters_is_rejected():
-    with pytest.raises(TypeError, match=r"must be of type nnx\.Param, got an nnx\.State with only BatchStat"):
-        build(nnx.state(net(), nnx.BatchStat))
-
-
 def test_an_nnx_module_trains():
     module = net()
     wrapper = build(module, dict(custom_keys={"norm": dict(requires_grad=False)}))
@@ -123,15 +118,6 @@ def models():
         LinenModel(Linen(), MeanSquaredError()),
         NnxModel(lambda rngs: nnx.Linear(2, 2, rngs=rngs), MeanSquaredError()),
     ]
-
-
-@pytest.mark.parametrize("model", models())
-def test_a_model_before_its_init_is_rejected_with_a_hint(model):
-    with pytest.raises(TypeError) as error:
-        build(model)
-    assert f"got a {type(model).__name__}, which has none before `init`" in str(error.value)
-    assert "model.init(rng, batch)" in str(error.value)
-    assert "module_types=model.module_types" in str(error.value)
 
 
 @pytest.mark.parametrize("model", models())

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 from jengine.config import OPTIM_WRAPPER_CONSTRUCTORS
 from jengine.config.errors import ConfigError
 from jengine.optim import DefaultOptimWrapperConstructor, build_optim_wrapper
+from tests.refusals import check_refusal
 
 
 def ones(*shape):
@@ -217,60 +218,58 @@ def test_flax_parameters_of_a_real_module():
 
 
 @pytest.mark.parametrize(
-    ("cfg", "optimizer", "error", "message"),
+    ("cfg", "optimizer", "error", "words"),
     [
-        ({"norm_decay_mult": 0}, {}, ValueError, "weight_decay` must be set for norm_decay_mult, got none"),
-        ({"custom_keys": {"fc": {"decay_mult": 0}}}, {}, ValueError, "must be set for .*'fc'.*decay_mult, got none"),
-        ({"custom_keys": [{"fc": {}}]}, {}, TypeError, "custom_keys must be a dict"),
+        ({"norm_decay_mult": 0}, {}, ValueError, ["weight_decay`", "norm_decay_mult", "got none"]),
+        ({"custom_keys": {"fc": {"decay_mult": 0}}}, {}, ValueError, ["set for", "'fc'", "decay_mult", "got none"]),
+        ({"custom_keys": [{"fc": {}}]}, {}, TypeError, ["custom_keys"]),
         (
             {"norm_decay_mul": 0},
             {"weight_decay": 1.0},
             ConfigError,
-            "no 'norm_decay_mul'; did you mean 'norm_decay_mult'",
+            ["'norm_decay_mul'", "did you mean 'norm_decay_mult'"],
         ),
-        ({"custom_keys": {"hed": {"lr_mult": 2}}, "strict": True}, {}, ConfigError, "'hed' matches no parameter"),
-        (5, {}, TypeError, "paramwise_cfg` must be a dict or None, got 5"),
-        ({"custom_keys": [("fc", {}), ("fc", {})]}, {}, ConfigError, "must have each key once, got 'fc' twice"),
-        ({"custom_keys": {"fc": 0.1}}, {}, ConfigError, "must be a dict such as dict.lr_mult=0.1., got 0.1"),
+        ({"custom_keys": {"hed": {"lr_mult": 2}}, "strict": True}, {}, ConfigError, ["'hed'", "matches no parameter"]),
+        (5, {}, TypeError, ["paramwise_cfg`", "None", "got 5"]),
+        ({"custom_keys": [("fc", {}), ("fc", {})]}, {}, ConfigError, ["got 'fc' twice"]),
+        ({"custom_keys": {"fc": 0.1}}, {}, ConfigError, ["dict(lr_mult=0.1)", "got 0.1"]),
         (
             {"bias_lr_mult": "2"},
             {},
             ConfigError,
-            "`paramwise_cfg.bias_lr_mult` must be a number of at least 0, got '2'",
+            ["`paramwise_cfg.bias_lr_mult`", "at least 0", "got '2'"],
         ),
-        ({"norm_decay_mult": -1}, {"weight_decay": 1.0}, ConfigError, "must be a number of at least 0, got -1"),
-        ({"strict": "no"}, {}, ConfigError, "`paramwise_cfg.strict` must be True or False, got 'no'"),
-        ({"dcn_modules": "dcn"}, {}, ConfigError, "`paramwise_cfg.dcn_modules` must be a list of module names"),
+        ({"norm_decay_mult": -1}, {"weight_decay": 1.0}, ConfigError, ["at least 0", "got -1"]),
+        ({"strict": "no"}, {}, ConfigError, ["`paramwise_cfg.strict`", "True or False", "got 'no'"]),
+        ({"dcn_modules": "dcn"}, {}, ConfigError, ["`paramwise_cfg.dcn_modules`"]),
     ],
 )
-def test_invalid_rules(cfg, optimizer, error, message):
-    with pytest.raises(error, match=message):
-        build(TOY, cfg, **optimizer)
+def test_invalid_rules(cfg, optimizer, error, words):
+    check_refusal(lambda: build(TOY, cfg, **optimizer), error, *words)
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "message"),
+    ("field", "value", "words"),
     [
-        ("lr_multt", 0.1, "got 'lr_multt'; did you mean 'lr_mult'"),
-        ("decaymult", 0.1, "settings of SGD's groups, got 'decaymult'; did you mean 'decay_mult'"),
-        ("momentun", 0.1, "got 'momentun'; did you mean 'momentum'"),
-        ("betas", (0.9, 0.99), "settings of SGD's groups, got 'betas'"),
-        ("lr_mult", -1, "lr_mult` must be a number of at least 0, got -1"),
-        ("lr_mult", "0.1", "lr_mult` must be a number of at least 0, got '0.1'"),
-        ("lr_mult", True, "lr_mult` must be a number of at least 0, got True"),
-        ("lr_mult", float("nan"), "lr_mult` must be a number of at least 0, got nan"),
-        ("decay_mult", None, "decay_mult` must be a number of at least 0, got None"),
-        ("requires_grad", "no", "requires_grad` must be True or False, got 'no'"),
-        ("lr", -0.1, "lr` must be a number of at least 0, got -0.1"),
-        ("momentum", "0.9", "momentum` must be a number, got '0.9'"),
-        ("fix_lr", 1, "fix_lr` must be True or False, got 1"),
+        ("lr_multt", 0.1, ["got 'lr_multt'", "did you mean 'lr_mult'"]),
+        ("decaymult", 0.1, ["SGD", "'s groups, got '", "'; did you mean '", "decay_mult"]),
+        ("momentun", 0.1, ["got 'momentun'", "did you mean 'momentum'"]),
+        ("betas", (0.9, 0.99), ["SGD", "'s groups, got '"]),
+        ("lr_mult", -1, ["lr_mult`", "at least 0", "got -1"]),
+        ("lr_mult", "0.1", ["lr_mult`", "at least 0", "got '0.1'"]),
+        ("lr_mult", True, ["lr_mult`", "at least 0", "got True"]),
+        ("lr_mult", float("nan"), ["lr_mult`", "at least 0", "got nan"]),
+        ("decay_mult", None, ["decay_mult`", "at least 0", "got None"]),
+        ("requires_grad", "no", ["requires_grad`", "True or False", "got 'no'"]),
+        ("lr", -0.1, ["lr`", "at least 0", "got -0.1"]),
+        ("momentum", "0.9", ["momentum`", "got '0.9'"]),
+        ("fix_lr", 1, ["fix_lr`", "True or False", "got 1"]),
     ],
 )
-def test_fields_of_a_custom_key_are_checked(field, value, message):
-    with pytest.raises(ConfigError, match=message) as error:
-        build(TOY, {"custom_keys": {"head": {field: value}}}, weight_decay=0.1)
-    assert "`paramwise_cfg.custom_keys['head']" in str(error.value)
-    assert error.value.__notes__ == ["in the config at `optim_wrapper`"]
+def test_fields_of_a_custom_key_are_checked(field, value, words):
+    rules = {"custom_keys": {"head": {field: value}}}
+    places = "`paramwise_cfg.custom_keys['head']", "`optim_wrapper`"
+    check_refusal(lambda: build(TOY, rules, weight_decay=0.1), ConfigError, *words, *places)
 
 
 def test_fields_in_the_documentation_are_legal():
@@ -284,12 +283,6 @@ def test_fields_in_the_documentation_are_legal():
     wrapper = build(TOY, {"custom_keys": {"head": {"betas": [0.8, 0.9], "eps": 1e-6}}}, type="AdamW")
     assert wrapper.param_settings["head.bn.scale"]["eps"] == 1e-6
     build(TOY, {"custom_keys": {"head": {"lr": 0.5}}})
-
-
-def test_a_multiplier_requires_a_learning_rate():
-    for cfg in ({"bias_lr_mult": 2.0}, {"custom_keys": {"head": {"lr_mult": 2.0}}}):
-        with pytest.raises(ConfigError, match="`optimizer.lr` must be a number, which .*lr_mult multiplies, got none"):
-            build_optim_wrapper(TOY, {"optimizer": {"type": "adafactor"}, "paramwise_cfg": cfg})
 
 
 def test_custom_keys_may_be_a_list_of_pairs():
@@ -311,11 +304,6 @@ def test_rules_multiply_the_default_decay_of_the_optimizer(rules):
     actual = settings(build(TOY, rules, type="AdamW"))
     decays = {path: 0.01 if path.endswith("kernel") else 0.0 for path in actual}  # AdamW's default
     assert {path: decay for path, (_, decay) in actual.items()} == decays
-
-
-def test_a_decay_multiplier_requires_a_decay():
-    with pytest.raises(ValueError, match=r"`optimizer\.weight_decay` must be set for bias_decay_mult, got none"):
-        build(TOY, {"bias_decay_mult": 0.5}, type="SGD")
 
 
 def test_multipliers_outside_custom_keys_are_warned_about(caplog):
@@ -344,37 +332,6 @@ def test_the_table_names_the_custom_key_in_the_place_of_rules():
     ]
     same = {"custom_keys": {"bn": {"decay_mult": 0.0}}, "norm_decay_mult": 0.0}
     assert [row[1] for row in build(TOY, same, weight_decay=1.0).group_table()[1]] == ["", "bn"]
-
-
-@pytest.mark.parametrize(
-    "paramwise_cfg",
-    [
-        None,
-        {"norm_decay_mult": 0.0},
-        # the ViT example in the documentation of MMSegmentation and MMSelfSup
-        {"custom_keys": {"pos_embed": {"decay_mult": 0.0}, "cls_token": {"decay_mult": 0.0}}},
-    ],
-)
-@pytest.mark.parametrize(
-    "constructor",
-    [
-        "DefaultOptimWrapperConstructor",
-        "LearningRateDecayOptimWrapperConstructor",
-        "LearningRateDecayOptimizerConstructor",
-    ],
-)
-def test_trailing_comma_after_the_optimizer_is_an_error_with_any_rules(paramwise_cfg, constructor):
-    optimizer = (dict(type="AdamW", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01),)
-    with pytest.raises((TypeError, ValueError), match="optimizer`? must be a .*, got "):
-        build_optim_wrapper(TOY, dict(optimizer=optimizer, paramwise_cfg=paramwise_cfg, constructor=constructor))
-
-
-def test_trailing_comma_after_the_wrapper_or_its_rules_is_an_error():
-    cfg = dict(optimizer=dict(type="SGD", lr=0.1))
-    with pytest.raises(TypeError, match="an optimizer wrapper must be a dict .*, got tuple"):
-        build_optim_wrapper(TOY, (cfg,))
-    with pytest.raises(TypeError, match="paramwise_cfg` must be a dict or None, got .*; remove the comma"):
-        build_optim_wrapper(TOY, dict(**cfg, paramwise_cfg=(dict(bias_lr_mult=2.0),)))
 
 
 def test_deformable_convolution_offsets():
@@ -494,9 +451,3 @@ def test_groups_are_in_the_order_of_the_modules_although_jit_sorts_parameters():
     cfg = dict(optimizer=dict(type="SGD", lr=1.0), paramwise_cfg=dict(custom_keys=keys))
     wrapper = build_optim_wrapper(params, cfg, module_types=types)
     assert wrapper.get_lr()["lr"] == [1.0, 3.0, 4.0, 2.0]
-
-
-def test_rules_that_freeze_everything_are_refused():
-    cfg = dict(optimizer=dict(type="SGD"), paramwise_cfg=dict(custom_keys=dict(head=dict(requires_grad=False))))
-    with pytest.raises(ConfigError, match="`paramwise_cfg` must leave a parameter to train"):
-        build_optim_wrapper({"head": dense()}, cfg)

@@ -177,23 +177,6 @@ def test_layer_decay_of_scanned_layers_exempts_their_vectors():
     assert [wrapper.param_settings[f"blocks.fc.kernel[{i}]"]["lr"] for i in range(4)] == [0.5**i for i in (4, 3, 2, 1)]
 
 
-def test_layer_decay_refuses_layers_along_another_axis():
-    class Wide(nn.Module):
-        @nn.compact
-        def __call__(self, x, _=None):
-            return nn.Dense(4, name="fc")(nn.Dense(8, name="wide")(x)), None
-
-    class Net(nn.Module):
-        @nn.compact
-        def __call__(self, x, train=False):
-            return nn.Dense(3, name="head")(scan(Wide, axis=1, length=3)(name="blocks")(x, None)[0])
-
-    params, types = init(Net())
-    rules = dict(layer_pattern=r"blocks_(\d+)", layer_decay_rate=0.5)
-    with pytest.raises(ValueError, match=r"of 'blocks.*' must be stacked along the first axis .* got axes \(1,\)"):
-        decays(params, rules, types, constructor="LearningRateDecayOptimWrapperConstructor")
-
-
 # --- NNX ---
 
 

@@ -19,6 +19,7 @@ from jengine.optim import (
     OptimWrapperDict,
     build_optim_wrapper,
 )
+from tests.refusals import check_refusal
 
 PARAMS = {"backbone": {"w": jnp.ones(2)}, "head": {"w": jnp.ones(3)}}
 TWO_GROUPS = [{"params": "backbone", "lr": 0.01}, {"params": "head", "lr": 0.001}]
@@ -56,20 +57,19 @@ def test_parameters_in_no_group_are_frozen():
 
 
 @pytest.mark.parametrize(
-    ("groups", "message"),
+    ("groups", "words"),
     [
-        ([{"params": "bakcbone"}], "must be paths of parameters or modules, got 'bakcbone'; closest: backbone"),
-        ([{"params": "head"}, {"params": "head.w"}], "'head.w' must be in one group, got 0 and 1"),
-        ([{"lr": 0.1}], "params"),
+        ([{"params": "bakcbone"}], ["got 'bakcbone'", "closest: backbone"]),
+        ([{"params": "head"}, {"params": "head.w"}], ["'head.w'", "got 0 and 1"]),
+        ([{"lr": 0.1}], ["params"]),
         (
             [{"params": "head.w[0]"}, {"params": "head.w[2]"}],
-            r"all layers of 'head.w' must have a group, got none for layers \[1\]",
+            ["'head.w'", "got none for layers [1]"],
         ),
     ],
 )
-def test_groups_that_do_not_fit(groups, message):
-    with pytest.raises((ValueError, KeyError), match=message):
-        OptimWrapper(SGD(lr=1.0).with_groups(groups)).init(PARAMS)
+def test_groups_that_do_not_fit(groups, words):
+    check_refusal(lambda: OptimWrapper(SGD(lr=1.0).with_groups(groups)).init(PARAMS), (ValueError, KeyError), *words)
 
 
 def test_groups_with_different_flags_have_separate_chains():
@@ -140,19 +140,6 @@ def test_hyperparam_shared_by_groups_cannot_be_changed_in_one_of_them():
 
 def test_numpy_scalars_are_numbers():
     assert OptimWrapper(SGD(lr=np.float32(0.5))).get_lr() == {"lr": [0.5]}
-
-
-def test_momentum_of_zero_at_construction_cannot_be_raised():
-    wrapper = OptimWrapper(SGD(lr=0.1))
-    wrapper.param_groups[0]["momentum"] = 0.9
-    with pytest.raises(ValueError, match=r"`momentum` of SGD must stay 0.0 in the groups \[0\], for which the chain was built, got \[0.9\]"):
-        _ = wrapper.hyperparams
-
-
-def test_error_for_unknown_hyperparams_lists_the_known_ones():
-    wrapper = OptimWrapper(SGD(lr=0.1))
-    with pytest.raises(KeyError, match="must have one of .*'learning_rate'.* got"):
-        wrapper.update(PARAMS, wrapper.init(PARAMS), PARAMS, {"rate": 1.0})
 
 
 def test_temporarily_frozen_parameters_keep_value_and_state():
@@ -231,25 +218,18 @@ def test_constructor_gets_its_arguments_by_name():
 
 
 @pytest.mark.parametrize(
-    ("cfg", "error", "message"),
+    ("cfg", "error", "words"),
     [
-        ({"optimizer": ({"type": "SGD"},)}, TypeError, "an optimizer must be a dict .*, got tuple"),
-        ({"type": "OptimWrapper"}, AssertionError, r"must have an 'optimizer', got \['type'\]"),
-        ({"optimizer": {"type": "SDG"}}, KeyError, "did you mean 'SGD'"),
-        ({"optimizer": {"type": "SGD", "momentun": 0.9}}, TypeError, "no argument 'momentun'; did you mean 'momentum'"),
-        ({"optimizer": {"type": "SGD"}, "clip_gard": {}}, TypeError, "did you mean 'clip_grad'"),
-        ([], TypeError, "an optimizer wrapper must be a dict .*, got list"),
+        ({"optimizer": ({"type": "SGD"},)}, TypeError, ["a dict", "got tuple"]),
+        ({"type": "OptimWrapper"}, AssertionError, ["'optimizer'", "got ['type']"]),
+        ({"optimizer": {"type": "SDG"}}, KeyError, ["did you mean 'SGD'"]),
+        ({"optimizer": {"type": "SGD", "momentun": 0.9}}, TypeError, ["'momentun'", "did you mean 'momentum'"]),
+        ({"optimizer": {"type": "SGD"}, "clip_gard": {}}, TypeError, ["did you mean 'clip_grad'"]),
+        ([], TypeError, ["a dict", "got list"]),
     ],
 )
-def test_invalid_config(cfg, error, message):
-    with pytest.raises(error, match=message):
-        build_optim_wrapper(PARAMS, cfg)
-
-
-def test_gradients_of_another_structure_are_rejected():
-    wrapper = OptimWrapper(SGD(lr=0.1))
-    with pytest.raises(ValueError, match="Dict key mismatch"):
-        wrapper.update({"backbone": 1}, wrapper.init(PARAMS), PARAMS)
+def test_invalid_config(cfg, error, words):
+    check_refusal(lambda: build_optim_wrapper(PARAMS, cfg), error, *words)
 
 
 def test_low_precision_parameters_have_float32_state():

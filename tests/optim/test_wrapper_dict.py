@@ -6,6 +6,7 @@ import optax
 import pytest
 
 from jengine.optim import SGD, OptimWrapper, OptimWrapperDict
+from tests.refusals import check_refusal
 
 PARAMS = {"generator": {"w": jnp.ones(2)}, "discriminator": {"w": jnp.ones(2)}}
 
@@ -40,8 +41,7 @@ def test_values_have_the_name_of_the_wrapper():
 
 @pytest.mark.parametrize("method", ["update_params", "backward", "step", "optim_context"])
 def test_methods_of_a_single_wrapper_are_not_available(method):
-    with pytest.raises(AttributeError, match=method):
-        getattr(make(), method)(None)
+    check_refusal(lambda: getattr(make(), method)(None), AttributeError, method)
 
 
 def test_each_wrapper_updates_its_own_parameters():
@@ -74,8 +74,3 @@ def test_zero_grad_clears_every_wrapper():
     states = {name: wrappers[name].accumulate(PARAMS, state) for name, state in states.items()}
     assert [int(optax.tree.get(state, "num_accumulated")) for state in states.values()] == [1, 1]
     assert [int(optax.tree.get(state, "num_accumulated")) for state in wrappers.zero_grad(states).values()] == [0, 0]
-
-
-def test_values_must_be_wrappers():
-    with pytest.raises(AssertionError, match="`gen` must be an OptimWrapper, got Optimizer"):
-        OptimWrapperDict(gen=SGD())

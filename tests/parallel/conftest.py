@@ -7,7 +7,7 @@ import pytest
 from jengine.data import ArrayDataset
 from jengine.extras.plan import find_collectives
 from jengine.model import LinenModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(16, 8).astype(np.float32)
@@ -57,14 +57,12 @@ def make_run(tmp_path):
     def make(parallel=None, work_dir="run", **changes):
         arguments = dict(
             model=LinenModel(Net(), squared_error, inputs="x"),
-            work_dir=tmp_path / work_dir,
             train_dataloader=make_loader(),
             train_cfg=dict(by_epoch=False, max_iters=20),
             optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.05)),
-            default_hooks=dict(checkpoint=None, logger=None),
             parallel=parallel,
         )
-        return Runner(**{**arguments, **changes})
+        return build_runner(tmp_path / work_dir, **{**arguments, **changes})
 
     return make
 

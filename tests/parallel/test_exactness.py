@@ -8,8 +8,8 @@ import pytest
 
 from jengine.data import ArrayDataset
 from jengine.model import LinenModel
-from jengine.runner import Runner
 from tests.parallel.conftest import make_loader
+from tests.runner.conftest import build_runner
 
 RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
 STRATEGIES = {
@@ -58,7 +58,6 @@ def train(work_dir, parallel, loss, max_iters=ITERS, **changes):
     """Train with AdamW, clipping, accumulation, averages, the guard and chunks of 2; batches may be padded."""
     arguments = dict(
         model=LinenModel(Net(), LOSSES[loss], inputs="x"),
-        work_dir=work_dir,
         train_dataloader=make_loader(8 if loss == "mean" else 16, DATA, drop_last=loss == "mean"),
         train_cfg=dict(by_epoch=False, max_iters=max_iters, steps_per_call=2),
         optim_wrapper=dict(
@@ -72,7 +71,7 @@ def train(work_dir, parallel, loss, max_iters=ITERS, **changes):
         parallel=parallel,
         log_level="ERROR",
     )
-    return Runner(**{**arguments, **changes}).train()
+    return build_runner(work_dir, **{**arguments, **changes}).train()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from jengine.config.errors import ConfigError
 from jengine.parallel.mesh import DataShard, find_data_shard
 
 
@@ -38,15 +37,3 @@ def make_mesh(shape, processes, axes=("data", "fsdp", "tensor")):
 def test_processes_supply_the_rows_that_their_devices_hold(shape, processes, expected):
     mesh = make_mesh(shape, processes)
     assert [find_data_shard(mesh, process) for process in sorted(set(processes))] == expected
-
-
-def test_processes_whose_rows_overlap_in_part_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"any two processes the same parts of a batch or none in common, got \[\(0, 1"
-    ):
-        find_data_shard(make_mesh((3, 1, 2), [0, 1, 1, 2, 0, 2]), 0)
-
-
-def test_a_process_without_a_device_is_refused():
-    with pytest.raises(ConfigError, match="must have devices of every process, got none of process 2"):
-        find_data_shard(make_mesh((2, 1, 1), [0, 1]), 2)

@@ -6,8 +6,8 @@ import pytest
 from jengine.config import paths
 from jengine.model import LinenModel
 from jengine.parallel.replica_axis import is_per_replica
-from jengine.runner import Runner
 from tests.parallel.conftest import Net, make_loader, squared_error
+from tests.runner.conftest import build_runner
 
 # All leaves with two axes are sharded over `fsdp` and `tensor`; vectors of 16 elements over `fsdp` by their size.
 RULES = [("up.kernel", ("fsdp", "tensor")), ("down.kernel", ("tensor", "fsdp"))]
@@ -32,9 +32,9 @@ OVERFLOWS = dict(init_scale=2.0**127, backoff_factor=2.0**-64, growth_interval=3
 
 def train(work_dir, parallel, optimizer, dtype="float32", loss_scale=OVERFLOWS, model=None):
     """Train 20 iterations with BatchNorm, averages (also of its statistics), loss scale, clipping and accumulation."""
-    runner = Runner(
-        model=LinenModel(model or Net(), squared_error, inputs="x"),
-        work_dir=work_dir,
+    runner = build_runner(
+        work_dir,
+        LinenModel(model or Net(), squared_error, inputs="x"),
         train_dataloader=make_loader(),
         train_cfg=dict(by_epoch=False, max_iters=20),
         optim_wrapper=dict(
@@ -46,7 +46,6 @@ def train(work_dir, parallel, optimizer, dtype="float32", loss_scale=OVERFLOWS, 
             clip_grad=dict(max_norm=0.5),
         ),
         custom_hooks=[dict(type="EMAHook", momentum=0.1, update_buffers=True)],
-        default_hooks=dict(checkpoint=None, logger=None),
         parallel=parallel,
         log_level="ERROR",
     )

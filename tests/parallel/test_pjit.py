@@ -96,34 +96,12 @@ def test_a_run_resumes_on_another_mesh(make_run, assert_close):
     assert_close(state.params, expected.params)
 
 
-def test_an_indivisible_batch_is_refused(make_run):
-    runner = make_run(dict(type="Pjit", devices=8), train_dataloader=make_loader(4))
-    with pytest.raises(ValueError, match=r"partitioned 8 times, but the dimension size is 4 \(full shape: \(4, 8\)"):
-        runner.train()
-
-
-def test_an_indivisible_validation_batch_is_refused(make_run):
-    runner = make_run(
-        dict(type="Pjit", devices=8),
-        val_dataloader=make_loader(4),
-        val_cfg=dict(),
-        val_evaluator=dict(type="MeanLoss", loss=lambda p, b: jnp.square(p - b["y"]).sum(-1)),
-    )
-    with pytest.raises(ValueError, match=r"partitioned 8 times, but the dimension size is 4 \(full shape: \(4, 8\)"):
-        runner.val()
-
-
 @pytest.mark.parametrize("kind", ["Pjit", "DataParallel"])
 def test_a_rule_that_matches_nothing_is_an_error_before_a_strict_run_starts(make_run, kind):
     runner = make_run(dict(type=kind, mesh=dict(tensor=2), rules=[("upp.kernel", (None, "tensor"))], strict=True))
     with pytest.raises(ConfigError, match="rules: 'upp.kernel' matches no parameter; closest: up.kernel"):
         runner.train()
     assert runner.state is None
-
-
-def test_entries_without_a_batch_axis_are_refused():
-    with pytest.raises(ValueError, match="only valid for values of rank at least 1"):
-        Pjit().put_batch({"x": np.zeros((8, 1)), "t": np.float32(1)})
 
 
 def test_only_one_step_is_in_flight_on_several_cpu_devices():

@@ -7,9 +7,7 @@ import random
 import re
 import signal
 import socket
-import sys
 import time
-import types
 
 import jax
 import numpy as np
@@ -17,8 +15,6 @@ import pytest
 
 from jengine import checkpoint
 from jengine.config.storage import list_files, read_bytes
-from jengine.parallel.failures import ProcessError
-from jengine.parallel.processes import get_client
 from tests.forks import start_script
 from tests.parallel import train_script
 
@@ -71,24 +67,6 @@ def load_results(tmp_path, index, count):
 
 def ended_at(output):
     return re.findall(r"^ended at .*", output, re.MULTILINE)
-
-
-class Client:
-    blocking_key_value_get = key_value_delete = key_value_increment = key_value_set = key_value_try_get = wait_at_barrier = None
-
-
-@pytest.mark.parametrize(
-    ("module", "missing"),
-    [
-        (None, "blocking_key_value_get"),  # moved away
-        (types.SimpleNamespace(), "blocking_key_value_get"),  # another name
-        (types.SimpleNamespace(global_state=types.SimpleNamespace(client=Client())), "key_value_dir_get"),  # without one of its calls
-    ],
-)
-def test_a_jax_without_the_client_of_its_service_is_named_with_what_to_do(module, missing, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jax._src.distributed", module)
-    with pytest.raises(ProcessError, match=rf"with `{missing}`, which jax {re.escape(jax.__version__)} has not; install"):
-        get_client()
 
 
 def test_two_processes_train_and_validate_like_one_with_as_many_devices(run, tmp_path):

@@ -39,6 +39,7 @@ from jengine.runner import Runner
 from tests.extras.selfsup import test_odc_hook, test_swav_hook
 from tests.parallel import test_exactness
 from tests.parallel.conftest import make_loader
+from tests.runner.conftest import build_runner
 
 X = np.random.RandomState(0).randn(64, 8).astype(np.float32)
 Y = X @ np.random.RandomState(1).randn(8, 4).astype(np.float32)
@@ -83,17 +84,14 @@ def make_runner(work_dir, x=X, **changes):
     x, y = (x, Y) if count == 2 else (reorder_as_for_two(x), reorder_as_for_two(Y))
     arguments = dict(
         model=LinenModel(Net(), squared_error, inputs="x"),
-        work_dir=work_dir,
         train_dataloader=dict(
             batch_size=BATCH // count,
             dataset=ArrayDataset(dict(x=x, y=y)),
             sampler=dict(type="DefaultSampler", shuffle=False),
         ),
-        train_cfg=dict(max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.05, momentum=0.9), clip_grad=dict(max_norm=1.0)),
-        default_hooks=dict(checkpoint=None, logger=None),
     )
-    return Runner(**{**arguments, **changes})
+    return build_runner(work_dir, **{**arguments, **changes})
 
 
 class BatchNormMeans(Hook):

@@ -29,28 +29,31 @@ def make_dataset(count):
     return ArrayDataset(dict(x=x, y=x @ TRUE_WEIGHT))
 
 
-@pytest.fixture
-def make_runner(tmp_path):
-    """Return a function that makes a Runner of a linear regression: 16 samples, batches of 4, two epochs.
+def build_runner(work_dir, model=None, runner_class=Runner, validates=False, **changes):
+    """Return a Runner of a linear regression, or what `changes` make of it: 16 samples, batches of 4, two epochs.
 
     It also validates each epoch where the test needs it, which is a program more to compile.
     """
-
-    def make(work_dir=None, runner_class=Runner, validates=False, **changes):
-        arguments = dict(
-            model=linear_model(),
-            work_dir=work_dir or tmp_path / "run",
-            train_dataloader=dict(batch_size=4, dataset=make_dataset(16)),
-            train_cfg=dict(by_epoch=True, max_epochs=2),
-            optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-            default_hooks=dict(checkpoint=None, logger=None),
+    arguments = dict(
+        train_dataloader=dict(batch_size=4, dataset=make_dataset(16)),
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        default_hooks=dict(checkpoint=None, logger=None),
+    )
+    if validates:
+        arguments.update(
+            val_dataloader=dict(batch_size=4, dataset=make_dataset(6)),
+            val_cfg=dict(),
+            val_evaluator=dict(type="MeanLoss", loss=squared_error),
         )
-        if validates:
-            arguments.update(
-                val_dataloader=dict(batch_size=4, dataset=make_dataset(6)),
-                val_cfg=dict(),
-                val_evaluator=dict(type="MeanLoss", loss=squared_error),
-            )
-        return runner_class(**{**arguments, **changes})
+    return runner_class(linear_model() if model is None else model, work_dir, **{**arguments, **changes})
+
+
+@pytest.fixture
+def make_runner(tmp_path):
+    """`build_runner`, by default in a directory of the test."""
+
+    def make(work_dir=None, **changes):
+        return build_runner(work_dir or tmp_path / "run", **changes)
 
     return make

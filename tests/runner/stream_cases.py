@@ -8,7 +8,7 @@ import numpy as np
 
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 SAVE = 3  # iterations between checkpoints
 
@@ -43,15 +43,13 @@ def train(work_dir, make_data, stop=None, resume=False, save=SAVE, **changes):
     hook = RecordIds(stop)
     arguments = dict(
         model=model(),
-        work_dir=work_dir,
         train_dataloader=make_data(),
         train_cfg=dict(by_epoch=False, max_iters=12),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
         custom_hooks=[hook],
         default_hooks=dict(logger=None, checkpoint=dict(type="CheckpointHook", interval=save, by_epoch=False)),
         resume=resume,
     )
-    runner = Runner(**{**arguments, **changes})
+    runner = build_runner(work_dir, **{**arguments, **changes})
     with contextlib.suppress(Stopped):
         runner.train()
     return hook.ids, runner

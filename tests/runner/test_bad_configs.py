@@ -6,7 +6,6 @@ outside of its range. A table adds what annotations cannot express.
 
 import collections.abc
 import math
-import re
 import types
 import typing
 
@@ -21,7 +20,6 @@ from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.runner import Runner
-from jengine.runner.loops import EpochBasedTrainLoop
 from jengine.train import compilation_counter
 
 GIVEN = {
@@ -308,52 +306,6 @@ def test_bad_configs_are_refused_before_anything_is_touched(tmp_path):
     assert (tmp_path / "config.py").read_text() == "of an earlier run"
 
 
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        (dict(**STEP, begin=2, end=1), "`end` must be larger than `begin`, got begin=2 and end=1"),
-        (dict(type="MultiStepLR", milestones=[3, 1]), "`milestones` must be in ascending order"),
-        (dict(type="StepParamScheduler", param_name="mometum", step_size=1), "a known `mometum`, got one without"),
-        (dict(type="ReduceOnPlateauLR", monitor="accuracy/top5"), "`param_scheduler.monitor` must be a metric of val_evaluator"),
-    ],
-)  # fmt: skip
-def test_schedules_that_cannot_be_are_refused_before_the_first_step(schedule, message, tmp_path):
-    runner = Runner(**config(tmp_path, param_scheduler=schedule))
-    with pytest.raises((KeyError, ValueError), match=re.escape(message)):
-        runner.train()
-    assert runner.state is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(custom_hooks=[dict(type="CheckInvalidLossHook", interval=0)]), "`custom_hooks[0].interval` must be an integer of at least 1, got 0"),
-        (dict(train_cfg=dict(max_epochs=9, dynamic_intervals=[(5, 2), (3, 1)])), "`train_cfg.dynamic_intervals` must be a list in ascending order without duplicates or None, got [(5, 2), (3, 1)]"),
-        (dict(train_cfg=dict(max_epochs=9, dynamic_intervals=[(5, 2), (5, 1)])), "must be a list in ascending order without duplicates"),
-        (dict(model=dict(type="LinenModel", module=dict(type=5), loss=dict(type="CrossEntropy"))), "the `type` of a module must be a name or a class, got 5"),
-        (dict(model=dict(type="LinenModel", module=5, loss=dict(type="CrossEntropy"))), "`module` must be a Linen module or its config, got 5"),
-        (dict(default_hooks=dict(loggger=dict(type="LoggerHook"))), "`default_hooks` must have other names for further hooks, got 'loggger'; did you mean 'logger'?"),
-        (dict(custom_hooks=[dict(type="LoggerHook", interval=5)]), "a run must have at most one LoggerHook, got a second; change the default one with default_hooks=dict(logger=...)"),
-        (dict(custom_hooks=[dict(type="ParamSchedulerHook")]), "at most one ParamSchedulerHook"),
-        (dict(custom_hooks=[dict(type="EMAHook"), dict(type="EMAHook")]), "a run must have at most one EMAHook, got a second"),
-        (dict(optim_wrapper=dict(constructor=5, optimizer=dict(type="SGD", lr=0.1))), "`constructor` must be a name or a class, got 5"),
-        (dict(train_cfg=dict(max_epochs=2, dynamic_intervals=[(1, 0)])), "`train_cfg.dynamic_intervals[0][1]` must be an integer of at least 1, got 0"),
-        (dict(train_cfg=dict(by_epoch=True, max_iters=9)), "`train_cfg.by_epoch` must be False with max_iters, got True"),
-        (dict(val_cfg=5), "`val_cfg` must be a dict or a loop with a method `run`, got 5"),
-        (dict(custom_hooks=[dict(type="EarlyStoppingHook", monitor="acuracy/top1")]), "`EarlyStoppingHook.monitor` must be a metric of val_evaluator, got 'acuracy/top1'; did you mean 'accuracy/top1'?"),
-        (dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", save_best="auto")), val_evaluator=dict(type="ConfusionMatrix", num_classes=10)), "cannot infer from the name 'confusion_matrix' whether greater or less is better"),
-        (dict(custom_hooks=[MisspeltStage()]), "`MisspeltStage.after_train_itr` must be the name of a stage; did you mean 'after_train_iter'?"),
-        (dict(custom_hooks=["CheckpointHook"]), "`CheckpointHook.out_dir` must differ between two checkpoint hooks with the same file names"),
-        (dict(param_scheduler=[dict(type="StepLR", step_size=0)]), "`param_scheduler[0].step_size` must be a number above 0, got 0"),
-        (dict(train_dataloader__sampler=dict(type="DefaultSampler", shuffle="no")), "`train_dataloader.sampler.shuffle` must be True or False, got 'no'"),
-    ],
-)  # fmt: skip
-def test_messages_give_path_expectation_and_value(changes, message, tmp_path):
-    with pytest.raises((TypeError, ValueError)) as error:
-        Runner(**config(tmp_path, **changes))
-    assert message in str(error.value)
-
-
 @pytest.mark.parametrize("url", ["ftp://bucket/run", "s3a://bucket"])
 @pytest.mark.parametrize(
     "argument", ["work_dir", "resume", "load_from", "load_from.path", "default_hooks.checkpoint.out_dir"]
@@ -407,12 +359,3 @@ def test_names_of_types_stand_for_configs(tmp_path):
 def test_checkpoint_hooks_with_directories_of_their_own_may_be_several(tmp_path):
     hook = dict(type="CheckpointHook", interval=5, out_dir=str(tmp_path / "other"))
     Runner(**config(tmp_path / "run", custom_hooks=[hook]))
-
-
-def test_a_loop_over_epochs_may_override_run_epoch_and_one_over_iterations_may_not():
-    class Counts(EpochBasedTrainLoop):
-        def run_epoch(self):
-            super().run_epoch()
-
-    with pytest.raises(TypeError, match=r"`Wrong\.run_epoch` must be in an epoch-based loop"):
-        type("Wrong", (registry.LOOPS.get("IterBasedTrainLoop"),), {"run_epoch": Counts.run_epoch})

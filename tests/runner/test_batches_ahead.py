@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.data import DataLoader, IterableLoader
 from jengine.hooks import Hook
 
 BATCH = {"x": np.ones((4, 2), np.float32), "y": np.ones(4, np.float32)}
@@ -62,11 +61,6 @@ def test_a_foreign_loader_sets_it_by_its_attribute(make_runner):
         "train": 2,
         "val": 3,
     }
-
-
-def test_a_number_below_zero_is_refused():
-    with pytest.raises(ValueError, match="device_prefetch` must be an integer of at least 0, got -1"):
-        DataLoader([1], batch_size=1, device_prefetch=-1)
 
 
 class Produced:
@@ -147,8 +141,3 @@ def test_samples_that_are_made_in_threads_must_not_read_the_state(make_runner):
     with pytest.raises(ConfigError, match="`train_dataloader.num_threads` must be 0 for data that read `runner.state`"):
         samples.runner.train()
     samples.runner.train_dataloader.close()
-
-
-def test_a_device_prefetch_of_an_iterable_that_is_no_count_is_refused():
-    with pytest.raises(ConfigError, match="`device_prefetch` must be an integer of at least 0, got -1 of Produced"):
-        IterableLoader(Produced(-1), train=True)

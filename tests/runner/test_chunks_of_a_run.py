@@ -225,12 +225,6 @@ def test_hooks_that_limit_chunks_to_one_step_are_named_once(train):
     assert count_traces(runner) == (0, 1, 0)
 
 
-@pytest.mark.parametrize("value", [0, -1, 2.5, True, "many"])
-def test_an_invalid_number_of_steps_is_refused(make_runner, value):
-    with pytest.raises((TypeError, ValueError), match="steps_per_call` must be"):
-        make_runner(train_cfg=dict(by_epoch=True, max_epochs=1, steps_per_call=value)).train()
-
-
 def test_convolutions_run_in_chunks_too(train):
     def predict(params, batch):
         image = batch["x"].reshape(-1, 2, 1)

@@ -10,7 +10,6 @@ from jengine.config.paths import flatten
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
 EMA = dict(type="EMAHook", momentum=0.2)
@@ -189,13 +188,6 @@ def test_without_an_average_in_the_checkpoint_it_starts_from_the_weights(make_ru
     assert first.step == 8
 
 
-def test_strict_load_refuses_to_resume_without_an_average(make_runner):
-    make_runner(**arguments(train_cfg=dict(max_epochs=1))).train()
-    runner = make_runner(**arguments({**EMA, "strict_load": True}), resume=True)
-    with pytest.raises(ValueError, match="the checkpoint must have an average with strict_load=True"):
-        runner.train()
-
-
 def test_buffers_missing_in_the_checkpoint_are_an_error_that_names_them(make_runner):
     make_runner(**arguments(EMA, train_cfg=dict(max_epochs=1))).train()
     runner = make_runner(**arguments({**EMA, "update_buffers": True}), resume=True)
@@ -290,16 +282,15 @@ def test_several_averages_are_evaluated_and_stored_by_name(make_runner, tmp_path
     np.testing.assert_array_equal(loaded.state.params["w"], state.others["fast"].params["w"])
 
 
-def test_strict_load_false_also_lets_load_from_keep_what_it_has_no_values_for(tmp_path):
+def test_strict_load_false_also_lets_load_from_keep_what_it_has_no_values_for(make_runner):
     model = FunctionalModel(
         lambda: {"w": jnp.ones(()), "b": jnp.full((), 2.0)}, lambda p, batch: p["w"] * p["b"] * batch
     )
 
     def build(hook):
-        return Runner(
-            model, tmp_path, train_dataloader=[np.ones(2, np.float32)], train_cfg=dict(max_epochs=1), custom_hooks=[hook],
+        return make_runner(
+            model=model, train_dataloader=[np.ones(2, np.float32)], train_cfg=dict(max_epochs=1), custom_hooks=[hook],
             optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.0)), load_from={"w": np.float32(5)},
-            default_hooks=dict(checkpoint=None, logger=None),
         )  # fmt: skip
 
     with pytest.raises(ValueError, match="does not fit"):

@@ -17,7 +17,7 @@ from flax import nnx
 
 from jengine.data import ArrayDataset
 from jengine.model import CrossEntropy, LinenModel, NnxModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 RANDOM = np.random.RandomState(0)
 IMAGES = ArrayDataset(dict(image=RANDOM.rand(16, 8, 8, 1).astype(np.float32), label=np.arange(16) % 4))
@@ -207,7 +207,7 @@ def make_runner(glue, work_dir, **changes: Any):
         randomness=dict(seed=0),
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=1)),
     )
-    return Runner(model, work_dir, **{**arguments, **changes})
+    return build_runner(work_dir, model, **{**arguments, **changes})
 
 
 def predictions_size(predictions):

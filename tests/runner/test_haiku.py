@@ -10,7 +10,7 @@ import pytest
 from jengine.config import paths
 from jengine.data import ArrayDataset
 from jengine.model import CrossEntropy, FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 pytestmark = pytest.mark.foreign
 
@@ -31,9 +31,9 @@ def run_block(library, **names):
 
 def train(model, work_dir, epochs, **changes):
     data = dict(batch_size=8, dataset=ArrayDataset(dict(image=IMAGES, label=LABELS)))
-    runner = Runner(
-        model,
+    runner = build_runner(
         work_dir,
+        model,
         train_dataloader=data,
         train_cfg=dict(by_epoch=True, max_epochs=epochs),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.1, weight_decay=0.01)),

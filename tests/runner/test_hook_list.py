@@ -16,6 +16,7 @@ from jengine.extras.diagnose import (
 from jengine.hooks import CheckInvalidLossHook, CheckpointHook, Hook
 from jengine.hooks.hook_list import HookList
 from jengine.train.scanned_step import ChunkMetrics
+from tests.refusals import check_refusal
 
 LENGTH, EPOCHS = 10, 4
 
@@ -121,13 +122,12 @@ def test_the_metrics_of_a_step_in_a_chunk_are_those_that_it_reports():
     assert jax.tree.map(float, chunk.at(1)) == {"loss": 2.0}
 
 
-@pytest.mark.parametrize(("changes", "message"), [
-    (dict(every=2.5), "`Recording.every` must be a number of training iterations"),
-    (dict(acts_on="loss"), "`Recording.acts_on` must be one of"),
+@pytest.mark.parametrize(("changes", "words"), [
+    (dict(every=2.5), ["`Recording.every`"]),
+    (dict(acts_on="loss"), ["`Recording.acts_on`"]),
 ])  # fmt: skip
-def test_a_hook_with_another_declaration_is_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        make_hook_list(Recording(**changes))
+def test_a_hook_with_another_declaration_is_refused(changes, words):
+    check_refusal(lambda: make_hook_list(Recording(**changes)), ConfigError, *words)
 
 
 def test_a_hook_whose_steps_change_is_called_at_the_new_ones():

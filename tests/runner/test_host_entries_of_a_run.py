@@ -4,13 +4,10 @@ import datetime
 
 import numpy as np
 import pytest
-from flax import linen as nn
 
-from jengine.config.errors import UnknownNameError
-from jengine.data import ArrayDataset
 from jengine.evaluation import HostMetric
 from jengine.hooks import Hook
-from jengine.model import CrossEntropy, FunctionalModel, LinenModel
+from jengine.model import FunctionalModel
 
 DAY = datetime.date(2024, 5, 1)
 KEYS = ("x", "y", "name", "day", "boxes")
@@ -100,37 +97,3 @@ def test_entries_that_are_not_arrays_reach_hooks_and_host_metrics_and_not_the_st
     assert len(hook.val) == 4
     names = runner.validations[-1][2]["names"]
     assert names == sorted(f"{k}.png" for k in range(6))  # without the padding of the last batch
-
-
-class Linear(nn.Module):
-    @nn.compact
-    def __call__(self, image):
-        return nn.Dense(2)(image)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "note"),
-    [
-        (dict(image=np.array([[None], [1]] * 8, object), label=np.zeros(16, int)), "image (object)"),
-        (dict(image=np.zeros((16, 3), np.float32), label=np.array(["cat", "dog"] * 8)), "label (<U3)"),
-    ],
-    ids=["inputs", "labels"],
-)
-def test_an_error_about_an_entry_that_the_step_lacks_says_that_it_stays_on_the_host(make_runner, arrays, note):
-    runner = make_runner(
-        model=LinenModel(Linear(), CrossEntropy()),
-        train_dataloader=dict(dataset=ArrayDataset(arrays), batch_size=4),
-    )  # fmt: skip
-    with pytest.raises(UnknownNameError, match="must be an entry of the batch") as error:
-        runner.train()
-    assert any(
-        "train_dataloader yields entries that stay on the host" in n and note in n for n in error.value.__notes__
-    )
-
-
-def test_integers_beyond_int32_stop_training_before_the_first_step(make_runner):
-    x = np.zeros((16, 2), np.float32)
-    data = ArrayDataset(dict(x=x, y=x[:, 0], id=np.arange(16) + 2**40))
-    runner = make_runner(train_dataloader=dict(dataset=data, batch_size=4))
-    with pytest.raises(ValueError, match="`train_dataloader` must yield integers that fit in int32, .* entry 'id'"):
-        runner.train()

@@ -136,11 +136,6 @@ def test_max_time_counts_from_the_call_of_train_and_holds_in_a_thread_without_si
     assert codes == [143]
 
 
-def test_a_max_time_that_is_no_duration_is_refused(make_runner):
-    with pytest.raises(ConfigError, match="`train_cfg.max_time` must be a string like '90s', .* or None, got '24'"):
-        make_runner(train_cfg=dict(max_epochs=2, max_time="24"))
-
-
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1])
 def test_signals_of_schedulers_and_terminals_save_the_run_too(make_runner, tmp_path, signum):
     runner = make_runner(default_hooks=SAVE, custom_hooks=[SignalAt(signum, 5)])

@@ -14,7 +14,7 @@ from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, Model, get_model
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 START = 5  # iterations without the dense loss
 
@@ -66,11 +66,10 @@ class PrintedHook(Hook):
 def run(tmp_path, hooks, model=None, **changes):
     arguments = dict(
         train_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(x=np.zeros((40, 1), np.float32)))),
-        train_cfg=dict(max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9)),
         default_hooks=dict(checkpoint=None, logger=dict(type="LoggerHook", interval=2)),
     )
-    runner = Runner(model or DenseCL(), tmp_path, custom_hooks=hooks, **{**arguments, **changes})
+    runner = build_runner(tmp_path, model or DenseCL(), custom_hooks=hooks, **{**arguments, **changes})
     runner.train()
     return runner
 

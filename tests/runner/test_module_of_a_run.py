@@ -1,5 +1,4 @@
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -7,7 +6,7 @@ from flax import nnx
 
 from jengine.data import ArrayDataset
 from jengine.model import CrossEntropy, LinenModel, NnxModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 IMAGES = np.random.RandomState(0).randn(16, 6).astype(np.float32)
 
@@ -29,15 +28,8 @@ class NnxNet(nnx.Module):
 
 
 def make_runner(model, work_dir, **changes):
-    return Runner(
-        model,
-        work_dir,
-        train_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(image=IMAGES, label=np.arange(16) % 3))),
-        train_cfg=dict(by_epoch=False, max_iters=4),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-        default_hooks=dict(checkpoint=None, logger=None),
-        **changes,
-    )
+    data = dict(batch_size=8, dataset=ArrayDataset(dict(image=IMAGES, label=np.arange(16) % 3)))
+    return build_runner(work_dir, model, train_dataloader=data, **changes)
 
 
 def test_an_nnx_run_returns_a_module_with_its_weights(tmp_path):
@@ -77,15 +69,3 @@ def test_a_module_of_several_replicas_has_their_mean_statistics(tmp_path):
     assert statistics.shape == (2, 6)
     mean = runner.module().variables["batch_stats"]["BatchNorm_0"]["mean"]
     np.testing.assert_allclose(mean, np.asarray(statistics).mean(0), rtol=1e-6)
-
-
-def test_plain_functions_have_no_module(tmp_path):
-    from jengine.model import FunctionalModel
-
-    model = FunctionalModel(
-        lambda key: {"w": jnp.zeros((6,))}, lambda p, b: jnp.square(b["image"] @ p["w"] - b["label"])
-    )
-    runner = make_runner(model, tmp_path, precision="float32")
-    runner.train()
-    with pytest.raises(TypeError, match="must be a LinenModel or an NnxModel .*, got FunctionalModel"):
-        runner.module()

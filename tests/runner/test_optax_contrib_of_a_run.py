@@ -11,6 +11,7 @@ from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
 from jengine.optim.optimizers.optax_optimizers import OPTAX_CONTRIB_NAMES
 from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 X = np.random.RandomState(0).randn(32, 6).astype(np.float32)
 WRAPPERS = {  # those that are made from others
@@ -33,9 +34,9 @@ def loss(params, batch):
 
 def train(work_dir, optimizer, iterations=8, model_loss=loss, init=None, **changes):
     params = init or {"kernel": np.ones((6, 4), np.float32), "bias": np.zeros(4, np.float32)}
-    runner = Runner(
-        FunctionalModel(lambda: jax.tree.map(jnp.asarray, params), model_loss),
+    runner = build_runner(
         work_dir,
+        FunctionalModel(lambda: jax.tree.map(jnp.asarray, params), model_loss),
         train_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(x=X))),
         train_cfg=dict(by_epoch=False, max_iters=iterations, on_recompile="raise"),
         optim_wrapper=optimizer,

@@ -12,6 +12,7 @@ from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel, MeanSquaredError, autocast
 from jengine.optim import build_optim_wrapper
 from jengine.parallel import SingleDevice
+from tests.refusals import check_refusal
 
 ADAMW = dict(optimizer=dict(type="AdamW", lr=0.05, weight_decay=0.1), clip_grad=dict(max_norm=0.5))
 
@@ -267,17 +268,6 @@ def squared_error(outputs, batch):
     return {"loss": jnp.square(outputs[:, 0] - batch["y"])}
 
 
-@pytest.mark.parametrize("low", LOW)
-def test_a_loss_function_whose_network_would_compute_in_float32_is_refused(make_runner, low):
-    model = FunctionalModel(
-        init=lambda: {"w": jnp.ones((2,))},
-        loss=lambda params, batch: jnp.square(batch["x"] @ params["w"] - batch["y"]),
-    )
-    runner = make_runner(model=model, train_dataloader=batches(1), train_cfg=dict(max_epochs=1), **LOW[low])
-    with pytest.raises(ValueError, match=r"in bfloat16, got float32 .* `outputs = jengine.model.autocast\(apply_fn\)"):
-        runner.train()
-
-
 @pytest.mark.full_optimization
 def test_float32_under_the_mixed_precision_wrapper_is_the_plain_run(make_runner):
     data, optimizer = batches(8), dict(type="Adam", lr=0.05)
@@ -367,48 +357,25 @@ def test_a_frozen_pattern_freezes_in_each_phase(make_runner, steps_per_call):
     assert jax.tree.map(float, state.params) == {"gen": {"w": 2.0}, "disc": {"w": 8.0, "head": 0.0}}
 
 
-@pytest.mark.parametrize("names", [[], ["head", "body"]])
-def test_a_frozen_pattern_that_matches_no_parameter_is_refused(make_runner, names):
-    class Freeze(Hook):
-        def before_train(self, runner):
-            runner.hyperparams["frozen:heads"] = 1.0
-
-    def loss(params):
-        return params["head"]["w"] + params["body"]["w"]
-
-    sgd = dict(optimizer=dict(type="SGD", lr=1.0))
-    runner = make_runner(
-        model=FunctionalModel(
-            init=lambda: {name: {"w": jnp.zeros(())} for name in ("head", "body")},
-            loss=dict.fromkeys(names, loss) if names else loss,
-        ),
-        optim_wrapper=dict.fromkeys(names, sgd) if names else sgd,
-        custom_hooks=[Freeze()],
-    )
-    with pytest.raises(ValueError, match=r"hyperparams\['frozen:heads'\].*must .* part of a parameter path.*'head.w'"):
-        runner.train()
-
-
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        (dict(train_cfg=dict(max_epochs=1, phases=[("a", 1)])), "phases must be None for a single optimizer"),
+        (dict(train_cfg=dict(max_epochs=1, phases=[("a", 1)])), ["None"]),
         (
             dict(
                 train_cfg=dict(max_epochs=1, phases=[("c", 1)]),
                 optim_wrapper=dict(w=dict(optimizer=dict(type="SGD", lr=1.0))),
             ),
-            "phases must name optimizers, got 'c'",
+            ["got 'c'"],
         ),
         (
             dict(optim_wrapper=dict(w=dict(optimizer=dict(type="SGD", lr=1.0), accumulative_counts=2))),
-            "`accumulative_counts` 1 with several optimizers",
+            ["`accumulative_counts`"],
         ),
     ],
 )
-def test_invalid_phases_are_refused(make_runner, changes, message):
-    with pytest.raises(ValueError, match=message):
-        make_runner(**changes).train()
+def test_invalid_phases_are_refused(make_runner, changes, words):
+    check_refusal(lambda: make_runner(**changes).train(), ValueError, *words)
 
 
 class Accelerator(SingleDevice):

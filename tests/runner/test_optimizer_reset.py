@@ -64,10 +64,3 @@ def test_some_groups_start_anew_and_the_others_and_the_count_stay():
     np.testing.assert_array_equal(moments["a"], before["a"])
     np.testing.assert_array_equal(moments["b"], [0.0, 0.0])
     assert optax.tree.get(new, "count") == 1
-
-
-def test_an_unknown_group_is_refused(make_runner):
-    runner = make_runner(optim_wrapper=ADAM, train_cfg=dict(max_epochs=1))
-    runner.train()
-    with pytest.raises(ValueError, match=r"`groups` must be parameter groups, \[0\], got \['head'\]"):
-        runner.reset_optimizer(["head"])

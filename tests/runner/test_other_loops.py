@@ -14,7 +14,7 @@ from flax.training.train_state import TrainState
 from jengine.config.errors import ConfigError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 RNG = np.random.RandomState(0)
 X = RNG.randn(32, 3).astype(np.float32)
@@ -73,19 +73,18 @@ def by_hand():
 def continue_in_jengine(tmp_path, load_from, **changes):
     hook = Losses()
     data = dict(batch_size=BATCH, dataset=dict(type="ArrayDataset", arrays=dict(x=X, y=Y)))
-    runner = Runner(
+    runner = build_runner(
+        tmp_path / "run",
         **{
             "model": FunctionalModel(init, loss, predict),
-            "work_dir": tmp_path / "run",
             "train_dataloader": {**data, "sampler": dict(type="DefaultSampler", shuffle=False)},
             "train_cfg": dict(by_epoch=False, max_iters=STEPS + MORE),
             "optim_wrapper": dict(optimizer=dict(type="AdamW", lr=0.1, betas=(0.9, 0.99), weight_decay=0.1)),
             "param_scheduler": dict(type="LinearLR", start_factor=1.0, end_factor=0.0, end=21, by_epoch=False),
-            "default_hooks": dict(checkpoint=None, logger=None),
             "custom_hooks": [hook],
             "load_from": load_from,
             **changes,
-        }
+        },
     )
     runner.train()
     return runner, hook.losses

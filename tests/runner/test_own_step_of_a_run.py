@@ -12,6 +12,7 @@ from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel
 from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 CHECKPOINTS = dict(checkpoint=dict(type="CheckpointHook", interval=1, by_epoch=False), logger=None)
 DATA = np.random.RandomState(0).randn(24, 3).astype(np.float32)
@@ -64,17 +65,15 @@ def train(tmp_path):
     def run(name, max_iters=6, steps_per_call=1, **changes):
         arguments = dict(
             model=SharpnessAware(Net(), squared_error, inputs="x"),
-            work_dir=tmp_path / name,
             train_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(x=DATA, y=np.sin(DATA.sum(axis=1))))),
             train_cfg=dict(by_epoch=False, max_iters=max_iters, steps_per_call=steps_per_call),
             optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.1), clip_grad=dict(max_norm=1.0)),
             param_scheduler=dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=4),
             custom_hooks=[dict(type="EMAHook"), Radius()],
-            default_hooks=dict(checkpoint=None, logger=None),
             randomness=dict(seed=0),
             log_level="ERROR",
         )
-        return Runner(**{**arguments, **changes}).train()
+        return build_runner(tmp_path / name, **{**arguments, **changes}).train()
 
     return run
 

@@ -7,9 +7,8 @@ import optax
 import optax.contrib
 import pytest
 
-from jengine import Runner
 from jengine.model import FunctionalModel
-from jengine.optim import OptimWrapper
+from tests.runner.conftest import build_runner
 
 X = np.random.default_rng(0).standard_normal((24, 3)).astype(np.float32)
 DATA = [dict(x=X[i : i + 8], y=X[i : i + 8].sum(axis=1)) for i in (0, 8, 16)]
@@ -51,8 +50,8 @@ def in_parts(state, batch, ctx):
 
 def train(work_dir, train_step, optimizer=None, parallel=None, chunk=1):
     """Return the state after training; `parallel` None is a single device."""
-    runner = Runner(
-        FunctionalModel(init, train_step=train_step), work_dir, train_dataloader=DATA,
+    runner = build_runner(
+        work_dir, FunctionalModel(init, train_step=train_step), train_dataloader=DATA,
         train_cfg=dict(by_epoch=False, max_iters=STEPS, steps_per_call=chunk), default_hooks=dict(checkpoint=None),
         optim_wrapper=optimizer or optax.sgd(RATE), parallel=parallel or dict(type="SingleDevice"),
     )  # fmt: skip
@@ -144,11 +143,3 @@ def test_gradients_of_single_examples_are_refused_on_replicas(tmp_path):
     dpsgd = optax.contrib.dpsgd(RATE, CLIP, NOISE, seed=0)
     with pytest.raises(ValueError, match=r"`grads` must have the shapes of the parameters .* got float32\[2\] for 'b'"):
         train(tmp_path, aggregated, dpsgd, dict(type="DataParallel", devices=4))
-
-
-def test_an_optimizer_for_single_examples_is_refused_without_their_gradients():
-    # Without the check, the axis of 8 inputs is taken for 8 examples, and the update broadcasts
-    params = {"w": jnp.ones((8, 8)), "b": jnp.ones(8)}
-    wrapper = OptimWrapper(optax.contrib.dpsgd(RATE, CLIP, NOISE, seed=0))
-    with pytest.raises(ValueError, match=r"an update of the shape \(8,\) for 'b', got \(\)"):
-        wrapper.apply_gradients(params, wrapper.init(params), params)

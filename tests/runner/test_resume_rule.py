@@ -17,7 +17,7 @@ from jengine.data import ArrayDataset, DataLoader, DefaultSampler
 from jengine.hooks import EMAHook, Hook
 from jengine.model import FunctionalModel
 from jengine.optim import OptimWrapper
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 SAVE = dict(checkpoint=dict(type="CheckpointHook", interval=1), logger=None)
 
@@ -212,14 +212,6 @@ def test_a_longer_run_has_the_schedules_of_its_length(run, tmp_path):
     assert differences(read_log(runner)) == ["train_cfg.max_epochs: 4 in the config, 2 in the checkpoint"]
 
 
-def test_a_run_shorter_than_its_checkpoint_is_refused(run, make_runner):
-    run(3)
-    with pytest.raises(ConfigError, match="`train_cfg.max_epochs` must be at least 3, .*epoch_3 has completed, got 2"):
-        make_runner(train_cfg=dict(max_epochs=2), resume=True).train()
-    with pytest.raises(ConfigError, match="`train_cfg.max_iters` must be at least 12, .*, got 11"):
-        make_runner(train_cfg=dict(by_epoch=False, max_iters=11), resume=True).train()
-
-
 def test_a_finished_run_ends_at_once_with_a_line_about_it(run):
     run(2)
     recorder, runner = run(2, resume=True)
@@ -302,7 +294,7 @@ def trained(tmp_path_factory):
     paths = {}
     for arguments in (objects, config):
         work_dir = tmp_path_factory.mktemp(arguments.__name__)
-        Runner(work_dir=work_dir, **arguments()).train()
+        build_runner(work_dir, **arguments()).train()
         paths[arguments] = work_dir / "epoch_1"
     return paths
 

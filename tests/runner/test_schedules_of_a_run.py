@@ -162,9 +162,3 @@ def test_the_logged_rate_is_that_of_the_step_that_used_it(make_runner):
     runner.train()
     logged, _ = runner.message_hub.get_scalar("train/lr").data
     np.testing.assert_array_equal(logged, late.used)
-
-
-def test_the_rate_of_an_unknown_optimizer_cannot_be_set(run, tmp_path):
-    _, runner = run(tmp_path, None)
-    with pytest.raises(ValueError, match=r"`optimizer` must be one of \[''\], got 'gen'"):
-        runner.set_lr(0.1, optimizer="gen")

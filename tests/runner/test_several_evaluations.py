@@ -11,6 +11,7 @@ from jengine.config.errors import ConfigError
 from jengine.data import DataLoader
 from jengine.evaluation import Evaluator, MeanLoss
 from jengine.evaluation.sections import list_dataloaders, split_dataloaders
+from tests.refusals import check_refusal
 from tests.runner.conftest import linear_model, make_dataset, squared_error
 
 LOSS = dict(type="MeanLoss", loss=squared_error)
@@ -152,26 +153,25 @@ def test_settings_for_all_hold_unless_an_evaluation_has_its_own(make):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "error", "words"),
     [
-        (dict(val_dataloader=dict(clean=CLEAN, batch_size=4)), TypeError, "no argument 'clean'"),
-        (dict(val_dataloader={"a/b": CLEAN}), ConfigError, "names of letters, digits, '_' and '-', .*got 'a/b'"),
-        (dict(val_dataloader=dict(datset=[1])), TypeError, "no argument 'datset'; did you mean 'dataset'"),
-        (dict(val_dataloader=dict(clean=CLEAN, robust=dict(ROBUST, batch_sise=4))), TypeError, "did you mean 'batch_size'"),
-        (dict(val_evaluator=dict(clean=LOSS, robst=LOSS)), ConfigError, "one for each of clean, robust, got clean, robst; did you mean 'robust'"),
-        (dict(val_evaluator=dict(clean=LOSS)), ConfigError, "one for each of clean, robust, got clean"),
-        (dict(val_evaluator=dict(clean=LOSS, robust=dict(type="MeanLos"))), KeyError, "did you mean 'MeanLoss'"),
-        (dict(val_cfg=dict(robst=dict(interval=5))), TypeError, "no argument 'robst'"),
-        (dict(val_cfg=dict(robust=dict(intervall=5))), TypeError, "did you mean 'interval'"),
-        (dict(val_cfg=dict(robust=dict(interval=0))), ValueError, "at least 1 or None, got 0"),
-        (dict(val_cfg=dict(robust=dict(interval="5"))), TypeError, "at least 1 or None, got '5'"),
-        (dict(test_dataloader=[CLEAN, ROBUST], test_evaluator=LOSS, test_cfg={"1": dict(interval=2)}), ConfigError, "must be a setting of a validation"),
-        (dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", save_best="robst/loss"))), ConfigError, "a metric of val_evaluator, got 'robst/loss'; did you mean 'robust/loss'"),
+        (dict(val_dataloader=dict(clean=CLEAN, batch_size=4)), TypeError, ["'clean'"]),
+        (dict(val_dataloader={"a/b": CLEAN}), ConfigError, ["'_'", "'-'", "got 'a/b'"]),
+        (dict(val_dataloader=dict(datset=[1])), TypeError, ["'datset'", "did you mean 'dataset'"]),
+        (dict(val_dataloader=dict(clean=CLEAN, robust=dict(ROBUST, batch_sise=4))), TypeError, ["did you mean 'batch_size'"]),
+        (dict(val_evaluator=dict(clean=LOSS, robst=LOSS)), ConfigError, ["got clean, robst", "did you mean 'robust'"]),
+        (dict(val_evaluator=dict(clean=LOSS)), ConfigError, ["got clean"]),
+        (dict(val_evaluator=dict(clean=LOSS, robust=dict(type="MeanLos"))), KeyError, ["did you mean 'MeanLoss'"]),
+        (dict(val_cfg=dict(robst=dict(interval=5))), TypeError, ["'robst'"]),
+        (dict(val_cfg=dict(robust=dict(intervall=5))), TypeError, ["did you mean 'interval'"]),
+        (dict(val_cfg=dict(robust=dict(interval=0))), ValueError, ["at least 1", "None", "got 0"]),
+        (dict(val_cfg=dict(robust=dict(interval="5"))), TypeError, ["at least 1", "None", "got '5'"]),
+        (dict(test_dataloader=[CLEAN, ROBUST], test_evaluator=LOSS, test_cfg={"1": dict(interval=2)}), ConfigError, ["a validation"]),
+        (dict(default_hooks=dict(checkpoint=dict(type="CheckpointHook", save_best="robst/loss"))), ConfigError, ["val_evaluator", "got 'robst/loss'", "did you mean 'robust/loss'"]),
     ],
 )  # fmt: skip
-def test_a_wrong_section_is_refused_with_what_was_probably_meant(make, changes, error, message):
-    with pytest.raises(error, match=message):
-        make(**changes)
+def test_a_wrong_section_is_refused_with_what_was_probably_meant(make, changes, error, words):
+    check_refusal(lambda: make(**changes), error, *words)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from jengine.extras.diagnose.schedule import preview_schedules
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.optim.schedules import chain_of
-from jengine.runner import Runner
+from tests.refusals import check_refusal
+from tests.runner.conftest import build_runner
 
 
 def steps(values, milestones):
@@ -55,16 +56,17 @@ def data(size=48):
 def train(work_dir, batch_size, stop=None, resume=False, max_iters=12, every=100, **changes):
     hook = Recorder(stop)
     loader = dict(batch_size=batch_size, dataset=changes.pop("dataset", data()), **changes.pop("loader", {}))
-    runner = Runner(
+    runner = build_runner(
+        work_dir,
         **{
             **dict(
-                model=model(), work_dir=work_dir, train_dataloader=loader, resume=resume, custom_hooks=[hook],
+                model=model(), train_dataloader=loader, resume=resume, custom_hooks=[hook],
                 train_cfg=dict(by_epoch=False, max_iters=max_iters, on_recompile="raise"),
                 optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.01)),
                 default_hooks=dict(logger=None, checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=every)),
             ),
             **changes,
-        }
+        },
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):
         runner.train()
@@ -260,22 +262,21 @@ def test_a_window_over_several_batch_sizes_has_the_mean_of_its_examples(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        (dict(batch_size=steps([2, 4], [3, 7])), "`milestones` must be one fewer than `values`, got 2 and 2"),
-        (dict(batch_size=steps([2, 4, 8], [7, 3])), r"`milestones` must be in ascending order, got \[7, 3\]"),
-        (dict(batch_size=steps([2, 0], [3])), "values"),
-        (dict(batch_size=4, **accumulate(dict(type="StepValue", values=[1]))), "must be dict.type='StepValues'"),
-        (dict(batch_size=4, **accumulate(0)), "accumulative_counts"),
-        (dict(batch_size=4, loader=dict(example_length=steps([2, 4], [3]))), "must have a transform with the argument"),
-        (dict(batch_size=RAMP, train_cfg=dict(max_epochs=2)), "`train_cfg.epoch_length` must be given"),
-        (dict(batch_size=steps([2, 64], [3])), "`batch_size` must be at most the 48 samples of the dataset, got 64"),
-        (dict(batch_size=2, dataset=rows_of, loader=dict(example_length=3)), r"must divide the rows .* 3 for \(2, 8\)"),
+        (dict(batch_size=steps([2, 4], [3, 7])), ["`milestones`", "`values`", "got 2 and 2"]),
+        (dict(batch_size=steps([2, 4, 8], [7, 3])), ["`milestones`", "got [7, 3]"]),
+        (dict(batch_size=steps([2, 0], [3])), ["values"]),
+        (dict(batch_size=4, **accumulate(dict(type="StepValue", values=[1]))), ["dict(type='StepValues'"]),
+        (dict(batch_size=4, **accumulate(0)), ["accumulative_counts"]),
+        (dict(batch_size=4, loader=dict(example_length=steps([2, 4], [3]))), ["the argument"]),
+        (dict(batch_size=RAMP, train_cfg=dict(max_epochs=2)), ["`train_cfg.epoch_length`"]),
+        (dict(batch_size=steps([2, 64], [3])), ["`batch_size`", "48", "got 64"]),
+        (dict(batch_size=2, dataset=rows_of, loader=dict(example_length=3)), ["the rows", "(2, 8)"]),
     ],
 )
-def test_illegal_values_are_refused(tmp_path, changes, message):
-    with pytest.raises((ConfigError, ValueError, TypeError), match=message):
-        train(tmp_path, **changes)
+def test_illegal_values_are_refused(tmp_path, changes, words):
+    check_refusal(lambda: train(tmp_path, **changes), (ConfigError, ValueError, TypeError), *words)
 
 
 @pytest.mark.parametrize(("rule", "factors"), [("linear", [1, 2, 4]), ("sqrt", [1, 2**0.5, 2])])

@@ -183,11 +183,6 @@ def test_data_parallel_needs_a_rule_and_then_averages_over_replicas(make_runner)
     np.testing.assert_allclose(state.params["w"], train_by_hand(EACH), rtol=1e-5, atol=1e-6)
 
 
-def test_learning_rates_are_not_scaled_by_an_unknown_batch_size(make_runner):
-    with pytest.raises(ConfigError, match="`auto_scale_lr.enable` must be False for batches of unknown size"):
-        make_runner(**arguments(auto_scale_lr=dict(enable=True, base_batch_size=16))).train()
-
-
 def test_an_entry_named_mask_is_the_models_own(make_runner):
     batches = [dict(x=np.arange(4.0, dtype=np.float32), mask=np.array([True, False, False, False]))] * 2
 

@@ -11,6 +11,7 @@ from jengine.model import FunctionalModel
 from jengine.optim import build_optim_wrapper
 from jengine.runner import Runner
 from jengine.train import RecompilationGuard, build_train_step, create_train_state
+from tests.runner.conftest import build_runner
 
 SIZE = 28  # the inverses of these numbers are not exact in float32
 CLIP, SCALE, MOMENTUM, LR = 0.65, 1000.0, 0.1, 0.3
@@ -130,9 +131,9 @@ def test_float32_and_float64_parameters_of_one_model_keep_their_states(name, x64
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_a_run_with_float32_and_float64_parameters_is_resumed(tmp_path, x64, steps_per_call):
     def run(work_dir, iterations, **changes):
-        return Runner(
-            MIXED,
+        return build_runner(
             work_dir,
+            MIXED,
             train_dataloader=BATCHES,
             train_cfg=dict(by_epoch=False, max_iters=iterations, steps_per_call=steps_per_call, on_recompile="raise"),
             optim_wrapper=dict(

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 X = np.random.RandomState(0).randn(24, 3).astype(np.float32)
 WEIGHTS = np.random.RandomState(1).rand(24).astype(np.float32)
@@ -30,9 +29,9 @@ PARALLEL = {
 
 
 def train(path, loss="mean", parallel="one device", micro_batch=None, phases=None, **optim):
-    runner = Runner(
-        FunctionalModel(lambda: {"w": jnp.full(3, 0.5)}, loss=LOSSES[loss], predict=error),
+    runner = build_runner(
         path,
+        FunctionalModel(lambda: {"w": jnp.full(3, 0.5)}, loss=LOSSES[loss], predict=error),
         train_dataloader=dict(batch_size=8, dataset=ArrayDataset(dict(x=X, weight=WEIGHTS))),
         train_cfg=dict(max_epochs=2, micro_batch=micro_batch),
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=0.1), clip_grad=dict(max_norm=1.0), **optim),
@@ -76,14 +75,3 @@ def test_the_parts_are_as_large_as_allowed_and_the_log_says_so(tmp_path, caplog)
     jaxpr = jax.make_jaxpr(runner.programs.update.__wrapped__)(runner.state, batch, runner.step_hyperparams())
     shapes = {str(v.aval.shape) for eqn in jaxpr.eqns if eqn.primitive.name == "scan" for v in eqn.invars}
     assert "(2, 4, 3)" in shapes
-
-
-def test_data_of_unknown_size_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="train_cfg.micro_batch` must be None for data without a batch_size, got 2"):
-        Runner(
-            FunctionalModel(lambda: {"w": jnp.full(3, 0.5)}, loss=error, predict=error),
-            tmp_path,
-            train_dataloader=[{"x": X}],
-            train_cfg=dict(max_epochs=2, micro_batch=2),
-            optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-        ).train()

@@ -9,7 +9,6 @@ from jengine.model.precision import build_model
 from jengine.optim import AmpOptimWrapper, OptimWrapper
 from jengine.optim.gradients import sum_losses
 from jengine.train import (
-    RecompilationError,
     RecompilationGuard,
     build_eval_step,
     build_train_step,
@@ -132,17 +131,6 @@ def test_a_hook_may_change_the_batch_and_gets_its_own_key():
     np.testing.assert_allclose(metrics["noise"], jax.random.normal(model_key), rtol=1e-6)
 
 
-def test_a_hook_that_forgets_to_return_the_context_is_named():
-    class Forgetful(Hook):
-        def traced_grads(self, ctx):
-            ctx.replace(grads=None)
-
-    model, wrapper = make_model(), OptimWrapper(dict(type="SGD", lr=0.5))
-    state = start(model, wrapper)
-    with pytest.raises(TypeError, match="Forgetful.traced_grads must return the context"):
-        build_train_step(model, wrapper, [Forgetful()])(state, BATCH, wrapper.hyperparams)
-
-
 def test_accumulation_in_two_programs_equals_the_large_batch():
     model = make_model()
     wrapper = OptimWrapper(dict(type="SGD", lr=0.5), accumulative_counts=2)
@@ -183,11 +171,6 @@ def test_the_total_is_the_sum_of_entries_with_loss_in_their_name(losses, batch, 
     assert all(x.shape == () and x.dtype == jnp.float32 for x in metrics.values())
 
 
-def test_losses_without_a_loss_are_an_error():
-    with pytest.raises(ValueError, match=r"a loss must have 'loss' in its name, got \['acc'\]"):
-        total_loss({"acc": 1.0})
-
-
 @pytest.mark.parametrize("reduce", [total_loss, sum_losses])
 def test_a_total_among_its_parts_is_an_error_that_shows_both_ways_out(reduce):
     recon, kl = jnp.float32(3.0), jnp.float32(1.0)
@@ -196,18 +179,6 @@ def test_a_total_among_its_parts_is_an_error_that_shows_both_ways_out(reduce):
     assert "rename the parts, which are then only logged (['recon', 'kl']), or drop 'loss'" in str(caught.value)
     for losses in ({"loss": recon + kl, "recon": recon, "kl": kl}, {"recon_loss": recon, "kl_loss": kl}):
         assert jax.tree.leaves(reduce(losses))[0] == 4.0
-
-
-def test_the_error_of_a_second_trace_names_the_change():
-    fn = jax.jit(RecompilationGuard(lambda state, batch: state + batch["x"].sum(), ("state", "batch")))
-    fn(1.0, {"x": jnp.zeros((4, 2))})
-    fn(2.0, {"x": jnp.ones((4, 2))})
-    with pytest.raises(RecompilationError, match=r"batch\.x: was float32\[4,2\], is float32\[3,2\]"):
-        fn(1.0, {"x": jnp.zeros((3, 2))})
-    with pytest.raises(RecompilationError, match=r"batch\.mask: was absent, is bool\[4\]"):
-        fn(1.0, {"x": jnp.zeros((4, 2)), "mask": jnp.zeros(4, bool)})
-    with pytest.raises(RecompilationError, match=r"state: was .*weakly typed.*, is float32\[\]"):
-        fn(jnp.float32(1.0), {"x": jnp.zeros((4, 2))})
 
 
 def test_weakly_typed_arrays_do_not_cause_a_recompilation():

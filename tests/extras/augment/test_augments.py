@@ -8,6 +8,7 @@ import pytest
 from jengine.extras.augment import CutMix, MixUp, RandomErasing, SoftLabels
 from jengine.extras.augment.augments import cut_mask
 from jengine.extras.augment.batch_augments import BatchAugment, build_batch_augment
+from tests.refusals import check_refusal
 
 IMAGES = np.random.RandomState(0).rand(6, 9, 7, 2).astype(np.float32)
 LABELS = np.eye(6, dtype=np.float32)  # the share of an example is what is left of its label
@@ -119,19 +120,18 @@ def test_entries_of_a_tuple_are_mixed_by_index():
 
 
 @pytest.mark.parametrize(
-    ("batch", "message"),
+    ("batch", "words"),
     [
-        ({**BATCH, "label": np.arange(6)}, r"`MixUp.label` must be probabilities .* dict\(type='SoftLabels'"),
+        ({**BATCH, "label": np.arange(6)}, ["`MixUp.label`", "'SoftLabels'"]),
         (
             {**BATCH, "image": IMAGES[..., 0]},
-            r"`MixUp.image` must be images f\[B, H, W, C\], got 'image', f32\[6,9,7\]",
+            ["`MixUp.image`", "[B, H, W, C]", "got 'image', f32[6,9,7]"],
         ),
-        ({**BATCH, "image": IMAGES.astype(np.uint8)}, "make floats of integers first"),
+        ({**BATCH, "image": IMAGES.astype(np.uint8)}, ["integers first"]),
     ],
 )
-def test_batches_that_cannot_be_mixed_are_refused(batch, message):
-    with pytest.raises(ValueError, match=message):
-        MixUp()(batch, KEYS[0])
+def test_batches_that_cannot_be_mixed_are_refused(batch, words):
+    check_refusal(lambda: MixUp()(batch, KEYS[0]), ValueError, *words)
 
 
 def test_one_of_several_is_drawn_and_must_keep_the_form():

@@ -153,11 +153,6 @@ def test_concatenated_datasets_need_equal_metainfo():
         ConcatDataset([])
 
 
-def test_a_number_is_no_dataset():
-    with pytest.raises(TypeError, match="`datasets` must have datasets or their configs, got 0"):
-        ConcatDataset([0])
-
-
 def test_wrappers_pass_on_records_and_the_epoch(annotations):
     DATASETS.register_module(name="TestPictures", module=Pictures, force=True)
     config = dict(type="TestPictures", **annotations)

@@ -2,7 +2,6 @@ import base64
 import hashlib
 import http.server
 import json
-import os
 import re
 import threading
 
@@ -243,9 +242,3 @@ def test_an_endless_redirect_is_named(server):
     server.status, server.headers = 302, {"Location": "/again"}
     with pytest.raises(StorageError, match="w.npz: TooManyRedirects"):
         local_copy(f"{server.url}/w.npz")
-
-
-def test_a_local_pipe_is_refused(tmp_path):
-    os.mkfifo(tmp_path / "tokens.npy")
-    with pytest.raises(ConfigError, match="it must be a regular file, not a pipe or a device"):
-        TokenWindows(str(tmp_path / "tokens.npy"), length=3)

@@ -8,7 +8,6 @@ import pytest
 from jengine import checkpoint
 from jengine.config.errors import ConfigError
 from jengine.config.storage import list_files, read_bytes
-from jengine.extras.cloud import LocalCheckpointHook
 from jengine.extras.cloud.local_copies import POINTER, replace_unfit_copy
 from jengine.hooks import Hook
 from jengine.parallel.processes import SingleProcess
@@ -112,11 +111,6 @@ def test_copies_of_the_future_are_removed(train, tmp_path):
     (tmp_path / "run" / POINTER).unlink()
     train(resume=True, fail_at=7)
     assert copies(tmp_path) == []
-
-
-def test_a_url_is_no_local_disk():
-    with pytest.raises(ConfigError, match="LocalCheckpointHook.directory` must be .*, got 'gs://bucket'"):
-        LocalCheckpointHook("gs://bucket", interval=5)
 
 
 def test_copies_with_other_shards_give_way_to_the_checkpoint(train, tmp_path):

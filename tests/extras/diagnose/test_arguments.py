@@ -4,6 +4,7 @@ import pytest
 
 from jengine.cli import main
 from jengine.config import ConfigError
+from tests.refusals import check_refusal
 
 CONFIG = """
 def get_config():
@@ -103,21 +104,20 @@ def test_shortcuts_set_the_usual_values(write):
 
 
 @pytest.mark.parametrize(
-    ("changes", "arguments", "message"),
+    ("changes", "arguments", "words"),
     [
-        (dict(train_cfg="dict(max_iters=9)"), "--epochs 3", "by iterations: --config.train_cfg.max_iters=9 sets its length"),
+        (dict(train_cfg="dict(max_iters=9)"), "--epochs 3", ["--config", ".train_cfg.max_iters=9"]),
         (
             dict(optim_wrapper="dict(a=dict(optimizer=dict(lr=1)), b=dict(optimizer=dict(lr=2)))"), "--lr 3",
-            "got several: --config.optim_wrapper.a.optimizer.lr=, --config.optim_wrapper.b.optimizer.lr=",
+            ["got several: --config.optim_wrapper.a.optimizer.lr=, --config.optim_wrapper.b.optimizer.lr="],
         ),
-        (dict(optim_wrapper="len"), "--lr 3", "must be for a config with one optimizer, `optim_wrapper.optimizer`, got builtin"),
-        (dict(train_dataloader="[1, 2]"), "--batch-size 3", "`--batch-size` must be for a config with `train_dataloader.dataset`"),
-        ({}, "--lr 3 --config.optim_wrapper.optimizer.lr=2", "`optim_wrapper.optimizer.lr` must be set once, got --lr and"),
+        (dict(optim_wrapper="len"), "--lr 3", ["`optim_wrapper.optimizer`", "got builtin"]),
+        (dict(train_dataloader="[1, 2]"), "--batch-size 3", ["`--batch-size`", "`train_dataloader.dataset`"]),
+        ({}, "--lr 3 --config.optim_wrapper.optimizer.lr=2", ["`optim_wrapper.optimizer.lr`", "got --lr and"]),
     ],
 )  # fmt: skip
-def test_a_shortcut_without_one_meaning_is_an_error(write, changes, arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        resolved(write(**changes), *arguments.split())
+def test_a_shortcut_without_one_meaning_is_an_error(write, changes, arguments, words):
+    check_refusal(lambda: resolved(write(**changes), *arguments.split()), ConfigError, *words)
 
 
 def test_a_setting_one_level_too_high_names_its_place(write, capsys):

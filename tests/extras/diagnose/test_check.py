@@ -11,13 +11,12 @@ import pytest
 from flax import nnx
 from jax.experimental import checkify
 
-from jengine.config import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.diagnose.check import CheckError
 from jengine.extras.diagnose.leaked_tracers import LeakedTracerError
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel, NnxModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 BAD = 21  # sample 5 of the second batch, without shuffling
 
@@ -34,14 +33,8 @@ def cross_entropy(outputs, batch):
 
 def make_runner(tmp_path, model, hooks=(), **settings):
     loader = dict(batch_size=16, dataset=dict(type=make_data), sampler=dict(type="DefaultSampler", shuffle=False))
-    arguments = dict(
-        check=True,
-        train_dataloader=loader,
-        train_cfg=dict(max_iters=3),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=1e-2)),
-        custom_hooks=list(hooks),
-    )
-    return Runner(model, tmp_path, **{**arguments, **settings})
+    arguments = dict(check=True, train_dataloader=loader, train_cfg=dict(max_iters=3), custom_hooks=list(hooks))
+    return build_runner(tmp_path, model, **{**arguments, **settings})
 
 
 def fail(runner):
@@ -113,12 +106,6 @@ def test_a_check_of_the_user_fails_with_its_message_and_example(tmp_path):
     message, _ = fail(make_runner(tmp_path, FunctionalModel(lambda: jnp.ones(8), check_inputs)))
     assert message.startswith("inputs must be below 4, got 5.0 in the step of iteration 1, for example 5 of the batch, at ")
     assert "in check_inputs: checkify.check(" in message
-
-
-def test_a_check_of_the_user_without_the_switch_is_one_sentence_about_it(tmp_path):
-    runner = make_runner(tmp_path, FunctionalModel(lambda: jnp.ones(8), check_inputs), check=False)
-    with pytest.raises(ConfigError, match=r"only possible with `jengine train --check` or `Runner\(check=True\)`"):
-        runner.train()
 
 
 @jax.custom_vjp
@@ -238,12 +225,6 @@ def test_a_step_over_several_devices_is_checked(tmp_path, parallel):
     message, notes = fail(make_runner(tmp_path, model, parallel=MESHES[parallel]))
     assert re.match("NaN from `log` in the step of iteration 1, for example 5 of the batch, in the layer block, at .*in __call__", message)
     assert f"in ArrayDataset of train_dataloader: example 5 is sample {BAD}" in notes
-
-
-def test_replicas_of_several_devices_are_refused(tmp_path):
-    parallel = dict(type="DataParallel", devices=4, mesh=dict(data=2, fsdp=2))
-    with pytest.raises(ConfigError, match="`check` must be used with replicas of one device or with `Pjit`, got DataParallel with the mesh"):
-        make_runner(tmp_path, LinenModel(LinenNet(), cross_entropy, inputs="x"), parallel=parallel)
 
 
 EVALUATION = dict(

@@ -7,7 +7,6 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from jengine.config.errors import ConfigError
 from jengine.extras.diagnose.coord_check import check_coordinates, fit_slope
 from jengine.extras.diagnose.layer_outputs import find_outputs
 
@@ -78,10 +77,3 @@ def test_outputs_of_layers_are_found_in_scans_and_calls():
     first = x @ params["stack.kernel"][0]
     np.testing.assert_allclose(found["stack[0]"], first, rtol=1e-6)
     np.testing.assert_allclose(found["stack[1]"], np.maximum(first, 0) @ params["stack.kernel"][1], rtol=1e-5)
-
-
-def test_a_config_without_a_base_model_is_refused():
-    cfg = config()
-    del cfg["optim_wrapper"]["paramwise_cfg"]
-    with pytest.raises(ConfigError, match="paramwise_cfg.base` must say what a width is"):
-        check_coordinates(cfg, [32, 64], 2)

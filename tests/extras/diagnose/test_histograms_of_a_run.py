@@ -72,10 +72,3 @@ def test_histograms_of_the_due_steps_are_written_by_parameter(make_runner, tmp_p
         assert line["counts"] == counts.tolist()
         np.testing.assert_allclose(line["edges"], edges, rtol=1e-5, atol=1e-7)
         np.testing.assert_allclose([line["mean"], line["std"]], [expected.mean(), expected.std()], rtol=1e-4, atol=1e-7)
-
-
-def test_patterns_that_match_nothing_are_refused(make_runner):
-    with pytest.raises(ValueError, match=r"HistogramHook: patterns must match a parameter, got \['kernel'\]"):
-        make_runner(custom_hooks=[dict(type="HistogramHook", patterns=["kernel"])]).train()
-    with pytest.raises(ValueError, match="one of gradients and weights must be True"):
-        make_runner(custom_hooks=[dict(type="HistogramHook", gradients=False, weights=False)])

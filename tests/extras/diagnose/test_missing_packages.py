@@ -6,7 +6,6 @@ import sys
 import pytest
 
 from jengine.cli import main
-from jengine.config.errors import MissingPackageError
 from jengine.extras.diagnose.missing_packages import check_packages
 
 DIGITS = str(pathlib.Path(__file__).parents[3] / "configs" / "digits_cnn.py")
@@ -30,22 +29,6 @@ def test_all_missing_packages_of_a_config_are_one_line_before_anything_starts(tm
         "install all of them with: pip install 'jengine[examples,tensorboard]'\n"
     )
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("cfg", "extra"),
-    [
-        (dict(visualizer="LocalVisualizer"), "draw"),
-        (dict(visualizer=dict(vis_backends=["WandbVisBackend"])), "wandb"),
-        (dict(custom_hooks=[dict(type="mmseg.SegVisualizationHook")]), "draw"),
-        (dict(custom_hooks=[dict(type="DeepClusterHook", clustering=dict(type="PIC"))]), "examples"),
-        (dict(load_from="vit.safetensors"), "safetensors"),
-        (dict(load_from=dict(path=pathlib.Path("vit.safetensors"))), "safetensors"),
-    ],
-)
-def test_types_bare_names_and_weights_require_packages(cfg, extra):
-    with pytest.raises(MissingPackageError, match=rf"pip install 'jengine\[{extra}\]'"):
-        check_packages(cfg)
 
 
 def test_a_name_that_is_not_a_type_of_jengine_requires_nothing():

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.diagnose.schedule import preview_schedules
 
@@ -49,20 +48,3 @@ def test_curves_of_several_optimizers_are_prefixed_with_their_names():
     )
     assert curves["gen.lr"] == pytest.approx([0.5, 1, 1])
     assert curves["disc.lr"] == pytest.approx([1, 0.5, 0.25])
-
-
-def test_a_config_without_training_has_no_schedule():
-    with pytest.raises(ConfigError, match="got no train_cfg"):
-        preview_schedules(dict(model=1))
-
-
-def test_an_invalid_scheduler_is_reported_with_its_path():
-    with pytest.raises(KeyError, match="CosineAnnealingLR") as error:
-        preview_schedules(
-            dict(
-                train_cfg=dict(by_epoch=False, max_iters=3),
-                optim_wrapper=SGD,
-                param_scheduler=[dict(type="CosineAnealingLR", by_epoch=False)],
-            )
-        )
-    assert "in the config at `param_scheduler[0].type`" in error.value.__notes__

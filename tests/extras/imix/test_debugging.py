@@ -97,11 +97,6 @@ def test_an_error_stops_the_current_trace(imix_runner, tmp_path):
         jax.profiler.stop_trace()
 
 
-def test_the_predicate_must_be_a_function():
-    with pytest.raises(TypeError, match="enable_predicate` must be a function, got True"):
-        AutogradProfilerHook(True, "traces", use_cuda=False)
-
-
 def test_nans_are_found_after_an_operation_that_disables_the_checks(make_nan_run):
     jax.jit(jax.scipy.special.logsumexp)(np.ones(3, np.float32))  # its trace overrides the global setting
     runner, _ = make_nan_run(mode=True)

@@ -5,6 +5,7 @@ import pytest
 from jengine.config.errors import ConfigError
 from jengine.extras.imix import from_imix
 from jengine.runner import Runner
+from tests.refusals import check_refusal
 
 
 def make_config(**changes):
@@ -81,41 +82,23 @@ def test_by_iter_false_trains_by_epochs():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        (dict(optimiser={}), "unknown key .*'optimiser'; did you mean 'optimizer'"),
-        (dict(optimizer=None), "must have the key 'optimizer'"),
-        (dict(max_iter=10), "exactly one of `total_epochs` and `max_iter` must be given, got 3 and 10"),
-        (dict(total_epochs=None), "got None and None"),
-        (dict(by_iter=True), "`by_iter` must be True with max_iter, False with total_epochs, got True"),
-        (dict(lr_config=dict(max_iters=3)), "`lr_config` must have a `policy`"),
-        (dict(momentum_config=dict(eta_min=0.1)), "`momentum_config` must have a `policy`"),
-        (dict(train_data=dict(data={})), "`train_data` must have the key 'samples_per_gpu'"),
-        (dict(train_data=dict(data={}, sample_per_gpu=1)), "did you mean 'samples_per_gpu'"),
-        (dict(log_config=dict(interval=3)), "unknown key at `log_config`: 'interval'"),
-        (dict(test_data=dict(samples_per_gpu=1, data={})), "`test_data` must have post_processor"),
+        (dict(optimiser={}), ["unknown key", "'optimiser'", "did you mean 'optimizer'"]),
+        (dict(optimizer=None), ["'optimizer'"]),
+        (dict(max_iter=10), ["`total_epochs`", "`max_iter`", "got 3 and 10"]),
+        (dict(total_epochs=None), ["got None and None"]),
+        (dict(by_iter=True), ["`by_iter`", "max_iter", "total_epochs", "got True"]),
+        (dict(lr_config=dict(max_iters=3)), ["`lr_config`", "`policy`"]),
+        (dict(momentum_config=dict(eta_min=0.1)), ["`momentum_config`", "`policy`"]),
+        (dict(train_data=dict(data={})), ["`train_data`", "'samples_per_gpu'"]),
+        (dict(train_data=dict(data={}, sample_per_gpu=1)), ["did you mean 'samples_per_gpu'"]),
+        (dict(log_config=dict(interval=3)), ["`log_config`", "'interval'"]),
+        (dict(test_data=dict(samples_per_gpu=1, data={})), ["`test_data`", "post_processor"]),
     ],
 )
-def test_bad_configs_are_rejected(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        from_imix(make_config(**changes))
-
-
-def test_custom_hooks_must_be_a_list():
-    with pytest.raises(AssertionError, match="`custom_hooks` must be a list of hooks, got dict"):
-        from_imix(make_config(custom_hooks=dict(type="TextLoggerHook")))
-
-
-@pytest.mark.parametrize("name", ["is_run_eval", "is_lr_accumulation", "fp16"])
-def test_a_switch_takes_a_bool(name):
-    with pytest.raises(TypeError, match=f"`{name}` must be .*True or False.*, got 'no'"):
-        from_imix(make_config(**{name: "no"}))
-
-
-def test_an_error_has_the_path_in_the_config():
-    with pytest.raises(ConfigError) as caught:
-        from_imix(make_config(optimizer_config=dict(grad_clip=dict(max_grad_l2_norm=1, mode="all"))))
-    assert any("optimizer_config" in note for note in caught.value.__notes__)
+def test_bad_configs_are_rejected(changes, words):
+    check_refusal(lambda: from_imix(make_config(**changes)), ConfigError, *words)
 
 
 def test_a_runner_can_be_built_from_the_arguments(tmp_path):

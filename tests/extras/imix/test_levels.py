@@ -3,7 +3,6 @@ import warnings
 import pytest
 
 from jengine.config import HOOKS
-from jengine.config.errors import ConfigError
 from jengine.extras.imix import HookBase
 from jengine.extras.imix.levels import PriorityStatus, get_level, to_priority
 from jengine.hooks.hook_list import HookList
@@ -74,11 +73,6 @@ def test_the_config_of_any_hook_can_have_a_level():
     assert hooks.priority_of(hooks.register(dict(type="OptimizerHook"))) == 30
     with pytest.warns(UserWarning, match="got 35"):
         assert hooks.priority_of(hooks.register(dict(type="TextLoggerHook", level=35))) == 50
-
-
-def test_a_level_and_a_priority_exclude_each_other():
-    with pytest.raises(ConfigError, match="got both: 30 and 20"):
-        HookList().register(dict(type="TextLoggerHook", priority=30, level=20))
 
 
 def test_a_hook_that_does_not_call_super_init_has_a_level():

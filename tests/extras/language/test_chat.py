@@ -6,6 +6,7 @@ import pathlib
 import pytest
 
 from jengine.extras.language import ChatTemplate
+from tests.refusals import check_refusal
 
 DATA = pathlib.Path(__file__).parents[2] / "data" / "chat"
 RECORDED = json.loads((DATA / "rendered.json").read_text())
@@ -105,34 +106,32 @@ def test_switches_and_other_special_tokens_are_given_by_name():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "words"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "must end within 2 seconds"),
-        ("{{ 9**(9**9) }}", "must end within 2 seconds"),  # a single operation
-        ("{{ 'x' * 10**12 }}", "must need less memory"),
-        ("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", "must write at most 16777216 characters"),
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "must not call itself without an end"),
-        ("{{ raise_exception('no roles') }}", "the chat template refuses the messages: no roles"),
-        ("{% for %}", "must be valid for these messages, got TemplateSyntaxError"),
-        ("{{ ''.__class__.__mro__ }}", "must be valid for these messages, got SecurityError"),
+        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ["within 2 seconds"]),
+        ("{{ 9**(9**9) }}", ["within 2 seconds"]),  # a single operation
+        ("{{ 'x' * 10**12 }}", ["less memory"]),
+        ("{% for a in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", ["16777216"]),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", ["call itself"]),
+        ("{{ raise_exception('no roles') }}", ["no roles"]),
+        ("{% for %}", ["got TemplateSyntaxError"]),
+        ("{{ ''.__class__.__mro__ }}", ["got SecurityError"]),
     ],
 )
-def test_a_template_that_never_ends_or_fails_is_one_error(text, message):
+def test_a_template_that_never_ends_or_fails_is_one_error(text, words):
     question = [dict(role="user", content="a")]
-    with pytest.raises(ValueError, match=message):
-        ChatTemplate(text).render(question, False)
+    check_refusal(lambda: ChatTemplate(text).render(question, False), ValueError, *words)
     assert ChatTemplate("{{ messages[0].content }}").render(question, False) == "a"  # the next one is not concerned
 
 
 @pytest.mark.parametrize(
-    ("messages", "error", "message"),
+    ("messages", "error", "words"),
     [
-        ([], ValueError, r"`messages` must be one or more dicts with a `role`, got \[\]"),
-        ([dict(content="a")], ValueError, "`messages` must be one or more dicts with a `role`"),
-        ([dict(role="user", content="a"), dict(role="assistant", content="b")], ValueError, "must write each answer"),
-        ([dict(role="user", content=object())], TypeError, "object"),
+        ([], ValueError, ["`messages`", "`role`", "got []"]),
+        ([dict(content="a")], ValueError, ["`messages`", "`role`"]),
+        ([dict(role="user", content="a"), dict(role="assistant", content="b")], ValueError, ["write each answer"]),
+        ([dict(role="user", content=object())], TypeError, ["object"]),
     ],
 )
-def test_messages_that_cannot_be_rendered_are_refused(messages, error, message):
-    with pytest.raises(error, match=message):
-        ChatTemplate("{{ messages[0].content }}").split(messages)
+def test_messages_that_cannot_be_rendered_are_refused(messages, error, words):
+    check_refusal(lambda: ChatTemplate("{{ messages[0].content }}").split(messages), error, *words)

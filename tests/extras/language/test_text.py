@@ -49,12 +49,6 @@ def test_a_trained_tokenizer_merges_what_is_frequent(tokenizer):
         FileTokenizer.train(TEXTS, 100)
 
 
-def test_a_file_without_the_end_token_is_refused(tokenizer, tmp_path):
-    tokenizer.save(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match=r"`end_token` must be a token of .*tokenizer.json, got '</s>'"):
-        FileTokenizer(tmp_path / "tokenizer.json", end_token="</s>")
-
-
 def test_pieces_of_characters_have_the_bytes_of_their_text(tmp_path):
     """As in Llama 2: a piece begins with U+2581 for a space, and `<0x..>` are bytes of other characters."""
     pieces = ["<s>", "</s>", "<0xE2>", "<0x98>", "<0x83>", "\u2581", "n", "\u00ef", "\u2581na"]

@@ -12,7 +12,7 @@ import jengine
 from jengine import Runner
 from jengine.cli import main
 from jengine.config.errors import ConfigError
-from jengine.extras.language import Prompts, TextGenerator, generate
+from jengine.extras.language import Prompts, generate
 from jengine.model import get_model
 from jengine.train import compilation_counter
 
@@ -163,30 +163,6 @@ def test_the_command_line_continues_the_prompts_of_a_file(trained, tmp_path, cap
     assert f"3 texts of {trained.work_dir}/iter_40, written to" in capsys.readouterr().out
     found = [json.loads(line) for line in (tmp_path / "texts.jsonl").read_text().splitlines()]
     assert found == [dict(prompt=prompt, text=text) for prompt, text in zip(PROMPTS, ANSWERS, strict=True)]
-
-
-def test_a_run_that_cannot_generate_is_refused_before_training(tmp_path):
-    hook = dict(type="GenerationHook", prompts=["a"])
-    with pytest.raises(ConfigError, match="GenerationHook: `model` of the run must be a TextGenerator"):
-        Runner.from_cfg(
-            make_config(
-                tmp_path, model=INNER, custom_hooks=[hook], val_dataloader=None, val_evaluator=None, val_cfg=None
-            )
-        ).train()
-    module = dict(INNER["module"], vocab_size=256)
-    with pytest.raises(ConfigError, match="`tokenizer` must have at most the 256 tokens of the model, got 257"):
-        TextGenerator(dict(INNER, module=module), "bytes")
-    with pytest.raises(ConfigError, match="`model.module` must be a TransformerLM, got SmallViT"):
-        TextGenerator(dict(INNER, module=dict(type="SmallViT")), "bytes")
-    with pytest.raises(ValueError, match="`top_k` and `top_p` need a positive `temperature`"):
-        TextGenerator(INNER, "bytes", top_k=3)
-    learned = dict(INNER, module=dict(module, vocab_size=257, positions="learned", max_length=16))
-    with pytest.raises(ValueError, match="prompts and new tokens must fit into 16 positions, got 17"):
-        TextGenerator(learned, "bytes", max_new_tokens=13).make_prompts(PROMPTS)
-    with pytest.raises(ConfigError, match=r"`length` must be at least 4, the tokens of 'cabc', got 3"):
-        Prompts(PROMPTS, length=3)
-    with pytest.raises(ConfigError, match="all records or none must have a response, got 1"):
-        Prompts([dict(prompt="a", response="b"), dict(prompt="c")])
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from flax import nnx
 from jengine.data import ArrayDataset, DataLoader
 from jengine.evaluation import Accuracy, Evaluator, build_evaluator
 from jengine.extras.metrics import MetricAdapter
+from tests.refusals import check_refusal
 
 SIZE = 45
 rng = np.random.RandomState(0)
@@ -89,32 +90,22 @@ def test_padding_that_is_not_a_number_does_not_count():
 
 
 @pytest.mark.parametrize(
-    ("metric", "error", "message"),
+    ("metric", "error", "words"),
     [
         (
             MetricAdapter(nnx.metrics.Accuracy, {"logits": "logit", "labels": "label"}),
             KeyError,
-            "`MetricAdapter.inputs.logits` must be an entry of the batch with predictions, got 'logit'.*did you mean 'logits'",
+            ["`MetricAdapter.inputs.logits`", "got 'logit'", "did you mean 'logits'"],
         ),
         (
             MetricAdapter(nnx.metrics.Accuracy, {"logits": "score", "labels": "label"}),
             ValueError,
-            "expected logits.ndim==labels.ndim",
+            ["logits.ndim==labels.ndim"],
         ),
     ],
 )
-def test_wrong_inputs_raise_with_what_there_is(metric, error, message):
-    with pytest.raises(error, match=message):
-        metric.update(metric.init(), {"logits": DATA["logits"], "score": DATA["score"]}, {"label": DATA["label"]})
-
-
-def test_a_missing_argument_raises_with_the_entries():
-    metric = MetricAdapter(nnx.metrics.Accuracy)
-    with pytest.raises(
-        ValueError,
-        match=r"`MetricAdapter.inputs` must give the arguments \['labels'\] of 'accuracy'; the batch has target i32",
-    ):
-        metric.update(metric.init(), DATA["logits"], {"target": DATA["label"]})
+def test_wrong_inputs_raise_with_what_there_is(metric, error, words):
+    check_refusal(lambda: metric.update(metric.init(), {"logits": DATA["logits"], "score": DATA["score"]}, {"label": DATA["label"]}), error, *words)
 
 
 @pytest.mark.foreign

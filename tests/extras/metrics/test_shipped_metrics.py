@@ -1,6 +1,5 @@
 """The metrics equal scikit-learn's, whatever the batch size and the padding."""
 
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +23,7 @@ from jengine.extras.metrics import (
     PrecisionRecallF1,
     R2Score,
 )
+from tests.refusals import check_refusal
 
 SIZE, CLASSES = 61, 5
 ITEMS = ("precision", "recall", "f1")
@@ -225,12 +225,6 @@ def test_r2_of_constant_targets_is_as_in_scikit_learn(shift, expected):
     assert got["r2"] == expected == sklearn.r2_score(target, target + np.float32(shift))
 
 
-def test_predictions_of_another_shape_do_not_broadcast():
-    metric = MeanSquaredErrorMetric()
-    with pytest.raises(ValueError, match=r"must have the shape of the targets f32\[4\], got f32\[4,1\]"):
-        metric.update(metric.init(), jnp.zeros((4, 1)), {"target": jnp.zeros(4)})
-
-
 @pytest.mark.parametrize("batch_size", [2, 8])
 def test_perplexity_and_bits_per_byte_are_means_over_tokens_and_bytes(batch_size):
     rng = np.random.RandomState(5)
@@ -274,24 +268,17 @@ def test_bleu_equals_sacrebleu_of_the_whole_corpus():
     assert got == {"bleu": pytest.approx(expected)}
 
 
-def test_bleu_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    with pytest.raises(ImportError, match=r"BLEU requires sacrebleu: pip install 'jengine\[bleu\]'"):
-        BLEU()
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        ({"type": "ConfusionMatrix", "num_classes": 1}, "`num_classes` must be at least 2, got 1"),
-        ({"type": "PrecisionRecallF1", "average": "makro"}, "average"),
-        ({"type": "PrecisionRecallF1", "multilabel": True}, "`threshold` must be a number with multilabel=True"),
-        ({"type": "AUROC", "average": "micro"}, "average"),
+        ({"type": "ConfusionMatrix", "num_classes": 1}, ["`num_classes`", "at least 2", "got 1"]),
+        ({"type": "PrecisionRecallF1", "average": "makro"}, ["average"]),
+        ({"type": "PrecisionRecallF1", "multilabel": True}, ["`threshold`", "multilabel=True"]),
+        ({"type": "AUROC", "average": "micro"}, ["average"]),
     ],
 )
-def test_illegal_arguments_raise(arguments, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        METRICS.build(arguments)
+def test_illegal_arguments_raise(arguments, words):
+    check_refusal(lambda: METRICS.build(arguments), (ValueError, TypeError), *words)
 
 
 # --- Scores that are not numbers: no class ---

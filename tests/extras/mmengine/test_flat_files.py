@@ -9,6 +9,7 @@ from jengine.config import HOOKS, load_config, resolve
 from jengine.config.errors import ConfigError
 from jengine.extras.mmengine.mmengine_keys import SECTIONS
 from jengine.runner import Runner
+from tests.refusals import check_refusal
 
 BASE = """
     data_root = 'data/digits'
@@ -135,32 +136,21 @@ def test_a_base_may_have_get_config(write):
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "words"),
     [
         (
             ("_base_ = ['bse.py']", "a = 1"),
-            "must be a Python, JSON or YAML file, got '.*bse.py'; did you mean '.*base.py'",
+            ["JSON", "YAML", "got '", "bse.py", "'; did you mean '", "base.py"],
         ),
-        (("_base_ = ['base.py', 'base.py']", "a = 1"), r"must have different keys, got \['a'\] twice"),
-        (("_base_ = 'base.py'", "_base_ = 'a.py'"), "must not inherit from itself, got .*a.py -> .*base.py -> .*a.py"),
-        (("_base_ = 'no_such_package::x.py'", ""), "the package must be installed, got 'no_such_package::x.py'"),
-        (("", ""), "has no function `get_config"),
+        (("_base_ = ['base.py', 'base.py']", "a = 1"), ["got ['a'] twice"]),
+        (("_base_ = 'base.py'", "_base_ = 'a.py'"), ["got", "a.py", "base.py"]),
+        (("_base_ = 'no_such_package::x.py'", ""), ["got 'no_such_package::x.py'"]),
+        (("", ""), ["`get_config"]),
     ],
 )
-def test_a_flat_file_that_cannot_be_loaded_is_an_error_that_names_the_file(write, files, message):
+def test_a_flat_file_that_cannot_be_loaded_is_an_error_that_names_the_file(write, files, words):
     write("base.py", files[1])
-    with pytest.raises(ConfigError, match=message):
-        load(write("a.py", files[0]))
-
-
-def test_misspelled_sections_are_reported_in_one_error(write):
-    cfg = load(write("a.py", "optim_wraper = dict()\ntrain_dataloder = dict()\nmodel = dict()\nwork_dir = 'w'"))
-    with pytest.raises(ConfigError) as error:
-        Runner.from_cfg(cfg)
-    assert str(error.value) == (
-        "unknown keys at the top level of the config: 'optim_wraper'; did you mean 'optim_wrapper'?, "
-        "'train_dataloder'; did you mean 'train_dataloader'?"
-    )
+    check_refusal(lambda: load(write("a.py", files[0])), ConfigError, *words)
 
 
 def test_the_sections_of_a_flat_file_are_the_arguments_of_the_runner():

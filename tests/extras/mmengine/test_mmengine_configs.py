@@ -164,14 +164,6 @@ def test_backends_at_the_top_level_are_those_of_the_visualizer_or_an_error(tmp_p
     assert [backend["type"] for backend in cfg.get("visualizer", {}).get("vis_backends", [])] == expected
 
 
-def test_backends_on_the_command_line_without_a_visualizer_are_an_error(tmp_path):
-    (tmp_path / "a.py").write_text(f"vis_backends = {LOCAL}\nvisualizer = dict(vis_backends=vis_backends)\n{RUN}")
-    with pytest.raises(ConfigError, match="`vis_backends` must be in `visualizer`"):
-        drop_without_effect(
-            resolve(load_config(tmp_path / "a.py", ["visualizer=None", "vis_backends=[{'type': 'A'}]"]))
-        )
-
-
 @pytest.mark.parametrize("unset", ["None", "dict(_delete_=True)"])
 @pytest.mark.parametrize("place", ["data_preprocessor = {}", "model = dict(data_preprocessor={})"])
 def test_an_inherited_data_preprocessor_can_be_unset(tmp_path, unset, place):
@@ -191,24 +183,6 @@ def test_an_inherited_data_preprocessor_can_be_unset(tmp_path, unset, place):
 def test_unknown_names_that_are_not_of_public_packages_stay_errors(tmp_path):
     cfg = dict(visualizer=dict(type="LocalVisulizer"), custom_hooks=[dict(type="VisualisationHook")])
     assert drop_without_effect(cfg) == (cfg, [])
-
-
-@pytest.mark.parametrize(
-    "section",
-    ["train_cfg", "visualizer", "auto_scale_lr", "log_processor", "train_dataloader", "custom_imports", "model"],
-)
-def test_a_comma_behind_a_section_is_named(section, tmp_path):
-    (tmp_path / "comma.py").write_text(f"{RUN}\nwork_dir = 'w'\n{section} = dict(type='A'),\n")
-    with pytest.raises(ConfigError, match=f"`{section}` must be a dict, got a tuple of one; remove the comma after"):
-        Runner.from_cfg(load_config(tmp_path / "comma.py"))
-
-
-def test_a_data_preprocessor_is_an_error_that_says_where_images_are_normalized(tmp_path):
-    (tmp_path / "mean.py").write_text(f"{RUN}\nwork_dir = 'w'\ndata_preprocessor = dict(mean=[0.5], std=[0.2])\n")
-    with pytest.raises(
-        ConfigError, match=r"`data_preprocessor` must be left out: .*type='PreprocessedModel'.*'Normalize'"
-    ):
-        Runner.from_cfg(load_config(tmp_path / "mean.py"))
 
 
 def test_activation_checkpointing_at_the_top_level_is_an_argument_of_the_innermost_model():

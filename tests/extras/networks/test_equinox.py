@@ -14,6 +14,7 @@ from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel, Role, parameter_roles
 from jengine.optim import build_optim_wrapper
+from tests.runner.conftest import build_runner
 
 pytestmark = pytest.mark.foreign
 eqx = pytest.importorskip("equinox")
@@ -82,8 +83,9 @@ def make_runner(work_dir, epochs=2, model=None, **changes):
             batch_size=8, dataset=ArrayDataset(DATA), sampler=dict(type="DefaultSampler", shuffle=False)
         ),
         train_cfg=dict(max_epochs=epochs), optim_wrapper=ADAMW, randomness=dict(seed=0), custom_hooks=EMA,
+        default_hooks={},
     )  # fmt: skip
-    return Runner(model or make_model(), work_dir, **{**arguments, **EVALUATION, **changes})
+    return build_runner(work_dir, model or make_model(), **{**arguments, **EVALUATION, **changes})
 
 
 @pytest.fixture(scope="module")

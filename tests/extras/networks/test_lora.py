@@ -7,7 +7,6 @@ from flax import linen as nn
 from flax import nnx
 from safetensors.numpy import load_file
 
-from jengine import Runner
 from jengine.cli import main
 from jengine.config import MODELS, paths
 from jengine.config.errors import ConfigError
@@ -15,6 +14,8 @@ from jengine.data import ArrayDataset
 from jengine.extras.networks import LoRA
 from jengine.extras.weights import export_params
 from jengine.model import FunctionalModel, NnxModel
+from tests.refusals import check_refusal
+from tests.runner.conftest import build_runner
 
 VIT = dict(
     type="LinenModel",
@@ -191,32 +192,30 @@ def test_parameters_may_be_any_pytree():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        (dict(targets=["atn.query.kernel"]), "`targets` must match a kernel .*, got 'atn.query.kernel'; closest: .*attn.query"),
-        (dict(targets=["bias"]), "`targets` must match a kernel"),
-        (dict(targets=["zzz"]), "the first are cls_token, head.kernel"),
-        (dict(targets=["attn"], trainable=["heat"]), "`trainable` must match a parameter, got 'heat'; closest: head"),
-        (dict(targets=["patch_embed"], rank=17), r"`rank` must be at most 16 for the kernel patch_embed.kernel \[16, 16\]"),
+        (dict(targets=["atn.query.kernel"]), ["`targets`", "got 'atn.query.kernel'", "attn.query"]),
+        (dict(targets=["bias"]), ["`targets`"]),
+        (dict(targets=["zzz"]), ["cls_token", "head.kernel"]),
+        (dict(targets=["attn"], trainable=["heat"]), ["`trainable`", "got 'heat'", "closest: head"]),
+        (dict(targets=["patch_embed"], rank=17), ["`rank`", "16", "patch_embed.kernel", "[16, 16]"]),
     ],
 )  # fmt: skip
-def test_a_rule_that_matches_nothing_is_an_error_with_the_closest_paths(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        jax.eval_shape(LoRA(VIT, **arguments).init, jax.random.key(0), BATCH)
+def test_a_rule_that_matches_nothing_is_an_error_with_the_closest_paths(arguments, words):
+    check_refusal(lambda: jax.eval_shape(LoRA(VIT, **arguments).init, jax.random.key(0), BATCH), ConfigError, *words)
 
 
 @pytest.mark.parametrize(
-    ("targets", "error", "message"),
+    ("targets", "error", "words"),
     [
-        (["(attn"], ConfigError, r"a rule must be a regular expression, got '\(attn'"),
-        ([], ConfigError, "at least one rule"),
-        ([("attn", dict(rnk=4))], TypeError, "Target has no argument 'rnk'; did you mean 'rank'"),
-        ([("attn", dict(rank=0))], ConfigError, r"rank` must be an integer of at least 1, got 0"),
+        (["(attn"], ConfigError, ["got '(attn'"]),
+        ([], ConfigError, ["one rule"]),
+        ([("attn", dict(rnk=4))], TypeError, ["'rnk'", "did you mean 'rank'"]),
+        ([("attn", dict(rank=0))], ConfigError, ["rank`", "at least 1", "got 0"]),
     ],
 )
-def test_bad_rules_are_refused_by_the_constructor(targets, error, message):
-    with pytest.raises(error, match=message):
-        LoRA(VIT, targets)
+def test_bad_rules_are_refused_by_the_constructor(targets, error, words):
+    check_refusal(lambda: LoRA(VIT, targets), error, *words)
 
 
 def test_an_nnx_model_is_adapted():
@@ -259,9 +258,9 @@ def make_runner(work_dir, model, **changes):
         train_cfg=dict(max_epochs=3),
         optim_wrapper=dict(optimizer=dict(type="AdamW", lr=0.01, weight_decay=0.1)),
         val_dataloader=dict(batch_size=8, dataset=ArrayDataset(BATCH)),
-        val_cfg=dict(), val_evaluator=dict(type="Accuracy"), randomness=dict(seed=0),
+        val_cfg=dict(), val_evaluator=dict(type="Accuracy"), randomness=dict(seed=0), default_hooks={},
     )  # fmt: skip
-    return Runner(model, work_dir, **{**arguments, **changes})
+    return build_runner(work_dir, model, **{**arguments, **changes})
 
 
 @pytest.fixture(scope="module")

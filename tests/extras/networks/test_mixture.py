@@ -74,13 +74,6 @@ def test_a_mesh_divides_tokens_and_experts_and_keeps_values_and_gradients(variab
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), got, expected)
 
 
-def test_experts_that_the_axis_does_not_divide_are_refused(variables):
-    mesh = jax.make_mesh((3,), ("expert",), axis_types=(AxisType.Auto,), devices=jax.devices()[:3])
-    message = "must be a multiple of the mesh axis 'expert', got 4 experts on 3 devices"
-    with jax.set_mesh(mesh), pytest.raises(ValueError, match=message):
-        jax.eval_shape(lambda x: MIXTURE.apply({"params": variables[0]}, x), variables[1])
-
-
 def test_the_balance_loss_is_1_for_equal_shares_and_the_number_of_experts_for_one(variables):
     params, x = variables
 

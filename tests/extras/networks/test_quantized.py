@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jengine import Runner
-from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.networks import quantize
 from jengine.hooks import Hook
 from jengine.model import LinenModel, parameter_roles
+from tests.runner.conftest import build_runner
 
 pytestmark = pytest.mark.foreign
 
@@ -33,13 +32,12 @@ class Losses(Hook):
 
 def train(module, tmp_path, **changes):
     hook = Losses()
-    runner = Runner(
-        dict(type="LinenModel", module=module, loss=dict(type="CrossEntropy", label="targets"), inputs="tokens"),
+    runner = build_runner(
         tmp_path,
+        dict(type="LinenModel", module=module, loss=dict(type="CrossEntropy", label="targets"), inputs="tokens"),
         train_dataloader=dict(batch_size=16, dataset=ArrayDataset(DATA)),
         train_cfg=dict(by_epoch=False, max_iters=40),
         optim_wrapper=dict(optimizer=dict(type="Adam", lr=5e-3)),
-        default_hooks=dict(checkpoint=None, logger=None),
         custom_hooks=[hook],
         **changes,
     )
@@ -103,22 +101,6 @@ def test_tiles_are_along_the_inputs_that_the_role_has():
     actual = quantize(Merge(), "mxfp8").apply({"params": params}, batch["x"])
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
     assert np.abs(actual - Merge().apply({"params": params}, batch["x"])).max() > 1e-3
-
-
-class Picture(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.Conv(4, (3, 3))(x)
-
-
-def test_what_a_format_cannot_do_is_refused():
-    pytest.importorskip("qwix")
-    with pytest.raises(ConfigError, match="`tile` must be 16 for 'nvfp4'"):
-        quantize(Merge(), "nvfp4", tile=32)
-    with pytest.raises(ConfigError, match="`gradients` must be left out for 'int4'"):
-        quantize(Merge(), "int4", gradients="int8")
-    with pytest.raises(ConfigError, match="`paths` must leave convolutions out"):
-        quantize(Picture(), "mxfp8").init(jax.random.key(0), np.ones((1, 8, 8, 3), "f"))
 
 
 def test_only_products_in_the_paths_have_8_bits(tmp_path):

@@ -19,6 +19,7 @@ from jengine.extras.networks.rotary import make_scaling, rotate
 from jengine.extras.networks.transformer import PlusOneRMSNorm
 from jengine.model import CrossEntropy, LinenModel, parameter_roles
 from jengine.parallel import Placement, build_mesh
+from tests.refusals import check_refusal
 
 CONFIG = pathlib.Path(__file__).parents[3] / "configs" / "lm.py"
 SMALL = dict(vocab_size=11, width=8, depth=3, heads=2, mlp_width=12)
@@ -221,21 +222,15 @@ def test_scaled_rotations_have_the_frequencies_of_the_formulas(scaling, frequenc
 
 
 @pytest.mark.parametrize(
-    ("scaling", "message"),
+    ("scaling", "words"),
     [
-        (dict(factor=2.0), "`rotary_scaling.kind` must be one of linear, llama3, yarn, got None"),
-        (dict(kind="linear", factor=0.0), "factor"),
-        (dict(kind="linear", factor=2.0, beta_fast=3.0), "beta_fast"),
+        (dict(factor=2.0), ["`rotary_scaling.kind`", "got None"]),
+        (dict(kind="linear", factor=0.0), ["factor"]),
+        (dict(kind="linear", factor=2.0, beta_fast=3.0), ["beta_fast"]),
     ],
 )
-def test_a_scaling_with_other_settings_is_refused(scaling, message):
-    with pytest.raises((ConfigError, TypeError, ValueError), match=message):
-        TransformerLM(**SMALL, rotary_scaling=scaling).init(jax.random.key(0), TOKENS)
-
-
-def test_a_width_that_the_heads_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match=r"`width` must be a multiple of 2 \* heads = 6, got 8"):
-        TransformerLM(**{**SMALL, "heads": 3}).init(jax.random.key(0), TOKENS)
+def test_a_scaling_with_other_settings_is_refused(scaling, words):
+    check_refusal(lambda: TransformerLM(**SMALL, rotary_scaling=scaling).init(jax.random.key(0), TOKENS), (ConfigError, TypeError, ValueError), *words)
 
 
 def test_a_constraint_uses_the_axes_of_the_mesh_that_divide_and_none_without_a_mesh():

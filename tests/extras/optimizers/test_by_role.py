@@ -25,7 +25,7 @@ from jengine.model import CrossEntropy, FunctionalModel, LinenModel
 from jengine.model.roles import parameter_roles
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.optimizers.adam import scale_by_adam
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 RNG = np.random.default_rng(0)
 STEPS = 30
@@ -203,14 +203,6 @@ def test_a_plain_call_tells_roles_by_names_and_shapes_with_a_warning(caplog):
     assert {path: group["lr"] for path, group in wrapper.param_settings.items()} == {
         "dense.bias": 0.01, "dense.kernel": 0.1, "head.kernel": 0.01
     }  # fmt: skip
-
-
-def test_a_group_of_matrices_with_a_vector_is_an_error():
-    optimizer = Muon(lr=0.1).with_groups([dict(params="layers")])
-    with pytest.raises(ConfigError, match=r"Muon: parameter 'layers.bias' must have a role .* got 'bias'; set adam=True"):
-        OptimWrapper(optimizer).init(PARAMS)
-    groups = [dict(params="layers.kernel"), dict(params="layers.bias", adam=True, lr=0.01)]
-    OptimWrapper(Muon(lr=0.1).with_groups(groups)).init(PARAMS)
 
 
 def test_kinds_name_what_is_trained_as_matrices():
@@ -449,17 +441,15 @@ class NoteRates(Hook):
         self.rates.append(sorted({group["lr"] for group in runner.optim_wrapper.param_groups}))
 
 
-def make_runner(work_dir=None, **changes):
+def make_runner(work_dir, **changes):
     cfg = dict(
         model=make_lm(),
-        work_dir=work_dir,
         train_dataloader=dict(dataset=ArrayDataset(BATCH), batch_size=8),
         train_cfg=dict(by_epoch=False, max_iters=4),
         optim_wrapper=dict(optimizer=dict(type="Muon", lr=0.02, adam_learning_rate=0.01, ns_steps=2)),
-        default_hooks=dict(logger=None, checkpoint=None),
         randomness=dict(seed=0),
     )
-    return Runner(**{**cfg, **changes})
+    return build_runner(work_dir, **{**cfg, **changes})
 
 
 def test_a_schedule_multiplies_both_rates(tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 from jengine.config import HOOKS
 from jengine.hooks import EarlyStoppingHook
+from tests.refusals import check_refusal
 from tests.runner_fixture import QuickRunner
 
 
@@ -100,28 +101,20 @@ def test_the_default_of_min_delta_logs_a_warning(make, caplog):
     assert "only improvements" not in caplog.text
 
 
-def test_a_loop_that_cannot_be_stopped_is_refused(make):
-    runner = make(EarlyStoppingHook("acc"), [])
-    runner.prepare_training()
-    del runner.train_loop.stop_training
-    with pytest.raises(
-        AssertionError, match="must have the attribute `stop_training`.*got EpochBasedTrainLoop without"
-    ):
-        runner.call_hook("before_run")
-    make(EarlyStoppingHook("acc"), []).call_hook("before_run")  # validation alone
-
-
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error", "words"),
     [
-        (dict(monitor="acc", rule="bigger"), ValueError, "rule` must be 'greater' or 'less' or None, got 'bigger'"),
-        (dict(monitor="score"), ValueError, "cannot infer from the name .*; pass rule="),
-        (dict(monitor="acc", patience=-1), ValueError, "patience` must be an integer of at least 0, got -1"),
-        (dict(monitor="acc", patience=1.5), TypeError, "patience` must be an integer of at least 0, got 1.5"),
-        (dict(), TypeError, "needs the argument 'monitor'"),
-        (dict(monitor="acc", patient=1), TypeError, "did you mean 'patience'?"),
+        (dict(monitor="acc", rule="bigger"), ValueError, ["rule`", "'greater'", "'less'", "None", "got 'bigger'"]),
+        (dict(monitor="score"), ValueError, ["the name", "pass rule="]),
+        (dict(monitor="acc", patience=-1), ValueError, ["patience`", "at least 0", "got -1"]),
+        (dict(monitor="acc", patience=1.5), TypeError, ["patience`", "at least 0", "got 1.5"]),
+        (dict(), TypeError, ["'monitor'"]),
+        (dict(monitor="acc", patient=1), TypeError, ["mean 'patience"]),
     ],
 )
-def test_invalid_arguments_are_refused_with_the_legal_values(arguments, error, message):
-    with pytest.raises(error, match=message):
-        HOOKS.build(dict(type="EarlyStoppingHook", **arguments))
+def test_invalid_arguments_are_refused_with_the_legal_values(arguments, error, words):
+    check_refusal(lambda: HOOKS.build(dict(type="EarlyStoppingHook", **arguments)), error, *words)
+
+
+def test_a_validation_alone_needs_no_loop_to_stop(make):
+    make(EarlyStoppingHook("acc"), []).call_hook("before_run")

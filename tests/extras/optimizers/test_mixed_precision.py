@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from jengine.model import LinenModel
 from jengine.optim import SGD, AdamW, AmpOptimWrapper, OptimWrapper
+from tests.refusals import check_refusal
 
 
 def train(wrapper, grads):
@@ -131,19 +132,6 @@ def test_scalar_arguments_are_passed_to_the_loss_unchanged():
     )
     assert float(value) == np.float32(3000.7) * 2
     assert float(grads["w"]) == 2.0
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_loss_without_low_precision_products_is_rejected(dtype, compiled):
-    wrapper = AmpOptimWrapper(optimizer=SGD(lr=1.0), dtype=dtype)
-
-    def step(params, opt_state, x, target):
-        loss, _ = squared_error(linear)
-        return wrapper.value_and_grad(lambda params: loss(params, x, target))(params, opt_state)
-
-    with pytest.raises(ValueError, match=rf"in {dtype}, got float32 in all .* `outputs = wrapper.autocast\(apply_fn\)"):
-        (jax.jit(step) if compiled else step)(PARAMS, wrapper.init(PARAMS), X, TARGET)
 
 
 def test_a_loss_that_closes_over_its_batch_may_call_its_network_through_autocast():
@@ -303,24 +291,18 @@ def test_scale_stays_between_minimum_and_maximum():
 
 
 @pytest.mark.parametrize(
-    ("loss_scale", "error", "message"),
+    ("loss_scale", "error", "words"),
     [
-        ("foo", TypeError, "must be 'dynamic', a float or a dict, got"),
-        (128, TypeError, "must be 'dynamic', a float or a dict, got"),
-        ({"init_scael": 1.0}, TypeError, "no argument 'init_scael'; did you mean 'init_scale'"),
-        (-1.0, ValueError, "init_scale` must be a number above 0"),
-        ({"backoff_factor": 2.0}, ValueError, "backoff_factor"),
-        ({"min_scale": 4.0, "max_scale": 2.0}, ValueError, "min_scale"),
+        ("foo", TypeError, ["'dynamic'"]),
+        (128, TypeError, ["'dynamic'"]),
+        ({"init_scael": 1.0}, TypeError, ["'init_scael'", "did you mean 'init_scale'"]),
+        (-1.0, ValueError, ["init_scale`", "above 0"]),
+        ({"backoff_factor": 2.0}, ValueError, ["backoff_factor"]),
+        ({"min_scale": 4.0, "max_scale": 2.0}, ValueError, ["min_scale"]),
     ],
 )
-def test_invalid_loss_scale(loss_scale, error, message):
-    with pytest.raises(error, match=message):
-        AmpOptimWrapper(optimizer=SGD(lr=1.0), loss_scale=loss_scale)
-
-
-def test_unknown_dtype():
-    with pytest.raises(ValueError, match="got 'flaot16'"):
-        AmpOptimWrapper(optimizer=SGD(lr=1.0), dtype="flaot16")
+def test_invalid_loss_scale(loss_scale, error, words):
+    check_refusal(lambda: AmpOptimWrapper(optimizer=SGD(lr=1.0), loss_scale=loss_scale), error, *words)
 
 
 def test_state_dict_has_the_keys_of_gradscaler_and_loads_without_them():

@@ -6,6 +6,7 @@ import optax
 import pytest
 
 from jengine.optim import OptimWrapper, OptimWrapperDict, build_optim_wrapper
+from tests.refusals import check_refusal
 
 PARAMS = {"gen": {"w": jnp.ones((2,)), "b": jnp.ones(())}, "disc": {"w": jnp.ones((3,))}, "shared": {"e": jnp.ones(())}}
 
@@ -51,18 +52,16 @@ def test_each_optimizer_may_have_its_own_rules():
 
 
 @pytest.mark.parametrize(
-    ("cfg", "message", "path"),
+    ("cfg", "words", "path"),
     [
-        (dict(gne=sgd(0.1)), "`modules` must have parameters, got 'gne'; closest: gen", "optim_wrapper.gne"),
+        (dict(gne=sgd(0.1)), ["`modules`", "got 'gne'", "closest: gen"], "optim_wrapper.gne"),
         (
             dict(gen=sgd(0.1), disc=sgd(1.0, modules=["disc", "gen.w"])),
-            "'gen.w' must be in one optimizer wrapper, got 'gen' and 'disc'",
+            ["'gen.w'", "got 'gen' and 'disc'"],
             "optim_wrapper.disc",
         ),
-        (dict(gen=dict(optimizer=dict(type="SGD", lr=-1.0))), "lr", "optim_wrapper.gen.optimizer"),
+        (dict(gen=dict(optimizer=dict(type="SGD", lr=-1.0))), ["lr"], "optim_wrapper.gen.optimizer"),
     ],
 )
-def test_errors_have_the_config_path(cfg, message, path):
-    with pytest.raises(ValueError, match=message) as error:
-        build_optim_wrapper(PARAMS, cfg)
-    assert error.value.__notes__ == [f"in the config at `{path}`"]
+def test_errors_have_the_config_path(cfg, words, path):
+    check_refusal(lambda: build_optim_wrapper(PARAMS, cfg), ValueError, *words, f"`{path}`")

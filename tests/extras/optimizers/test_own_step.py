@@ -12,8 +12,9 @@ from flax import linen as nn
 from jengine.extras.diagnose import NumericsGuardHook
 from jengine.hooks import EMAHook, Hook
 from jengine.model import FunctionalModel, LinenModel, autocast
-from jengine.optim import AmpOptimWrapper, OptimWrapper, OptimWrapperDict, build_optim_wrapper
+from jengine.optim import AmpOptimWrapper, OptimWrapper, build_optim_wrapper
 from jengine.train import build_train_step, create_train_state
+from tests.refusals import check_refusal
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((6, 8, 3), np.float32)  # 6 iterations
@@ -331,45 +332,30 @@ def test_gradients_are_unscaled_under_a_loss_scale_and_networks_compute_in_low_p
 
 
 @pytest.mark.parametrize(
-    ("result", "error", "message"),
+    ("result", "error", "words"),
     [
-        (lambda state, m: state, TypeError, "cannot unpack"),
-        (lambda state, m: (state.params, m), ValueError, "must stay .* in a training step, got absent"),
+        (lambda state, m: state, TypeError, ["cannot unpack"]),
+        (lambda state, m: (state.params, m), ValueError, ["must stay", "got absent"]),
         (
             lambda state, m: (state.replace(params={"w": state.params["w"]}), m),
             ValueError,
-            r"`params.b` must stay float32\[\] in a training step, got absent",
+            ["`params.b`", "float32", "[]", "got absent"],
         ),
         (
             lambda state, m: (state.replace(params={**state.params, "w": jnp.zeros(4)}), m),
             ValueError,
-            r"`params.w` must stay float32\[3\] in a training step, got float32\[4\]",
+            ["`params.w`", "float32", "[3]", "got float32[4]"],
         ),
         (
             lambda state, m: (state, {**m, "p": jnp.ones(2)}),
             ValueError,
-            r"scalars as metrics, got the shape \(2,\) for 'p'",
+            ["got the shape (2,) for 'p'"],
         ),
-        (lambda state, m: (state, {"accuracy": 1.0}), ValueError, "must have 'loss' in its name"),
+        (lambda state, m: (state, {"accuracy": 1.0}), ValueError, ["'loss'"]),
     ],
 )
-def test_a_wrong_result_is_refused_while_tracing(result, error, message):
+def test_a_wrong_result_is_refused_while_tracing(result, error, words):
     def train_step(state, batch, ctx):
         return result(*ctx.update(state, lambda params: squared_error(params, batch)))
 
-    with pytest.raises(error, match=message):
-        run(own(train_step), OptimWrapper(optax.sgd(0.1)))
-
-
-def test_accumulation_phases_and_unknown_optimizers_are_refused_by_name():
-    def train_step(state, batch, ctx):
-        return ctx.update(state, lambda params: squared_error(params, batch), "b")
-
-    model = own(train_step)
-    with pytest.raises(ValueError, match="`accumulative_counts` 1 with .* its own train_step"):
-        build_train_step(model, OptimWrapper(optax.sgd(0.1), accumulative_counts=2))
-    wrappers = OptimWrapperDict(w=OptimWrapper(optax.sgd(0.1)))
-    with pytest.raises(ValueError, match="phases must be None for a model with its own `train_step`"):
-        build_train_step(model, wrappers, phases=[("w", 1)])
-    with pytest.raises(ValueError, match="`optimizer` must be 'w', got 'b'"):
-        run(model, wrappers)
+    check_refusal(lambda: run(own(train_step), OptimWrapper(optax.sgd(0.1))), error, *words)

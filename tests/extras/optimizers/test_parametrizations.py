@@ -16,6 +16,7 @@ from jengine.model import CrossEntropy, LinenModel, parameter_roles
 from jengine.optim import build_optim_wrapper
 from jengine.runner import Runner
 from jengine.train import create_train_state
+from tests.refusals import check_refusal
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(32, 12)).astype("f")
@@ -255,21 +256,16 @@ def test_a_run_scales_its_initial_parameters_once_and_resumes_them_as_they_are(t
 
 
 @pytest.mark.parametrize(
-    ("rules", "message"),
+    ("rules", "words"),
     [
-        (dict(parametrization="up", base=MUP["base"]), "must be one of mup, complete-p"),
-        (dict(parametrization="mup"), "must be dict\\(width="),
-        (dict(base=MUP["base"]), "`optim_wrapper|`paramwise_cfg.parametrization` must be set"),
-        (dict(parametrization="mup", base=dict(width={"model.module.wdth": 16})), "'model.module.wdth'.*width"),
-        (dict(**MUP, branches=["x"]), "complete-p"),
-        (dict(parametrization="complete-p", base=MUP["base"]), "branches` must list"),
+        (dict(parametrization="up", base=MUP["base"]), ["mup, complete-p"]),
+        (dict(parametrization="mup"), ["must be dict(width="]),
+        (dict(base=MUP["base"]), ["paramwise_cfg.parametrization` must be set"]),
+        (dict(parametrization="mup", base=dict(width={"model.module.wdth": 16})), ["'model.module.wdth'", "width"]),
+        (dict(**MUP, branches=["x"]), ["complete-p"]),
+        (dict(parametrization="complete-p", base=MUP["base"]), ["branches`"]),
     ],
 )
-def test_mistakes_are_named(tmp_path, rules, message):
-    with pytest.raises(ConfigError, match=message):
-        Runner.from_cfg(runner_config(tmp_path, 32, **rules)).build_optimizer()
-
-
-def test_an_optimizer_without_a_rule_is_refused():
-    with pytest.raises(ConfigError, match="must have a rule.*'LARS'"):
-        build(mlp(32), mlp(16), dict(type="LARS", lr=0.1))
+def test_mistakes_are_named(tmp_path, rules, words):
+    cfg = runner_config(tmp_path, 32, **rules)
+    check_refusal(lambda: Runner.from_cfg(cfg).build_optimizer(), ConfigError, *words)

@@ -15,6 +15,7 @@ from jengine.extras.plan.program_costs import compile_plan
 from jengine.model import FunctionalModel, autocast
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.runner import Runner
+from tests.refusals import check_refusal
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 64)).astype("f")
@@ -167,15 +168,14 @@ def test_groups_may_keep_float32():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "message"),
+    ("optimizer", "words"),
     [
-        (dict(type="SGD", lr=0.1, state_dtype="int8"), "without moments"),
-        (dict(type="AdamW", lr=0.1, state_dtype="int4"), "must be one of float32, bfloat16, int8, got 'int4'"),
+        (dict(type="SGD", lr=0.1, state_dtype="int8"), ["without moments"]),
+        (dict(type="AdamW", lr=0.1, state_dtype="int4"), ["float32", "bfloat16", "got 'int4'"]),
     ],
 )
-def test_mistakes_are_named(optimizer, message):
-    with pytest.raises(ConfigError, match=message):
-        OptimWrapper(optimizer).init({"w": jnp.ones((64, 256))})
+def test_mistakes_are_named(optimizer, words):
+    check_refusal(lambda: OptimWrapper(optimizer).init({"w": jnp.ones((64, 256))}), ConfigError, *words)
 
 
 def test_in_a_chain_of_optax():

@@ -3,7 +3,6 @@
 import pytest
 
 from jengine.config.errors import ConfigError
-from jengine.extras.plan.plan_process import PlanError
 from jengine.extras.plan.plan_report import format_search
 from jengine.extras.plan.plan_search import (
     Candidate,
@@ -171,11 +170,3 @@ def test_an_update_after_accumulation_counts_with_its_share():
     (plan,) = rank([dict(fits=True, programs=programs, accumulative_counts=4, examples_per_step=22)])
     assert plan["step_seconds"] == (5.0 + 3 * 2.0) / 4
     assert plan["examples_per_second"] == 8.0
-
-
-def test_an_error_of_every_candidate_ends_the_search():
-    def fail(candidates):
-        return [dict(candidate=each._asdict(), fits=False, error="ValueError: no", reason="no") for each in candidates]
-
-    with pytest.raises(PlanError, match="no candidate can be compiled: ValueError: no"):
-        search(build_space(CFG, parse_topology("v5e:2x2"), None), fail, report=lambda line: None)

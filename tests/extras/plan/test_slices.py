@@ -9,6 +9,7 @@ import pytest
 from jengine.config.errors import ConfigError
 from jengine.extras.plan.plan_search import iterate_meshes
 from jengine.parallel import build_mesh
+from tests.refusals import check_refusal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,23 +77,15 @@ def test_where_there_are_no_slices_processes_count_as_slices():
 
 
 @pytest.mark.parametrize(
-    ("slices", "message"),
+    ("slices", "words"),
     [
-        (dict(dta=2), "mesh.slices: an axis must be one of .*, got 'dta'; did you mean 'data'"),
-        (dict(data=3), "mesh.slices.data must be a number of slices that divides the size of the axis, 4, got 3"),
-        (dict(fsdp=0), "mesh.slices.fsdp must be a number of slices .*, 8, got 0"),
-        (dict(data=4), r"must be the number of slices of the devices, 2, got \{'data': 4\}"),
-        ({}, r"must be the number of slices of the devices, 2, got \{\}"),
-        (2, r"mesh.slices must be a number of slices along each axis, as in dict\(data=2\), got 2"),
+        (dict(dta=2), ["mesh.slices", "got 'dta'", "did you mean 'data'"]),
+        (dict(data=3), ["mesh.slices.data", "got 3"]),
+        (dict(fsdp=0), ["mesh.slices.fsdp", "got 0"]),
+        (dict(data=4), ["got {'data': 4}"]),
+        ({}, ["got {}"]),
+        (2, ["mesh.slices", "(data=2)", "got 2"]),
     ],
 )
-def test_slices_that_do_not_fit_are_refused(slices, message):
-    with pytest.raises(ConfigError, match=message):
-        build_mesh(dict(data=4, fsdp=8, slices=slices), make_slices(2))
-
-
-def test_devices_of_parts_of_slices_are_refused():
-    with pytest.raises(ConfigError, match=r"devices must be as many of each slice, got \{0: 16, 1: 8\}"):
-        build_mesh(dict(data=2, fsdp=12), make_slices(2)[:24])
-    with pytest.raises(ConfigError, match="a part of it without holes, got 5"):
-        build_mesh({}, make_slices(1)[:5])
+def test_slices_that_do_not_fit_are_refused(slices, words):
+    check_refusal(lambda: build_mesh(dict(data=4, fsdp=8, slices=slices), make_slices(2)), ConfigError, *words)

@@ -9,6 +9,7 @@ from jengine.extras.plan.topologies import (
     format_target,
     parse_topology,
 )
+from tests.refusals import check_refusal
 
 
 @pytest.mark.parametrize(
@@ -27,20 +28,19 @@ def test_chips_are_parsed_and_printed(text, shape, size):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "words"),
     [
-        ("v5:2x2", "--topology must begin with one of v5e, v5p, v6e, h100, h200, a100, b200, got 'v5:2x2'"),
-        ("v5e", "must be of the form v5e:4x4, got 'v5e'"),
-        ("v5e:2x2x1", "must be of the form v5e:4x4, got 'v5e:2x2x1'"),
-        ("v5e:0x2", "must be of the form v5e:4x4, got 'v5e:0x2'"),
-        ("v5p:4x4", "must be of the form v5p:2x2x1, got 'v5p:4x4'"),
-        ("h100:2x2", "must be of the form h100:8, got 'h100:2x2'"),
-        ("h100:12", "must be at most 8 GPUs or a multiple of it, got 'h100:12'"),
+        ("v5:2x2", ["--topology", "v5e", "v5p", "v6e", "h100", "h200"]),
+        ("v5e", ["v5e", "4x4", "got 'v5e'"]),
+        ("v5e:2x2x1", ["v5e", "4x4", "got 'v5e:2x2x1'"]),
+        ("v5e:0x2", ["v5e", "4x4", "got 'v5e:0x2'"]),
+        ("v5p:4x4", ["v5p", "2x2x1", "got 'v5p:4x4'"]),
+        ("h100:2x2", ["h100", "got 'h100:2x2'"]),
+        ("h100:12", ["GPUs", "got 'h100:12'"]),
     ],
 )
-def test_other_chips_are_refused(text, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_topology(text)
+def test_other_chips_are_refused(text, words):
+    check_refusal(lambda: parse_topology(text), ConfigError, *words)
 
 
 def test_several_slices_of_tpus_are_counted_and_those_of_gpus_are_hosts():

@@ -8,7 +8,6 @@ import optax
 import pytest
 
 from jengine.config import STRATEGIES
-from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.extras.plan import Collective
 from jengine.hooks import Hook, SyncBuffersHook
@@ -311,15 +310,6 @@ def test_a_run_resumes_with_the_statistics_of_each_replica(make_run, tmp_path):
         jax.device_get((state.params, state.model_state, state.opt_state)),
         jax.device_get((expected.params, expected.model_state, expected.opt_state)),
     )
-
-
-def test_illegal_settings_are_refused(make_run):
-    with pytest.raises(ConfigError, match="impl` must be 'shard_map' or 'pmap', got 'pmapp'"):
-        make_run(dict(type="DataParallel", impl="pmapp"))
-    with pytest.raises(ConfigError, match="devices must be at most 8, got 16"):
-        make_run(dict(type="DataParallel", devices=16))
-    with pytest.raises(ValueError, match="partitioned 8 times"):
-        make_run(dict(type="DataParallel", devices=8), train_dataloader=make_loader(12)).train()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from jengine.extras.plan import Collective, find_collectives
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from tests.parallel.conftest import make_loader
+from tests.refusals import check_refusal
 
 REPLICAS = 4
 RNG = np.random.RandomState(0)
@@ -182,18 +183,17 @@ def test_a_resumed_run_is_bitwise_equal_and_its_checkpoints_have_the_outer_param
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        (dict(custom_hooks=[dict(type="EMAHook")]), "DiLoCo: hooks must have no state in the step, .* got EMAHook"),
-        (dict(counts=3), "`parallel.inner_steps` must be a multiple of `accumulative_counts`, 3, got 4"),
-        (dict(parallel=dict(type="DiLoCo", inner_steps=4, parts=3)), "must be a multiple of `parts`, 3, got 4"),
-        (dict(parallel=dict(type="DiLoCo", inner_steps=6, parts=3)), "`parallel.parts` must be at most 2 .* got 3"),
-        (dict(parallel=dict(type="DiLoCo", inner_steps=4, outer_momentum=1)), "outer_momentum` must be .* got 1"),
+        (dict(custom_hooks=[dict(type="EMAHook")]), ["DiLoCo", "got EMAHook"]),
+        (dict(counts=3), ["`parallel.inner_steps`", "`accumulative_counts`", "got 4"]),
+        (dict(parallel=dict(type="DiLoCo", inner_steps=4, parts=3)), ["`parts`", "got 4"]),
+        (dict(parallel=dict(type="DiLoCo", inner_steps=6, parts=3)), ["`parallel.parts`", "got 3"]),
+        (dict(parallel=dict(type="DiLoCo", inner_steps=4, outer_momentum=1)), ["outer_momentum`", "got 1"]),
     ],
 )
-def test_what_it_cannot_do_is_refused(run, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        run(**changes).train()
+def test_what_it_cannot_do_is_refused(run, changes, words):
+    check_refusal(lambda: run(**changes).train(), ConfigError, *words)
 
 
 def test_a_run_resumes_on_another_number_of_replicas_from_their_mean_and_with_a_new_optimizer(run, tmp_path):

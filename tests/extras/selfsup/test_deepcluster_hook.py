@@ -19,7 +19,8 @@ from jengine.extras.selfsup.pseudo_labels import uniform_indices
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
 from jengine.parallel import SingleDevice
-from jengine.runner import Runner
+from tests.refusals import check_refusal
+from tests.runner.conftest import build_runner
 
 K = 2
 
@@ -82,10 +83,9 @@ def make_runner(work_dir, recorder=None, model=None, dataset=None, sampler=None,
         train_dataloader=dict(batch_size=8, dataset=dataset or PseudoLabelDataset(make_blobs()), sampler=sampler),
         train_cfg=dict(max_epochs=3),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.05, momentum=0.9)),
-        default_hooks=dict(checkpoint=None, logger=None),
         custom_hooks=[{**cluster, **(hook or {})}, *([recorder] if recorder else [])],
     )
-    return Runner(model or make_model(), work_dir, **{**arguments, **changes})
+    return build_runner(work_dir, model or make_model(), **{**arguments, **changes})
 
 
 def train(work_dir, **changes):
@@ -324,17 +324,16 @@ def test_the_extractor_takes_the_mean_over_the_positions_of_a_map():
 
 
 @pytest.mark.parametrize(
-    ("cfg", "message"),
+    ("cfg", "words"),
     [
-        (dict(type="Kmeans", k=25, pca_dim=-1), "`k` must be at most the number of samples, 24, got 25"),
-        (dict(type="Kmeans", k=2, pca_dim=3), "`pca_dim` must be at most 2 for 24 samples of 2 features, got 3"),
-        (dict(type="PIC", k=2, nnn=24, pca_dim=-1), "`nnn` must be below the number of samples, 24, got 24"),
-        (dict(type="PIC", k=2, pca_dim=3), "PIC: `pca_dim` must be at most 2 for 24 samples of 2 features, got 3"),
+        (dict(type="Kmeans", k=25, pca_dim=-1), ["`k`", "24", "got 25"]),
+        (dict(type="Kmeans", k=2, pca_dim=3), ["`pca_dim`", "24", "got 3"]),
+        (dict(type="PIC", k=2, nnn=24, pca_dim=-1), ["`nnn`", "24", "got 24"]),
+        (dict(type="PIC", k=2, pca_dim=3), ["PIC", "`pca_dim`", "24", "got 3"]),
     ],
 )
-def test_an_impossible_clustering_is_rejected(cfg, message):
-    with pytest.raises(ValueError, match=message):
-        build_clustering(cfg)(make_blobs().arrays["x"], seed=0)
+def test_an_impossible_clustering_is_rejected(cfg, words):
+    check_refusal(lambda: build_clustering(cfg)(make_blobs().arrays["x"], seed=0), ValueError, *words)
 
 
 def test_several_optimizers_are_refused_before_the_first_clustering(tmp_path):
@@ -342,11 +341,6 @@ def test_several_optimizers_are_refused_before_the_first_clustering(tmp_path):
     with pytest.raises(ValueError, match=r"`optim_wrapper` must be one optimizer .* got \['encoder', 'head'\]"):
         make_runner(tmp_path, optim_wrapper=dict(encoder=sgd, head=sgd)).train()
     assert list(tmp_path.glob("cluster_epoch_*")) == []
-
-
-def test_an_unknown_clustering_is_an_error_with_the_closest_name():
-    with pytest.raises(KeyError, match="clustering must be a registered name .* got 'KMeans'; did you mean 'Kmeans'"):
-        build_clustering(dict(type="KMeans", k=2))
 
 
 @pytest.mark.parametrize(
@@ -374,13 +368,6 @@ def test_missing_requirements_are_reported_before_training(tmp_path, changes, me
     with pytest.raises(AssertionError, match=message):
         runner.train()
     assert runner.iter == 0
-
-
-def test_a_model_without_features_is_rejected(tmp_path):
-    model = make_model()
-    model.predict = lambda params, model_state, batch: {"logits": batch["x"]}
-    with pytest.raises(AssertionError, match=r"predict must return a dict with 'features', got \['logits'\]"):
-        make_runner(tmp_path, model=model).train()
 
 
 def test_a_plan_does_not_cluster(tmp_path):

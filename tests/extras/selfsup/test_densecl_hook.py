@@ -7,7 +7,7 @@ from jengine.data import ArrayDataset
 from jengine.extras.selfsup import DenseCLHook, dense_match, densecl_losses, info_nce, push
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 
 def make_model(**attributes):
@@ -38,14 +38,10 @@ class Recorder(Hook):
             self.records[runner.iter] = tuple(map(float, values))
 
 
-def make_runner(tmp_path, model, hooks, **changes):
-    arguments = dict(
-        train_dataloader=dict(batch_size=2, dataset=ArrayDataset(dict(x=np.zeros((4, 1), np.float32)))),
-        train_cfg=dict(by_epoch=False, max_iters=502),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-        default_hooks=dict(checkpoint=None, logger=None),
-    )
-    return Runner(model, tmp_path, custom_hooks=hooks, **{**arguments, **changes})
+def make_runner(tmp_path, model, hooks, train_cfg=None, **changes):
+    data = dict(batch_size=2, dataset=ArrayDataset(dict(x=np.zeros((4, 1), np.float32))))
+    length = train_cfg or dict(by_epoch=False, max_iters=502)
+    return build_runner(tmp_path, model, train_dataloader=data, train_cfg=length, custom_hooks=hooks, **changes)
 
 
 def test_the_dense_loss_starts_at_its_iteration_without_recompilation(tmp_path):

@@ -14,12 +14,11 @@ from jengine.extras.selfsup import (
 from jengine.extras.selfsup.memory_bank import (
     count_labels,
     deal_with_small_clusters,
-    fill_bank,
     update_centroids,
 )
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 K, N = 3, 24
 SETTINGS = dict(
@@ -98,10 +97,9 @@ def make_runner(work_dir, *hooks, model=None, **changes):
         train_dataloader=dict(batch_size=4, dataset=PseudoLabelDataset(make_dataset())),
         train_cfg=dict(max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.02, momentum=0.9)),
-        default_hooks=dict(checkpoint=None, logger=None),
         custom_hooks=[cluster, *hooks],
     )
-    return Runner(model or make_model(), work_dir, **{**arguments, **changes})
+    return build_runner(work_dir, model or make_model(), **{**arguments, **changes})
 
 
 def test_each_task_runs_at_its_interval(tmp_path, monkeypatch):
@@ -205,11 +203,6 @@ def test_missing_state_entries_are_reported_before_training(tmp_path, model, mes
     assert runner.iter == 0
 
 
-def test_dist_mode_must_be_true():
-    with pytest.raises(AssertionError, match="`dist_mode` must be True, got False"):
-        ODCHook(10, 1, 50, True, 0.5, dist_mode=False)
-
-
 def make_bank(features, labels, centroids):
     return MemoryBank(
         jnp.asarray(normalize(np.asarray(features, np.float32))),
@@ -231,15 +224,6 @@ def test_features_are_averaged_and_samples_assigned_to_the_nearest_centroid():
 def test_centroids_are_means_and_stay_for_empty_clusters():
     bank = update_centroids(make_bank([[1, 0], [0, 1]], [1, 1], [[7, 7], [0, 0]]))
     np.testing.assert_allclose(bank.centroids, [[7, 7], [0.5, 0.5]])
-
-
-def test_a_memory_requires_samples_of_every_label_and_its_shape():
-    with pytest.raises(AssertionError, match=r"`labels` must have samples of every cluster, got none of \[1\]"):
-        fill_bank(empty_bank(2, 2, 3), np.eye(2), [0, 2])
-    with pytest.raises(
-        AssertionError, match=r"`features` must have the shape of the memory bank, \(2, 2\), got \(3, 2\)"
-    ):
-        fill_bank(empty_bank(2, 2, 3), np.ones((3, 2)), [0, 1, 2])
 
 
 def make_directions(degrees):

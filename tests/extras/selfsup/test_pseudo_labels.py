@@ -49,11 +49,6 @@ def test_it_builds_its_dataset_from_a_config():
     assert len(loader.dataset) == 2
 
 
-def test_labels_for_another_number_of_samples_are_rejected():
-    with pytest.raises(AssertionError, match="`labels` must have 3 entries, got 2"):
-        PseudoLabelDataset(SingleSampleDataset()).assign_labels([0, 1])
-
-
 def test_one_epoch_is_uniform_and_the_others_are_permutations():
     labels = np.array([0] * 9 + [1])
     sampler = DeepClusterSampler(10, seed=3)

@@ -5,7 +5,7 @@ import pytest
 from jengine.data import ArrayDataset
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 # cosine annealing of 0.05 over 10 epochs, computed by MMEngine
 COSINE = [0.05, 0.048776, 0.045225, 0.039695, 0.032725, 0.025, 0.017275, 0.010305, 0.004775, 0.001224]
@@ -34,14 +34,13 @@ def train(tmp_path, hook, predictor, **changes):
             optimizer=dict(type="SGD", lr=0.05), paramwise_cfg=dict(custom_keys={"predictor": predictor})
         ),
         param_scheduler=dict(type="CosineAnnealingLR", T_max=10, by_epoch=True),
-        default_hooks=dict(checkpoint=None, logger=None),
         custom_hooks=[dict(type="SimSiamHook", priority="HIGH", **hook), rates],
     )
     model = FunctionalModel(
         init=lambda: {"encoder": jnp.ones(()), "predictor": jnp.ones(())},
         loss=lambda params, batch: jnp.square(params["encoder"] + params["predictor"] * batch["x"]),
     )
-    runner = Runner(model, tmp_path, **{**arguments, **changes})
+    runner = build_runner(tmp_path, model, **{**arguments, **changes})
     runner.train()
     assert runner.programs.update.traces == 1
     return rates
@@ -111,8 +110,3 @@ def test_the_rate_is_set_before_each_iteration_unless_adjust_by_epoch(tmp_path, 
         custom_hooks=[LrOverride(), hook, rates],
     )
     assert rates.predictor == [rate]
-
-
-def test_a_run_without_marked_groups_is_rejected(tmp_path):
-    with pytest.raises(AssertionError, match="a parameter group must have fix_lr=True, got none; mark the predictor"):
-        train(tmp_path, dict(fix_pred_lr=True, lr=0.05), dict(lr_mult=1.0))

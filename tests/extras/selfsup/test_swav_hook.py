@@ -8,7 +8,7 @@ from jengine.extras.selfsup import SwAVQueue, empty_queue, sinkhorn, swav_loss
 from jengine.extras.selfsup.swav import SwAVHook
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 DIM, PROTOTYPES = 4, 3
 
@@ -61,13 +61,12 @@ def train(tmp_path, epochs=2, recorder=None, swav=None, **changes):
         train_dataloader=dict(batch_size=4, dataset=ArrayDataset(dict(x=x))),
         train_cfg=dict(max_epochs=epochs),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9, weight_decay=0.01)),
-        default_hooks=dict(checkpoint=None, logger=None),
         custom_hooks=[
             dict(type="SwAVHook", batch_size=4, feat_dim=DIM, priority="VERY_HIGH", **(swav or {})),
             recorder,
         ],
     )
-    runner = Runner(make_model(), tmp_path, **{**arguments, **changes})
+    runner = build_runner(tmp_path, make_model(), **{**arguments, **changes})
     runner.train()
     assert runner.programs.update.traces == 1
     return runner, recorder
@@ -182,34 +181,6 @@ def test_layers_do_not_change_while_frozen_each_for_its_own_iterations(tmp_path)
     # whether they change between iterations 0-1, 1-2, 2-3, 3-4, 4-5, despite weight decay and momentum
     assert changed["encoder"] == [False, True, True, True, True]
     assert changed["prototypes"] == [False, False, False, True, True]
-
-
-def test_frozen_layers_must_exist(tmp_path):
-    with pytest.raises(
-        AssertionError,
-        match="must have substrings of parameter paths, got 'prototipes'; did you mean 'prototypes.kernel'",
-    ):
-        train(tmp_path, swav=dict(frozen_layers_cfg={"prototipes": 2}))
-
-
-def test_a_model_that_does_not_return_the_queue_is_rejected(tmp_path):
-    def loss_without_queue(params, model_state, batch):
-        return {"loss": params["w"] * batch["x"].sum()}, {}
-
-    model = FunctionalModel(lambda: ({"w": jnp.ones(())}, {}), loss_without_queue)
-    arguments = dict(
-        train_dataloader=dict(batch_size=4, dataset=ArrayDataset(dict(x=np.ones((4, 1), np.float32)))),
-        train_cfg=dict(max_epochs=1),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-        custom_hooks=[dict(type="SwAVHook", batch_size=4, queue_length=4)],
-    )
-    with pytest.raises(ValueError, match="`model_state.queue.rows` must stay .* in a training step, got absent"):
-        Runner(model, tmp_path, **arguments).train()
-
-
-def test_a_queue_shorter_than_a_batch_is_rejected():
-    with pytest.raises(ValueError, match="`queue_length` must be 0 or at least a batch, 4, got 3"):
-        SwAVHook(batch_size=4, queue_length=3)
 
 
 def reference_sinkhorn(scores, epsilon=0.05, iterations=3):

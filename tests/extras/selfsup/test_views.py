@@ -1,13 +1,11 @@
-import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jengine.data import ArrayDataset, DataLoader
+from jengine.data import DataLoader
 from jengine.extras.selfsup import (
-    compare_features,
     extract_features,
     knn_accuracy,
     projection_accuracy,
@@ -92,9 +90,3 @@ def test_the_accuracy_of_projections_is_a_mean_over_matrices():
     mean = projection_accuracy(samples[:30], shuffled[:30], samples[30:], shuffled[30:], size=4, repeats=3)
     assert mean == pytest.approx(np.mean(single))
     assert len(set(single)) > 1
-
-
-def test_comparing_features_requires_a_trained_runner():
-    data = ArrayDataset(dict(image=np.zeros((2, 4, 4, 1), np.float32), label=np.arange(2)))
-    with pytest.raises(ValueError, match=r"`runner` must have a state, got one without; call runner.train\(\) first"):
-        compare_features(types.SimpleNamespace(state=None, strategy=None), train=data, test=data)

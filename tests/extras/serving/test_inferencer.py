@@ -7,7 +7,7 @@ from jengine.config import MODELS
 from jengine.data import ArrayDataset, Pipeline
 from jengine.extras.serving import BaseInferencer, BaseTTAModel
 from jengine.model import CrossEntropy, LinenModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 X = np.random.RandomState(0).randn(7, 4).astype(np.float32)
 
@@ -34,12 +34,12 @@ class Classifier(BaseInferencer):
 def trained(tmp_path_factory):
     labels = (X[:, 0] > 0).astype(np.int32)
     model = LinenModel(nn.Dense(2), CrossEntropy(), inputs="x")
-    runner = Runner(
-        model,
+    runner = build_runner(
         tmp_path_factory.mktemp("run"),
+        model,
         train_dataloader=dict(batch_size=7, dataset=ArrayDataset(dict(x=X, label=labels))),
         train_cfg=dict(max_epochs=1),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
+        default_hooks={},
         cfg=dict(vars=dict(scale=2.0)),
     )
     runner.train()
@@ -81,14 +81,6 @@ def test_the_model_may_be_a_whole_config(trained):
     for cfg in (dict(model=model), ConfigDict(dict(model=model))):
         inferencer = Classifier(cfg, weights=runner.work_dir, show_progress=False)
         np.testing.assert_allclose(inferencer(X[0])["predictions"][0], runner.predict({"x": X / 2})[0], rtol=1e-5)
-
-
-def test_an_argument_belongs_to_one_step():
-    with pytest.raises(AssertionError, match="Both: an argument must belong to one step, got scale twice"):
-
-        class Both(BaseInferencer):
-            preprocess_kwargs = frozenset({"scale"})
-            forward_kwargs = frozenset({"scale", "other"})
 
 
 def test_the_model_of_a_tta_model_may_be_a_config():

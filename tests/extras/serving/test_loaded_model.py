@@ -24,6 +24,7 @@ from jengine.extras.serving.trust import find_known_class, only_known_classes
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel
 from jengine.runner import Runner
 from jengine.train import compilation_counter
+from tests.runner.conftest import build_runner
 
 X = np.random.RandomState(0).randn(24, 4).astype(np.float32)
 
@@ -147,10 +148,8 @@ def train_objects(work_dir, **changes):
     """Train with a model that is passed as an object."""
     model = LinenModel(PredictLinen(), CrossEntropy(label="y"), inputs="x")
     loader = dict(batch_size=8, dataset=PredictData())
-    runner = Runner(
-        model, work_dir, train_dataloader=loader, train_cfg=dict(max_epochs=1),
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.5)), default_hooks=dict(logger=None), **changes,
-    )  # fmt: skip
+    hooks = dict(logger=None)
+    runner = build_runner(work_dir, model, train_dataloader=loader, train_cfg=dict(max_epochs=1), default_hooks=hooks, **changes)
     runner.train()
     return runner
 

@@ -15,6 +15,7 @@ from jengine.extras.sweeps.check import Request
 from jengine.extras.sweeps.space import ValueRange
 from jengine.extras.sweeps.sweep_check import make_plan
 from jengine.extras.sweeps.trials import make_trials, read_record
+from tests.refusals import check_refusal
 
 ENDLESS = ["--config.train_cfg.max_iters=1000000", "--config.train_cfg.val_interval=1000000"]
 CONFIG = pathlib.Path(__file__).parent / "swept_config.py"
@@ -37,40 +38,38 @@ def test_a_bad_value_of_any_run_is_refused_before_the_first_starts(tmp_path, arg
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        (dict(jobs=0), "`jobs` must be at least 1, got 0"),
-        (dict(launcher="slurm"), "`launcher` must be one of local, submitit, ray, got 'slurm'"),
-        (dict(launcher_options={"x": 1}), "the local launcher has no options, got x"),
-        (dict(random=2, search=2), "one of `random` and `search` may be above 0"),
-        (dict(search=2, seeds=2, grid={"lr": [1, 2]}), "a search has one seed"),
-        (dict(search=2), "a search must have ranges or a grid"),
-        (dict(ranges={"lr": (1.0, 0.1)}), "the range of `lr` must be low and high"),
-        (dict(seeds=-1), "`seeds` must be at least 0, got -1"),
-        (dict(grid={"lr": 0.1}), "the grid of `lr` must be a list of values, got 0.1"),
-        (dict(grid={"lr": []}), r"the grid of `lr` must be a list of values, got \[\]"),
-        (dict(grid={"lr": [0.1]}, metric="loss"), "`metric` must come with a search, got 'loss'"),
+        (dict(jobs=0), ["`jobs`", "at least 1", "got 0"]),
+        (dict(launcher="slurm"), ["`launcher`", "got 'slurm'"]),
+        (dict(launcher_options={"x": 1}), ["got x"]),
+        (dict(random=2, search=2), ["`random`", "`search`", "above 0"]),
+        (dict(search=2, seeds=2, grid={"lr": [1, 2]}), ["search", "one seed"]),
+        (dict(search=2), ["search", "ranges", "grid"]),
+        (dict(ranges={"lr": (1.0, 0.1)}), ["`lr`"]),
+        (dict(seeds=-1), ["`seeds`", "at least 0", "got -1"]),
+        (dict(grid={"lr": 0.1}), ["`lr`", "got 0.1"]),
+        (dict(grid={"lr": []}), ["`lr`", "got []"]),
+        (dict(grid={"lr": [0.1]}, metric="loss"), ["`metric`", "got 'loss'"]),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(tmp_path, arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        jengine.sweep(CONFIG, work_dir=tmp_path, **arguments)
+def test_arguments_that_make_no_sense_are_refused(tmp_path, arguments, words):
+    check_refusal(lambda: jengine.sweep(CONFIG, work_dir=tmp_path, **arguments), ConfigError, *words)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "words"),
     [
-        (dict(draws=2, seeds=[0, 1]), "random draws must have ranges or a grid"),
-        (dict(grid={"lr": [0.1]}, ranges={"optimizer.lr": ValueRange(0.1, 1)}, draws=2), "one of a grid and a range"),
-        (dict(grid={"lr": [0.1], "optimizer.lr": [0.2]}), "`optim_wrapper.optimizer.lr` must be given once"),
-        (dict(grid={"randomness.seed": [1]}, seeds=[0]), "`randomness.seed` must be set by one of a grid and seeds"),
-        (dict(search=True, grid={"lr": [0.1]}, metric="lossy"), "must be a metric of val_evaluator, got 'lossy'"),
+        (dict(draws=2, seeds=[0, 1]), ["random draws", "ranges", "grid"]),
+        (dict(grid={"lr": [0.1]}, ranges={"optimizer.lr": ValueRange(0.1, 1)}, draws=2), ["grid", "range", "lr"]),
+        (dict(grid={"lr": [0.1], "optimizer.lr": [0.2]}), ["`optim_wrapper.optimizer.lr`"]),
+        (dict(grid={"randomness.seed": [1]}, seeds=[0]), ["`randomness.seed`"]),
+        (dict(search=True, grid={"lr": [0.1]}, metric="lossy"), ["val_evaluator", "got 'lossy'"]),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(settings, message):
+def test_settings_that_contradict_each_other_are_refused(settings, words):
     request = Request(str(CONFIG), [], {}, {}, draws=0, search=False, seeds=[], metric=None)
-    with pytest.raises(ConfigError, match=message):
-        make_plan(request._replace(**settings))
+    check_refusal(lambda: make_plan(request._replace(**settings)), ConfigError, *words)
 
 
 def test_a_second_sweep_in_the_same_directory_is_refused(tmp_path):
@@ -230,15 +229,14 @@ def test_a_damaged_record_is_an_error_and_not_a_missing_one(tmp_path, name, cont
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        (dict(max_time="soon"), "`max_time` must be like '90s', '15m', '2h' or '23:50:00', got 'soon'"),
-        (dict(max_time="1h", launcher="submitit"), "`max_time` must come with launcher='local', got 'submitit'"),
+        (dict(max_time="soon"), ["`max_time`", "'90s'", "'15m'", "'2h'", "'23:50:00'", "got 'soon'"]),
+        (dict(max_time="1h", launcher="submitit"), ["`max_time`", "'local'", "got 'submitit'"]),
     ],
 )
-def test_a_time_limit_of_another_form_is_refused(tmp_path, arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        jengine.sweep(CONFIG, grid={"lr": [0.1]}, work_dir=tmp_path, **arguments)
+def test_a_time_limit_of_another_form_is_refused(tmp_path, arguments, words):
+    check_refusal(lambda: jengine.sweep(CONFIG, grid={"lr": [0.1]}, work_dir=tmp_path, **arguments), ConfigError, *words)
 
 
 @pytest.mark.many_processes

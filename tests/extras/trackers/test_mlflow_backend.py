@@ -1,5 +1,4 @@
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -107,11 +106,3 @@ def test_repeated_steps_are_not_logged_twice(backend, tmp_path):
 def test_nothing_is_created_before_the_first_value(backend, tmp_path):
     assert list(tmp_path.iterdir()) == []
     assert backend.state_dict() == {}
-
-
-def test_without_mlflow_the_error_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
-    with pytest.raises(ImportError, match=r"pip install 'jengine\[mlflow\]'"):
-        MLflowVisBackend(tmp_path).add_scalar("a", 1.0)
-    with pytest.raises(ImportError, match=r"pip install 'jengine\[mlflow\]'"):
-        MLflowVisBackend(tmp_path).add_config("")  # at the start of a run, not at its end

@@ -1,6 +1,5 @@
 import json
 import struct
-import sys
 import time
 import types
 
@@ -184,11 +183,3 @@ def test_warning_if_the_server_cannot_rewind(tmp_path, monkeypatch):
         dict(project="p", resume_from="existing?_step=7"),
         dict(project="p", id="existing", resume="allow"),
     ]
-
-
-def test_without_wandb_the_error_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ImportError, match=r"pip install 'jengine\[wandb\]'"):
-        WandbVisBackend(tmp_path).add_scalar("a", 1.0)
-    with pytest.raises(ImportError, match=r"pip install 'jengine\[wandb\]'"):
-        WandbVisBackend(tmp_path).add_config("")  # at the start of a run rather than at its end

@@ -10,6 +10,7 @@ import pytest
 from jengine.checkpoint import CheckpointMismatchError
 from jengine.extras.weights import load_pretrained
 from jengine.extras.weights.array_rules import rearrange
+from tests.refusals import check_refusal
 
 RNG = np.random.RandomState(0)
 
@@ -146,42 +147,27 @@ WEIGHTS = {"h.0.w": np.zeros((2, 3), np.float32), "h.2.w": np.zeros((2, 3), np.f
 
 
 @pytest.mark.parametrize(
-    ("rule", "message"),
+    ("rule", "words"),
     [
-        ((r"h\.(\d)", "h", dict(stack=0)), r"numbers 0 to 2 for 'h\.w', got none for 1, by the rule \('h"),
-        (("h.0", "h", dict(stack=0)), r"one group of `old` with the number .* got 0 in \('h\.0'"),
-        ((r"h\.0\.(\w)", "h", dict(split=0)), "`new` as a list with `split`"),
-        (("h", "h", dict(merge=0)), "`old` as a list with `merge`"),
-        (("h", "h", dict(unstack=0)), r"`\{\}` in `new` for the number"),
-        (("h", "h", dict(transposed=True)), r"has no argument 'transposed'; did you mean 'transpose|'transform'\?"),
-        (("h", "h", dict(transform="transposed")), "`transform` must be 'transpose', 'none', a function"),
-        (("h", "h", dict(sizes=dict(h=2))), "`sizes` with `reshape`"),
-        (("h.0", ["h", "b", "c"], dict(split=0)), r"the rule \('h\.0'.* cannot be applied to h\.0\.w \(2, 3\)"),
-        (("h.0", "h", dict(reshape="(a b) -> a b")), r"must name each axis of the shape \(2, 3\) once"),
-        (("h.0", "h", dict(reshape="(a b) c -> a b c")), "`sizes` must have all but one of"),
-        (("h.0", "h", dict(reshape="(a b) c -> a b c", sizes=dict(a=3))), r"an axis of 2 is not a \* b"),
-        (("x", "h", dict(stack=0)), r"must start with a prefix of a stored path, got \('x', 'h', \{'stack': 0\}\)"),
-        (("h", None, dict(stack=0)), "no options where `new` is None"),
-        (("h",), r"`load_pretrained\.rename\[0\]` must be a list of 2 items"),
+        ((r"h\.(\d)", "h", dict(stack=0)), ["'h.w'", "got none for 1, by the rule ('h"]),
+        (("h.0", "h", dict(stack=0)), ["`old`", "got 0 in ('h.0'"]),
+        ((r"h\.0\.(\w)", "h", dict(split=0)), ["`new`", "`split`"]),
+        (("h", "h", dict(merge=0)), ["`old`", "`merge`"]),
+        (("h", "h", dict(unstack=0)), ["`{}`", "`new`"]),
+        (("h", "h", dict(transposed=True)), ["'transposed'", "did you mean 'trans"]),
+        (("h", "h", dict(transform="transposed")), ["`transform`", "'transpose'", "'none'"]),
+        (("h", "h", dict(sizes=dict(h=2))), ["`sizes`", "`reshape`"]),
+        (("h.0", ["h", "b", "c"], dict(split=0)), ["'h.0'", "h.0.w", "(2, 3)"]),
+        (("h.0", "h", dict(reshape="(a b) -> a b")), ["(2, 3)"]),
+        (("h.0", "h", dict(reshape="(a b) c -> a b c")), ["`sizes`"]),
+        (("h.0", "h", dict(reshape="(a b) c -> a b c", sizes=dict(a=3))), ["* b"]),
+        (("x", "h", dict(stack=0)), ["got ('x', 'h', {'stack': 0})"]),
+        (("h", None, dict(stack=0)), ["`new`", "None"]),
+        (("h",), ["`load_pretrained.rename[0]`"]),
     ],
 )
-def test_a_rule_that_cannot_be_applied_names_itself(rule, message):
-    with pytest.raises((ValueError, TypeError, KeyError), match=message):
-        load(WEIGHTS, {"h": {"w": (2, 2, 3)}}, rule)
-
-
-def test_a_stack_of_another_size_or_shape_names_the_rule_and_both_shapes():
-    weights = {f"h.{i}.w": random(2, 3) for i in range(2)}
-    rule = (r"h\.(\d)", "h", dict(stack=0))
-    for shape, shown in [((3, 2, 3), "3,2,3"), ((2, 3, 2), "2,3,2")]:
-        message = (
-            rf"h\.w  stored 2 x float32\[2,3\], expected float32\[{shown}\]; the rule \('h.*\) makes 2 of \(2, 3\)"
-        )
-        with pytest.raises(CheckpointMismatchError, match=message):
-            load(weights, {"h": {"w": shape}}, rule)
-    weights["h.1.w"] = random(2, 4)
-    with pytest.raises(ValueError, match=r"must stack equal shapes and dtypes, got 'h\.0\.w' .* and 'h\.1\.w'"):
-        load(weights, {"h": {"w": (2, 2, 3)}}, rule)
+def test_a_rule_that_cannot_be_applied_names_itself(rule, words):
+    check_refusal(lambda: load(WEIGHTS, {"h": {"w": (2, 2, 3)}}, rule), (ValueError, TypeError, KeyError), *words)
 
 
 def test_a_weight_with_the_axes_of_a_kernel_is_not_loaded_without_a_rule():

@@ -18,6 +18,7 @@ from jengine.config.errors import ConfigError
 from jengine.extras.networks import TransformerLM
 from jengine.extras.weights import export_hub, load_pretrained, open_weights, transformer_arguments
 from jengine.extras.weights.huggingface import list_tensors, read_config
+from tests.refusals import check_refusal
 
 DATA = pathlib.Path(__file__).parents[2] / "data" / "pretrained"
 MODELS = ("gpt2", "llama", "mistral")
@@ -121,37 +122,36 @@ def test_loading_holds_one_tensor_beside_the_result(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        (dict(model_type="bert"), "`model_type` of a config.json must be one of .*got 'bert'"),
+        (dict(model_type="bert"), ["`model_type`", "config.json", "got 'bert'"]),
         (
             dict(rope_parameters=dict(rope_type="dynamic")),
-            "`rope_type` .* must be 'default', 'linear', .* got 'dynamic'",
+            ["`rope_type`", "'default'", "'linear'", "got 'dynamic'"],
         ),
-        (dict(rope_parameters=dict(rope_type="yarn", factor=2.0, mscale=1.0)), r"no other settings, got \['mscale'\]"),
+        (dict(rope_parameters=dict(rope_type="yarn", factor=2.0, mscale=1.0)), ["got ['mscale']"]),
         (
             dict(residual_multiplier=0.22),
-            "`residual_multiplier` of a config.json must be 1.0 for TransformerLM, got 0.22",
+            ["`residual_multiplier`", "config.json", "1.0", "TransformerLM", "got 0.22"],
         ),
         (
             dict(final_logit_softcapping=30.0),
-            "`final_logit_softcapping` .* must be a setting of TransformerLM, got 30.0",
+            ["`final_logit_softcapping`", "TransformerLM", "got 30.0"],
         ),
-        (dict(attn_logit_softcapping=50.0), "`attn_logit_softcapping` of a config.json must be a setting"),
+        (dict(attn_logit_softcapping=50.0), ["`attn_logit_softcapping`", "config.json"]),
         (
             dict(quantization_config=dict(quant_method="gptq")),
-            "`quantization_config` of a config.json must be a setting",
+            ["`quantization_config`", "config.json"],
         ),
-        (dict(a_new_setting=True), "`a_new_setting` of a config.json must be a setting of TransformerLM, got True"),
-        (dict(sliding_window=8), "`sliding_window` of a config.json must be a setting"),  # only Mistral's
-        (dict(partial_rotary_factor=0.5), "`partial_rotary_factor` of a config.json must be 1.0"),
-        (dict(rope_scaling=4.0), "`config.json.rope_scaling` must be a dict or None, got 4.0"),
-        (dict(hidden_act="quick_gelu"), "activation of a config.json must be one of .* got 'quick_gelu'"),
+        (dict(a_new_setting=True), ["`a_new_setting`", "config.json", "TransformerLM", "got True"]),
+        (dict(sliding_window=8), ["`sliding_window`", "config.json"]),  # only Mistral's
+        (dict(partial_rotary_factor=0.5), ["`partial_rotary_factor`", "config.json", "1.0"]),
+        (dict(rope_scaling=4.0), ["`config.json.rope_scaling`", "None", "got 4.0"]),
+        (dict(hidden_act="quick_gelu"), ["config.json", "got 'quick_gelu'"]),
     ],
 )
-def test_a_config_with_what_the_transformer_does_not_have_is_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        transformer_arguments({**read_config(DATA / "llama"), **changes})
+def test_a_config_with_what_the_transformer_does_not_have_is_refused(changes, words):
+    check_refusal(lambda: transformer_arguments({**read_config(DATA / "llama"), **changes}), ConfigError, *words)
 
 
 def test_settings_without_a_value_or_with_a_neutral_one_are_accepted():
@@ -206,40 +206,38 @@ def test_a_llama_without_its_output_layer_has_no_prefix_and_leaves_the_head_to_t
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "words"),
     [
-        (dict(num_attention_heads=0), r"`config.json.num_attention_heads` must be an integer in \[1, .*, got 0"),
-        (dict(num_attention_heads="4"), r"`config.json.num_attention_heads` must be an integer .*, got '4'"),
-        (dict(num_attention_heads=None), "a config.json must describe a model: `TransformerLM.heads` must be an integer"),
-        (dict(num_attention_heads=3), "a config.json must describe a model: TransformerLM: `heads` must be a multiple"),
-        (dict(hidden_size=10**12), r"`config.json.hidden_size` must be an integer in \[1, 2147483648\) or None, got 10000"),
-        (dict(hidden_size=10**400), "`config.json.hidden_size` must be an integer"),
-        (dict(hidden_size=True), "`config.json.hidden_size` must be an integer .*, got True"),
-        (dict(head_dim=5), "a config.json must describe a model: TransformerLM: `head_size` must be even"),
-        (dict(num_hidden_layers=10**6), r"`config.json.num_hidden_layers` must be an integer in \[1, 10000\]"),
-        (dict(rms_norm_eps=float("nan")), "`config.json.rms_norm_eps` must be a number above 0 or None, got nan"),
-        (dict(attention_bias="no"), "`config.json.attention_bias` must be True or False or None, got 'no'"),
-        (dict(rope_parameters="linear"), "`config.json.rope_parameters` must be a dict or None, got 'linear'"),
-        (dict(rope_parameters=dict(rope_theta=1)), "`rope_theta` of a config.json must be a number above 1, got 1"),
-        (dict(rope_parameters=dict(rope_theta=[])), r"`rope_theta` of a config.json must be a number above 1, got \[\]"),
-        (dict(rope_parameters=dict(rope_type=[1])), r"`rope_type` of a config.json must be .*, got \[1\]"),
-        (dict(rope_parameters=dict(rope_type="linear")), "a config.json must describe a model: .* needs .* 'factor'"),
-        (dict(rope_parameters=dict(rope_type="linear", factor="8")), "`rotary_scaling.factor` must be a number above"),
+        (dict(num_attention_heads=0), ["`config.json.num_attention_heads`", "got 0"]),
+        (dict(num_attention_heads="4"), ["`config.json.num_attention_heads`", "got '4'"]),
+        (dict(num_attention_heads=None), ["config.json", "`TransformerLM.heads`"]),
+        (dict(num_attention_heads=3), ["config.json", "TransformerLM", "`heads`"]),
+        (dict(hidden_size=10**12), ["`config.json.hidden_size`", "2147483648", "None", "got 10000"]),
+        (dict(hidden_size=10**400), ["`config.json.hidden_size`"]),
+        (dict(hidden_size=True), ["`config.json.hidden_size`", "got True"]),
+        (dict(head_dim=5), ["config.json", "TransformerLM", "`head_size`"]),
+        (dict(num_hidden_layers=10**6), ["`config.json.num_hidden_layers`", "[1, 10000]"]),
+        (dict(rms_norm_eps=float("nan")), ["`config.json.rms_norm_eps`", "above 0", "None", "got nan"]),
+        (dict(attention_bias="no"), ["`config.json.attention_bias`", "True or False", "None", "got 'no'"]),
+        (dict(rope_parameters="linear"), ["`config.json.rope_parameters`", "None", "got 'linear'"]),
+        (dict(rope_parameters=dict(rope_theta=1)), ["`rope_theta`", "config.json", "above 1", "got 1"]),
+        (dict(rope_parameters=dict(rope_theta=[])), ["`rope_theta`", "config.json", "above 1", "got []"]),
+        (dict(rope_parameters=dict(rope_type=[1])), ["`rope_type`", "config.json", "got [1]"]),
+        (dict(rope_parameters=dict(rope_type="linear")), ["config.json", "needs", "'factor'"]),
+        (dict(rope_parameters=dict(rope_type="linear", factor="8")), ["`rotary_scaling.factor`"]),
         (
             dict(rope_parameters=dict(
                 rope_type="llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0,
                 original_max_position_embeddings=64,
             )),
-            "`high_freq_factor` must be above low_freq_factor = 4.0, got 4.0",
+            ["`high_freq_factor`", "low_freq_factor", "4.0", "got 4.0"],
         ),
-        (dict(model_type=["llama"]), r"`model_type` of a config.json must be one of .*, got .*llama"),
-        (dict(hidden_act=5), "`config.json.hidden_act` must be a string or None, got 5"),
+        (dict(model_type=["llama"]), ["`model_type`", "config.json", "got", "llama"]),
+        (dict(hidden_act=5), ["`config.json.hidden_act`", "None", "got 5"]),
     ],
 )  # fmt: skip
-def test_a_config_with_impossible_settings_is_refused_in_one_sentence(changes, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        transformer_arguments({**read_config(DATA / "llama"), **changes})
-    assert "\n" not in str(caught.value)
+def test_a_config_with_impossible_settings_is_refused_in_one_sentence(changes, words):
+    check_refusal(lambda: transformer_arguments({**read_config(DATA / "llama"), **changes}), ConfigError, *words)
 
 
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling", "head_dim", "num_key_value_heads"])

@@ -16,6 +16,7 @@ from jengine.extras.weights.huggingface import read_config
 from jengine.extras.weights.language_models import make_config
 from jengine.hooks import Hook
 from jengine.runner import Runner
+from tests.refusals import check_refusal
 
 DATA = pathlib.Path(__file__).parents[2] / "data" / "pretrained"
 CONFIG = pathlib.Path(__file__).parents[3] / "configs" / "lm.py"
@@ -103,16 +104,15 @@ def test_a_model_that_was_trained_here_is_exported_with_a_config_of_its_own(tmp_
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "words"),
     [
-        (dict(**LLAMA, experts=2), "experts is 2, that of llama is None"),
-        (dict(**LLAMA, window=3, bias=True), "attention_bias is True, that of mistral is False"),
-        (dict(**GPT2 | dict(mlp="gated"), max_length=10), "mlp is 'gated', that of gpt2 is 'plain'"),
+        (dict(**LLAMA, experts=2), ["None"]),
+        (dict(**LLAMA, window=3, bias=True), ["attention_bias"]),
+        (dict(**GPT2 | dict(mlp="gated"), max_length=10), ["'gated'", "'plain'"]),
     ],
 )
-def test_settings_that_no_model_type_has_are_no_config(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        make_config(TransformerLM(**settings))
+def test_settings_that_no_model_type_has_are_no_config(settings, words):
+    check_refusal(lambda: make_config(TransformerLM(**settings)), ConfigError, *words)
 
 
 @pytest.mark.parametrize("as_object", [False, True])

@@ -47,15 +47,3 @@ def test_a_run_is_not_resumed_from_a_published_copy(path, tmp_path):
     publish(path, ["params"])
     (tmp_path / "last_checkpoint").unlink()
     assert find_latest(tmp_path) == path
-
-
-def test_an_unknown_key_is_refused_with_the_closest(path):
-    with pytest.raises(KeyError, match="no key 'parms'; did you mean 'params'"):
-        publish(path, ["parms"])
-
-
-def test_keys_without_arrays_are_refused(path):
-    with pytest.raises(
-        ValueError, match=r"`keys` must include an item of the state .*, got \['meta'\]"
-    ):
-        publish(path, ["meta"])

@@ -12,13 +12,10 @@ from jengine.optim.schedules import (
     check_param_schedulers,
     flatten_schedulers,
 )
+from tests.refusals import check_refusal
 
 EPOCHS = {"max_epochs": 4, "max_iters": 40, "epoch_length": 10}
 ITERS = {"max_epochs": 1, "max_iters": 45, "epoch_length": 10, "by_epoch_loop": False}
-
-
-def notes(error):
-    return " ".join(getattr(error.value, "__notes__", []))
 
 
 def test_no_config_gives_no_schedulers(make_wrapper):
@@ -79,14 +76,6 @@ def test_a_conversion_requires_epochs_and_their_length(settings, make_wrapper):
         StepLR.build_iter_from_epoch(make_wrapper(1.0), step_size=1, **settings)
 
 
-# MMEngine sets end=1, so that the value never changes.
-@pytest.mark.parametrize("by_epoch", [{}, {"by_epoch": True}])
-def test_a_scheduler_by_epoch_is_rejected_in_a_loop_over_iterations(by_epoch, make_wrapper):
-    with pytest.raises(ValueError, match=r"write by_epoch=False .* or convert_to_iter_based=True") as error:
-        build_param_schedulers([{"type": "StepLR", "step_size": 2, **by_epoch}], make_wrapper(1.0), **ITERS)
-    assert "param_scheduler[0]" in notes(error)
-
-
 def test_a_converted_scheduler_lasts_for_a_run_of_iterations(make_wrapper):
     cfg = {"type": "CosineAnnealingLR", "convert_to_iter_based": True}
     (scheduler,) = build_param_schedulers(cfg, make_wrapper(1.0), **ITERS)
@@ -123,74 +112,73 @@ def test_each_optimizer_can_have_its_own_schedulers(make_wrapper):
 
 
 @pytest.mark.parametrize(
-    ("cfg", "error", "message", "path"),
+    ("cfg", "error", "words", "path"),
     [
-        ({"type": "StepLR", "step_size": 1, "begin": 5}, ValueError, "`end` must be larger than `begin`", "[1]"),
-        ({"type": "StepLR", "step_size": 1, "begin": 3, "end": 2}, ValueError, "begin=3 and end=2", "[1]"),
-        ({"type": "StepLR", "step_size": 1, "begin": -1}, ValueError, "begin` must be a number of at least 0", "[1]"),
-        ({"type": "CosineAnnealingLR", "T_max": -5}, ValueError, "T_max` must be a number above 0 or None, got -5", "[1]"),
-        ({"type": "MultiStepLR", "milestones": [3, 1]}, ValueError, r"ascending order, got \[3, 1\]", "[1]"),
-        ({"type": "MultiStepLR", "milestones": 3}, TypeError, "milestones` must be a list", "[1]"),
-        ({"type": "StepLR", "step_size": 0}, ValueError, "step_size` must be a number above 0", "[1]"),
-        ({"type": "LinearLR", "start_factor": 1.5}, ValueError, r"start_factor` must be a number in \[0, 1\]", "[1]"),
-        ({"type": "ConstantLR", "factor": -0.5}, ValueError, r"factor` must be a number in \[0, 1\]", "[1]"),
+        ({"type": "StepLR", "step_size": 1, "begin": 5}, ValueError, ["`end`", "`begin`"], "[1]"),
+        ({"type": "StepLR", "step_size": 1, "begin": 3, "end": 2}, ValueError, ["begin=3", "end=2"], "[1]"),
+        ({"type": "StepLR", "step_size": 1, "begin": -1}, ValueError, ["begin`", "at least 0"], "[1]"),
+        ({"type": "CosineAnnealingLR", "T_max": -5}, ValueError, ["T_max`", "above 0", "None", "got -5"], "[1]"),
+        ({"type": "MultiStepLR", "milestones": [3, 1]}, ValueError, ["got [3, 1]"], "[1]"),
+        ({"type": "MultiStepLR", "milestones": 3}, TypeError, ["milestones`"], "[1]"),
+        ({"type": "StepLR", "step_size": 0}, ValueError, ["step_size`", "above 0"], "[1]"),
+        ({"type": "LinearLR", "start_factor": 1.5}, ValueError, ["start_factor`", "[0, 1]"], "[1]"),
+        ({"type": "ConstantLR", "factor": -0.5}, ValueError, ["factor`", "[0, 1]"], "[1]"),
         (
             {"type": "CosineAnnealingLR", "eta_min": 0, "eta_min_ratio": 0.1},
             AssertionError,
-            "`eta_min` must be None if `eta_min_ratio` is given, got eta_min=0 and eta_min_ratio=0.1",
+            ["`eta_min`", "None", "`eta_min_ratio`", "got eta_min=0 and eta_min_ratio=0.1"],
             "[1]",
         ),
         (
             {"type": "CosineRestartLR", "periods": [2]},
             AssertionError,
-            "exactly one of `eta_min` and `eta_min_ratio` must be given",
+            ["`eta_min`", "`eta_min_ratio`"],
             "[1]",
         ),
         (
             {"type": "CosineRestartLR", "periods": [2, 2], "eta_min": 0},
             AssertionError,
-            "must have the same length, got 2 and 1",
+            ["got 2 and 1"],
             "[1]",
         ),
-        ({"type": "CosineAnnealingLR", "eta_min": -0.5}, ValueError, "eta_min` must be a number of at least 0", "[1]"),
-        ({"type": "CosineAnnealingLR", "eta_min_ratio": -1.5}, ValueError, "eta_min_ratio` must be .* at least 0", "[1]"),
-        ({"type": "PolyLR", "power": -1}, ValueError, "power` must be a number of at least 0", "[1]"),
-        ({"type": "StepLR", "step_size": 1, "gamma": -1}, ValueError, "gamma` must be a number of at least 0", "[1]"),
-        ({"type": "ReduceOnPlateauLR", "threshold": -1}, ValueError, "threshold` must be .* at least 0, got -1", "[1]"),
-        ({"type": "OneCycleLR", "eta_max": -1.0}, ValueError, "eta_max` must be a number of at least 0 or a list", "[1]"),
-        ({"type": "OneCycleLR", "eta_max": [1.0, 2.0]}, ValueError, "each of the 1 parameter groups, got 2", ""),
-        ({"type": "OneCycleLR", "eta_max": 1.0, "pct_start": 2}, ValueError, r"pct_start` must be a number in \[0, 1\]", "[1]"),
-        ({"type": "OneCycleLR", "eta_max": 1.0, "anneal_strategy": "lin"}, ValueError, "got 'lin'", "[1]"),
-        ({"type": "StepParamScheduler", "param_name": "weight", "step_size": 1}, KeyError, "a known `weight`, got one without", "[1]"),
+        ({"type": "CosineAnnealingLR", "eta_min": -0.5}, ValueError, ["eta_min`", "at least 0"], "[1]"),
+        ({"type": "CosineAnnealingLR", "eta_min_ratio": -1.5}, ValueError, ["eta_min_ratio`", "at least 0"], "[1]"),
+        ({"type": "PolyLR", "power": -1}, ValueError, ["power`", "at least 0"], "[1]"),
+        ({"type": "StepLR", "step_size": 1, "gamma": -1}, ValueError, ["gamma`", "at least 0"], "[1]"),
+        ({"type": "ReduceOnPlateauLR", "threshold": -1}, ValueError, ["threshold`", "at least 0", "got -1"], "[1]"),
+        ({"type": "OneCycleLR", "eta_max": -1.0}, ValueError, ["eta_max`", "at least 0"], "[1]"),
+        ({"type": "OneCycleLR", "eta_max": [1.0, 2.0]}, ValueError, ["got 2"], ""),
+        ({"type": "OneCycleLR", "eta_max": 1.0, "pct_start": 2}, ValueError, ["pct_start`", "[0, 1]"], "[1]"),
+        ({"type": "OneCycleLR", "eta_max": 1.0, "anneal_strategy": "lin"}, ValueError, ["got 'lin'"], "[1]"),
+        ({"type": "StepParamScheduler", "param_name": "weight", "step_size": 1}, KeyError, ["`weight`", "got one without"], "[1]"),
         (
             {"type": "StepParamScheduler", "param_name": "name", "step_size": 1},
             ValueError,
-            "`name` of a parameter group must be a number, got 'x'",
+            ["`name`", "got 'x'"],
             "[1]",
         ),
-        ({"type": "StepLR", "step_size": 1, "last_step": -2}, ValueError, "last_step` must be .* at least -1", "[1]"),
-        ({"type": "StepLR", "step_size": 1, "last_step": 2, "end": 9}, KeyError, "unless .* have 'initial_lr'", "[1]"),
-        ({"type": "StepLr", "step_size": 1}, KeyError, r"got 'StepLr'; did you mean 'StepLR'\?", "[1].type"),
-        ({"type": "StepLR", "stepsize": 1}, TypeError, "did you mean 'step_size'", "[1]"),
-        ({"type": "StepLR"}, TypeError, "needs the argument 'step_size'", "[1]"),
-        ({"step_size": 1}, TypeError, "must have a 'type'", "[1]"),
-        ("StepLR", TypeError, "StepLR needs the argument 'step_size'", "[1]"),
+        ({"type": "StepLR", "step_size": 1, "last_step": -2}, ValueError, ["last_step`", "at least -1"], "[1]"),
+        ({"type": "StepLR", "step_size": 1, "last_step": 2, "end": 9}, KeyError, ["unless", "'initial_lr'"], "[1]"),
+        ({"type": "StepLr", "step_size": 1}, KeyError, ["got 'StepLr'", "did you mean 'StepLR'"], "[1].type"),
+        ({"type": "StepLR", "stepsize": 1}, TypeError, ["did you mean 'step_size'"], "[1]"),
+        ({"type": "StepLR"}, TypeError, ["'step_size'"], "[1]"),
+        ({"step_size": 1}, TypeError, ["'type'"], "[1]"),
+        ("StepLR", TypeError, ["StepLR", "'step_size'"], "[1]"),
         (
             {"type": "StepLR", "step_size": 1, "convert_to_iter_based": "no"},
             TypeError,
-            r"`param_scheduler\[1\]\.convert_to_iter_based` must be True or False, got 'no'",
+            ["`param_scheduler[1].convert_to_iter_based`", "True or False", "got 'no'"],
             "[1]",
         ),
-        ({"type": "StepLR", "step_size": 1, "convert_to_iter_based": 0.5}, TypeError, "True or False, got 0.5", "[1]"),
-        ({"type": "StepLR", "step_size": 1, "by_epoch": "False"}, TypeError, "True or False, got 'False'", "[1]"),
-        ({"type": "StepLR", "step_size": 1, "by_epoch": 0}, TypeError, "True or False, got 0", "[1]"),
+        ({"type": "StepLR", "step_size": 1, "convert_to_iter_based": 0.5}, TypeError, ["True or False", "got 0.5"], "[1]"),
+        ({"type": "StepLR", "step_size": 1, "by_epoch": "False"}, TypeError, ["True or False", "got 'False'"], "[1]"),
+        ({"type": "StepLR", "step_size": 1, "by_epoch": 0}, TypeError, ["True or False", "got 0"], "[1]"),
     ],
 )  # fmt: skip
-def test_bad_input_is_rejected_with_its_path(cfg, error, message, path, make_wrapper):
+def test_bad_input_is_rejected_with_its_path(cfg, error, words, path, make_wrapper):
     wrapper = make_wrapper(1.0, name="x", momentum=0.9)
-    with pytest.raises(error, match=message) as caught:
-        build_param_schedulers([{"type": "ExponentialMomentum", "gamma": 1.0}, cfg], wrapper, **EPOCHS)
-    assert f"`param_scheduler{path}`" in notes(caught)
+    cfgs = [{"type": "ExponentialMomentum", "gamma": 1.0}, cfg]
+    check_refusal(lambda: build_param_schedulers(cfgs, wrapper, **EPOCHS), error, *words, f"`param_scheduler{path}`")
 
 
 @pytest.mark.parametrize(
@@ -218,17 +206,16 @@ def test_an_illegal_value_is_refused_in_the_step_that_would_have_it(cfg, steps, 
 @pytest.mark.parametrize(
     ("cfg", "error", "words"),
     [
-        ({"type": "StepLr", "step_size": 1}, KeyError, "did you mean 'StepLR'"),
-        ({"type": "StepLR", "stepsize": 1, "by_epoch": False}, TypeError, "did you mean 'step_size'"),
-        ([{"type": "StepLR", "step_size": 0, "by_epoch": False}], ValueError, "step_size` must be a number above 0"),
-        ({"type": "StepLR", "step_size": 1}, ValueError, "write by_epoch=False"),
-        ({"main": None}, ValueError, "names of the optimizers"),
-        (5, TypeError, "must be a dict with a 'type'"),
+        ({"type": "StepLr", "step_size": 1}, KeyError, ["did you mean 'StepLR'"]),
+        ({"type": "StepLR", "stepsize": 1, "by_epoch": False}, TypeError, ["did you mean 'step_size'"]),
+        ([{"type": "StepLR", "step_size": 0, "by_epoch": False}], ValueError, ["step_size`", "above 0"]),
+        ({"type": "StepLR", "step_size": 1}, ValueError, ["by_epoch=False"]),
+        ({"main": None}, ValueError, ["the optimizers"]),
+        (5, TypeError, ["'type'"]),
     ],
 )
 def test_names_and_arguments_are_checked_before_the_optimizer_is_known(cfg, error, words):
-    with pytest.raises(error, match=words):
-        check_param_schedulers(cfg, [""], by_epoch_loop=False)
+    check_refusal(lambda: check_param_schedulers(cfg, [""], by_epoch_loop=False), error, *words)
     check_param_schedulers([{"type": "LinearLR", "by_epoch": False}, lambda step: 0.1], [""], by_epoch_loop=False)
     check_param_schedulers({"a": None, "b": {"type": "PolyLR"}}, ["a", "b"], by_epoch_loop=True)
 
@@ -245,14 +232,6 @@ def test_a_long_run_is_checked_when_its_values_are_set(make_wrapper):
     ):
         scheduler.step()
     assert wrapper.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-15)
-
-
-def test_one_cycle_cannot_be_stepped_past_its_end(make_wrapper, build):
-    (cycle,) = build(make_wrapper(1.0), {"type": "OneCycleLR", "eta_max": 1.0, "total_steps": 2})
-    cycle.step()
-    cycle.step()
-    with pytest.raises(ValueError, match="finite and at least 0, got nan from OneCycleLR in epoch 4"):
-        cycle.step()
 
 
 def test_verbose_logs_each_new_value(make_wrapper, build, caplog):

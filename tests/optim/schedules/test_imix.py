@@ -5,6 +5,7 @@ import math
 import pytest
 
 from jengine.config import PARAM_SCHEDULERS
+from tests.refusals import check_refusal
 
 
 def value_at(make_wrapper, step, base=1.0, **cfg):
@@ -67,29 +68,28 @@ def test_the_plateau_schedule_has_a_mode(make_wrapper, build):
 
 
 @pytest.mark.parametrize(
-    ("cfg", "error", "message"),
+    ("cfg", "error", "words"),
     [
         (
             {**MULTI, "warmup_iterations": 90000, "lr_ratio": 0.2},
             AssertionError,
-            "`warmup_iterations` must be smaller than the first of `lr_steps`, 90000, got 90000",
+            ["`warmup_iterations`", "`lr_steps`", "90000", "got 90000"],
         ),
-        ({**WARM_STEPS, "milestones": [20, 10]}, ValueError, "ascending order"),
-        ({**WARM_STEPS, "warmup_method": "lin"}, ValueError, "warmup_method` must be .*, got 'lin'"),
-        ({**WARM_COSINE, "max_iters": 0}, ValueError, "max_iters` must be an integer of at least 1"),
-        ({"type": "BertWarmupLinearLR", "max_iters": 10, "warmup": 3}, ValueError, r"in \[0, 1\) or -1, got 3"),
-        ({"type": "WarmupPolynomialSchedule", **HF, "lr_end": 2.0}, ValueError, "`lr_end` must be smaller than"),
-        ({"type": "ReduceOnPlateauSchedule", "mode": "low"}, ValueError, "mode` must be 'min' or 'max', got 'low'"),
+        ({**WARM_STEPS, "milestones": [20, 10]}, ValueError, ["ascending order"]),
+        ({**WARM_STEPS, "warmup_method": "lin"}, ValueError, ["warmup_method`", "got 'lin'"]),
+        ({**WARM_COSINE, "max_iters": 0}, ValueError, ["max_iters`", "at least 1"]),
+        ({"type": "BertWarmupLinearLR", "max_iters": 10, "warmup": 3}, ValueError, ["got 3"]),
+        ({"type": "WarmupPolynomialSchedule", **HF, "lr_end": 2.0}, ValueError, ["`lr_end`"]),
+        ({"type": "ReduceOnPlateauSchedule", "mode": "low"}, ValueError, ["mode`", "'min'", "'max'", "got 'low'"]),
         (
             {"type": "WarmupLinearSchedule", "num_warmup_steps": 1, "num_training_steps": -1},
             ValueError,
-            "num_training_steps` must be an integer of at least 1, got -1",
+            ["num_training_steps`", "at least 1", "got -1"],
         ),
     ],
 )
-def test_bad_settings_are_rejected(cfg, error, message, make_wrapper, build):
-    with pytest.raises(error, match=message):
-        build(make_wrapper(1.0), cfg)
+def test_bad_settings_are_rejected(cfg, error, words, make_wrapper, build):
+    check_refusal(lambda: build(make_wrapper(1.0), cfg), error, *words)
 
 
 def test_groups_keep_their_multiplier(make_wrapper, build):

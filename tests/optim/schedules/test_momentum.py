@@ -1,11 +1,7 @@
 """Test momentum schedules: of `momentum`, or of the first of `betas`."""
 
-import re
 
-import optax
 import pytest
-
-from jengine.optim import OptimWrapper
 
 
 def test_momentum_of_sgd_is_scheduled(make_wrapper, build, collect):
@@ -37,16 +33,3 @@ def test_the_learning_rate_does_not_change(make_wrapper, build):
     wrapper = make_wrapper(0.1, momentum=0.8)
     build(wrapper, {"type": "ConstantMomentum", "factor": 0.5})
     assert wrapper.param_groups[0]["lr"] == 0.1
-
-
-def test_an_optimizer_without_momentum_or_betas_is_rejected(make_wrapper, build):
-    with pytest.raises(KeyError, match="with a known `momentum`, got one without; expected one of: lr$"):
-        build(make_wrapper(0.1), {"type": "StepMomentum", "step_size": 1})
-
-
-def test_a_schedule_beside_one_of_an_optax_optimizer_says_what_to_write(build):
-    wrapper = OptimWrapper(optax.adamw(optax.cosine_decay_schedule(0.1, 8)))
-    way = r"lr=1e-2\), and leave out `param_scheduler` beside optax\.adamw\(schedule\)$"
-    with pytest.raises(KeyError) as raised:
-        build(wrapper, {"type": "CosineAnnealingLR", "end": 2})
-    assert re.search(way, raised.value.args[0])

@@ -237,13 +237,6 @@ def test_a_rate_that_is_set_by_hand_keeps_the_multiplier_of_each_group():
     assert wrapper.get_lr() == {"base_lr": [4.0], "lr": [4.0, 0.4]}
 
 
-def test_an_illegal_value_of_the_hand_is_refused(make_wrapper):
-    wrapper, schedulers = start(make_wrapper, MIXED, total=4)
-    wrapper.param_groups[0]["lr"] = -1.0
-    with pytest.raises(ValueError, match="`lr` of a parameter group must be finite and at least 0, got -1.0"):
-        train(wrapper, schedulers, 0, 1)
-
-
 def test_a_position_can_be_set_without_a_checkpoint(make_wrapper):
     wrapper, schedulers = start(make_wrapper, MIXED, total=4)
     expected = train(wrapper, schedulers, 0, 20)
