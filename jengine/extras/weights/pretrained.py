@@ -107,8 +107,10 @@ def load_pretrained(
         if name.startswith(prefix)
     }
     if not stored and item is not None:
-        tops = {name.partition(".")[0] for name in source.structs}
-        raise UnknownNameError(f"{source.label} has no {item!r}{closest(item, tops)}")
+        groups = {name.partition(".")[0] for name in source.structs if "." in name}
+        raise UnknownNameError(
+            f"{source.label} has no arrays below {item!r}{closest(item, groups)}"
+        )
     if isinstance(rename, str):
         rules = find_rules(rename)(stored, structs["params"], source.config)
     else:

@@ -98,6 +98,7 @@ REFUSED = {
     "an index with a file elsewhere": (lambda files: load_pretrained(files / "index.safetensors.index.json", {"dense": DENSE}), ValueError, "next to it", "'../secret.safetensors'"),
     "a text among arrays": (lambda: load_pretrained({"dense": {"name": "x", "bias": np.ones(2)}}, {"dense": DENSE}), TypeError, "weights", "dict in memory", "str at `dense.name`"),
     "an item of nothing": (lambda own: load_pretrained(own, DENSE, item="trian"), KeyError, "'trian'", "did you mean 'train'"),
+    "an item that is an array": (lambda: load_pretrained({"kernel": np.ones((2, 2))}, DENSE, item="kernel"), KeyError, "no arrays below 'kernel'"),
     # shapes
     "a stack of another size": (lambda: stack(3, 2, 3), *STACKED, "expected float32[3,2,3]"),
     "a stack of another shape": (lambda: stack(2, 3, 2), *STACKED, "expected float32[2,3,2]"),
