@@ -39,7 +39,7 @@ LOCAL = "visualizer={'vis_backends': [{'type': 'LocalVisBackend'}]}"
 MODULE = (
     "model.module={'type': 'TransformerLM', 'width': 64, 'depth': 2, 'heads': 4, 'mlp_width': 192,"
     " 'vocab_size': 256, 'norm': 'layer', 'mlp': 'plain', 'activation': 'gelu_tanh',"
-    " 'positions': 'learned', 'max_length': 64, 'bias': True, 'remat': False}"
+    " 'positions': 'learned', 'max_length': 64, 'bias': True, 'remat': False, 'scan': False}"
 )
 TASKS = {
     "cnn": Task(
