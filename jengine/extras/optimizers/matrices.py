@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as _Spec
 from optax import Updates
@@ -224,10 +223,7 @@ def _map_first(
         # Each result goes back to where its layer came from before the next one's turn: XLA would
         # rather gather the results of all.
         return jax.lax.map(
-            lambda each: jax.tree.map(
-                lambda old, new: shard_alike(old, new)[1], each, function(shared, *each)
-            ),
-            arrays,
+            lambda each: jax.tree.map(_shard_like, each, function(shared, *each)), arrays
         )
 
     def move(arrays: Any, counts: Sequence[int]) -> Any:
@@ -251,6 +247,15 @@ def _map_first(
     )
     counts = range(1, len(batch) + 1)
     return move(mapped(shared, move(arrays, counts)), counts[::-1])
+
+
+def _shard_like(old: jax.Array, new: jax.Array) -> jax.Array:
+    """Return `new` where `old` is.
+
+    A choice between two arrays is made where both are, and XLA does not see that it is always the
+    same one.
+    """
+    return jnp.where(jax.lax.optimization_barrier(True), new, old)
 
 
 def map_matrices(
