@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 from jengine.config.frames import own_frames
 from jengine.extras.diagnose.nnx_calls import wrapped_calls
 from jengine.extras.diagnose.stacks import describe_line
+from jengine.train.scan_operands import count_scan_operands
 
 PyTree = Any
 # JAX's transformations in the names of scopes, and scopes that it adds itself
@@ -213,8 +214,8 @@ class _Search:
     ) -> None:
         """Run the iterations of a scan one after the other, the first that fails by operations."""
         body = params["jaxpr"]
-        carry_at = params["num_consts"]
-        inputs_at = carry_at + params["num_carry"]
+        carry_at, carried = count_scan_operands(params)
+        inputs_at = carry_at + carried
         consts = args[:carry_at]
         carry = args[carry_at:inputs_at]
         inputs = args[inputs_at:]
@@ -236,7 +237,7 @@ class _Search:
                     text = f"{self.infinite.text}{suffix}"
                     self.infinite = self.infinite._replace(text=text)
                 return
-            carry = outputs[: params["num_carry"]]
+            carry = outputs[:carried]
 
 
 def _are_finite(values: Sequence[Any]) -> bool:

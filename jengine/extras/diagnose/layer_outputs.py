@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from jengine.train.scan_operands import count_scan_operands
+
 _PRODUCTS = ("dot_general", "conv_general_dilated", "gather", "ragged_dot_general")
 # operations after which an array is still the parameter, in another form
 _VIEWS = ("convert_element_type", "copy", "reshape", "transpose", "squeeze", "broadcast_in_dim")
@@ -95,8 +97,8 @@ class _Interpreter:
         self, eqn: Any, values: list[Any], labels: list[str | None], suffix: str
     ) -> tuple[Sequence[Any], Sequence[str | None]]:
         params = eqn.params
-        first = params["num_consts"]
-        second = first + params["num_carry"]
+        first, carried = count_scan_operands(params)
+        second = first + carried
         body = params["jaxpr"]
         carry = values[first:second]
         rows = []

@@ -21,6 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jengine.config.paths import flatten
 from jengine.extras.diagnose.nnx_calls import path_of, wrapped_calls
+from jengine.train.scan_operands import count_scan_operands
 
 PyTree = Any
 Visit = Callable[[str, jax.Array], PyTree]  # (path, marked array) -> small arrays; None to skip
@@ -267,10 +268,10 @@ class _Collector:
     ) -> Sequence[Any]:
         params = eqn.params
         inner: ClosedJaxpr = params["jaxpr"]
-        ends = params["num_consts"], params["num_consts"] + params["num_carry"]
-        consts = values[: ends[0]]
-        carry = values[ends[0] : ends[1]]
-        xs = values[ends[1] :]
+        first, carried = count_scan_operands(params)
+        consts = values[:first]
+        carry = values[first : first + carried]
+        xs = values[first + carried :]
         self._num_scans += 1
         self._scans.append((self._num_scans, params["reverse"]))
         before = dict(self.seen)

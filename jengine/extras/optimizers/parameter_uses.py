@@ -41,6 +41,7 @@ from jengine.model.model import Model
 from jengine.model.roles import Role
 from jengine.optim.wrapper import OptimWrapper
 from jengine.train.phases import Phase
+from jengine.train.scan_operands import count_scan_operands
 from jengine.train.state import TrainState
 from jengine.train.traced_hooks import StepContext
 
@@ -208,7 +209,7 @@ class _Tracer:
             carry = joined
 
     def _scan(self, eqn: Any, values: list[Value]) -> list[Value]:
-        consts, carries = (eqn.params[f"num_{name}"] for name in ("consts", "carry"))
+        consts, carries = count_scan_operands(eqn.params)
         rows = []
         for value in values[consts + carries :]:
             for bit, axes in value.views:
@@ -504,6 +505,13 @@ class _Tracer:
             start += size
         return [values[0]] * len(eqn.outvars)
 
+    def _unstack(self, eqn: Any, values: list[Value]) -> list[Value]:
+        axis = eqn.params["axis"]
+        count = len(eqn.outvars)
+        for start in range(count):
+            self._note_cut(owned_labels(values[0].labels, axis), count, start, start + 1)
+        return [self._drop(values[0], [axis], eqn.invars[0].aval.ndim)] * count
+
     def _note_cut(self, labels: Iterable[Any], size: int, start: int, limit: int) -> None:
         for label in labels:
             if label[2] != PART:
@@ -578,6 +586,11 @@ class _Tracer:
             return fold(values)._replace(views=(), product=0)
         views = {bit: axes for value in values for bit, axes in value.views}
         return fold(values)._replace(views=tuple(views.items()))
+
+    def _stack(self, eqn: Any, values: list[Value]) -> Value:
+        axis = eqn.params["axis"]
+        rows = [map_axes(x, lambda axes: (*axes[:axis], frozenset(), *axes[axis:])) for x in values]
+        return self._concatenate(eqn, rows)
 
     def _select_n(self, eqn: Any, values: list[Value]) -> Value:
         if any(value.is_activation for value in values[1:]):
