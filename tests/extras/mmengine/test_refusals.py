@@ -32,7 +32,7 @@ REFUSED = {
     "a list": (lambda write: load_config(write("a.json", "[1]")), ConfigError, "dict", "got list", "a.json"),
     "a file of another kind": (lambda write: load_config(write("a.toml", "x = 1")), ConfigError, "Python file", "a.toml"),
     **{
-        f"a deep file of {suffix}": (lambda write, suffix=suffix: load_config(write(f"deep.{suffix}", "[" * 20_000)), ConfigError, "deep", f"deep.{suffix}")
+        f"a deep file of {suffix}": (lambda write, suffix=suffix: load_config(write(f"deep.{suffix}", "[" * 1_000_000)), ConfigError, "deep", f"deep.{suffix}")
         for suffix in ("json", "yaml")
     },
     # sections
