@@ -88,12 +88,23 @@ class HyperparamsRaveler:
     >>> first = raveler.ravel({"lr": np.float32(0.5), "betas": np.float32([0.9, 0.75])})
     >>> first.vector.tolist(), {name: value.tolist() for name, value in first.unravel().items()}
     ([0.8999999761581421, 0.75, 0.5], {'betas': [0.8999999761581421, 0.75], 'lr': 0.5})
+
+    Args:
+      constants: arrays on the devices, by name, which stay apart from the vector; see
+        `HyperparamsVector`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, constants: Mapping[str, Any] | None = None) -> None:
+        self._constants: Mapping[str, Any] = {} if constants is None else constants
         self._leaves: list[np.ndarray | np.generic] = []
         self._are_numbers = False  # all leaves
-        self._last = HyperparamsVector(_NO_VALUES, _VectorSpec(jax.tree.structure({}), ()))
+        empty = _VectorSpec(jax.tree.structure({}), ())
+        self._last = HyperparamsVector(_NO_VALUES, empty, self._constants)
+
+    def _select_numbers(self, hyperparams: Mapping[str, Any]) -> Mapping[str, Any]:
+        if not self._constants:
+            return hyperparams
+        return {name: x for name, x in hyperparams.items() if name not in self._constants}
 
     def ravel(self, hyperparams: Mapping[str, Any]) -> HyperparamsVector:
         """Return the host arrays of a step, by name or in nested containers, as one vector.
@@ -101,7 +112,7 @@ class HyperparamsRaveler:
         A new value must be a new array: as long as all arrays are the same objects, the vector is
         the last one.
         """
-        leaves, treedef = jax.tree.flatten(hyperparams)
+        leaves, treedef = jax.tree.flatten(self._select_numbers(hyperparams))
         spec = self._last.spec
         is_known = len(leaves) == len(self._leaves) and treedef == spec.treedef
         # cheaper than to compare values
@@ -115,7 +126,7 @@ class HyperparamsRaveler:
             spec = _VectorSpec(treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
             self._are_numbers = bool(leaves) and vector.size == len(leaves)
         self._leaves = leaves
-        self._last = HyperparamsVector(vector, spec)
+        self._last = HyperparamsVector(vector, spec, self._constants)
         return self._last
 
     def stack(self, steps: Sequence[Mapping[str, Any]]) -> HyperparamsVector:
@@ -126,7 +137,7 @@ class HyperparamsRaveler:
         """
         spec = self.ravel(steps[0]).spec
         # all at once, as a chunk may have hundreds of steps
-        leaves, treedef = jax.tree.flatten(list(steps))
+        leaves, treedef = jax.tree.flatten(list(map(self._select_numbers, steps)))
         structures: Any = treedef
         if set(structures.children()) != {spec.treedef}:
             names = sorted({tuple(sorted(hyperparams)) for hyperparams in steps})
@@ -135,4 +146,5 @@ class HyperparamsRaveler:
                 "before training, or in a hook that acts at each step"
             )
         vectors = np.concatenate(leaves or [_NO_VALUES], axis=None)
-        return HyperparamsVector(vectors.reshape(len(steps), self._last.vector.size), spec)
+        vector = vectors.reshape(len(steps), self._last.vector.size)
+        return HyperparamsVector(vector, spec, self._constants)

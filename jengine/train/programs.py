@@ -129,13 +129,12 @@ class TrainPrograms:
         self._batch_rules = batch_rules
         self._limiter = limiter
         self._timer = timer
-        self._raveler = HyperparamsRaveler()
+        self._raveler = HyperparamsRaveler(constants)
         # On an accelerator, a call with a host array takes four times as long as one with an array
         # on the device.
         self._takes_host_arrays = strategy.platform == "cpu"
         self._sent: tuple[HyperparamsVector | None, Any] = (None, None)
         self._hyperparams: MutableMapping[str, Any] = {} if hyperparams is None else hyperparams
-        self._constants: Mapping[str, Any] = {} if constants is None else constants
         self._intervals = update.intervals  # of phases that act every n-th iteration
         self._last = ""  # the suspect if the device runs out of memory
         self._environment = (
@@ -167,10 +166,9 @@ class TrainPrograms:
           are equal.
         """
         kind = "update" if is_update else "accumulate"
-        inputs = self._raveler.ravel(self._without_constants(hyperparams))
+        inputs = self._raveler.ravel(hyperparams)
         if not self._takes_host_arrays:
             inputs = self._put_hyperparams(inputs)
-        inputs = self._with_constants(inputs)
         new_state, metrics = self._call(kind, state, select_arrays(batch), inputs)
         named = dict(zip(metrics.names, metrics.values, strict=True))
         self._limiter.tokens.append(named["loss"])
@@ -193,11 +191,9 @@ class TrainPrograms:
         `iteration` is the index of the first. The weights are f32[K].
         """
         updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
-        vectors = self._raveler.stack([self._without_constants(step) for step in hyperparams])
-        inputs: Any = vectors, updates
+        inputs: Any = self._raveler.stack(hyperparams), updates
         if not self._takes_host_arrays:
-            inputs = self._put_hyperparams(vectors), self._strategy.put_replicated(updates)
-        inputs = self._with_constants(inputs[0]), inputs[1]
+            inputs = self._put_hyperparams(inputs[0]), self._strategy.put_replicated(updates)
         new_state, metrics = self._call("chunk", state, self._put_chunk(batches), inputs)
         self._limiter.tokens.append(metrics.values["loss"])
         reports = dict.fromkeys(metrics.update_only, updates)
@@ -209,16 +205,6 @@ class TrainPrograms:
     def are_by_example(self, names: Iterable[str]) -> dict[str, bool]:
         """Return for each metric of a step whether it is the model's, a mean over the examples."""
         return {name: any(name in step.by_example for step in self._steps) for name in names}
-
-    def _without_constants(self, hyperparams: Mapping[str, Any]) -> Mapping[str, Any]:
-        if not self._constants:
-            return hyperparams
-        return {name: x for name, x in hyperparams.items() if name not in self._constants}
-
-    def _with_constants(self, hyperparams: HyperparamsVector) -> HyperparamsVector:
-        if not self._constants:
-            return hyperparams
-        return dataclasses.replace(hyperparams, constants=dict(self._constants))
 
     def _put_hyperparams(self, hyperparams: HyperparamsVector) -> HyperparamsVector:
         """Return the vector on the devices.
@@ -338,15 +324,13 @@ class TrainPrograms:
         State and batch may be `jax.ShapeDtypeStruct`s with shardings; `batches`, real[K, B, ...],
         is for chunks.
         """
-        numbers = self._without_constants(hyperparams)
-        vector = self._with_constants(self._raveler.ravel(numbers))
+        vector = self._raveler.ravel(hyperparams)
         programs = {"update": self.compiled["update"].trace(state, batch, vector)}
         if self._optim_wrapper.accumulates:
             programs["accumulate"] = self.compiled["accumulate"].trace(state, batch, vector)
         if batches is not None:
             num_steps = len(jax.tree.leaves(batches)[0])
-            vectors = self._with_constants(self._raveler.stack([numbers] * num_steps))
-            inputs = vectors, np.ones(num_steps, bool)
+            inputs = self._raveler.stack([hyperparams] * num_steps), np.ones(num_steps, bool)
             programs["chunk"] = self.compiled["chunk"].trace(state, batches, inputs)
         return programs
 
