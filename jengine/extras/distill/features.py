@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from flax import linen as nn
 
-from jengine.config.errors import ConfigError, closest
+from jengine.config.errors import ConfigError, did_you_mean
 from jengine.model.model import ArrayTree
 from jengine.model.sown import Observer, Sown, observed
 
@@ -83,7 +83,7 @@ def select_features(
             known = sorted(paths | {path for path in modules if path} - {""})
             raise ConfigError(
                 f"`features` must be modules of the {owner} or values that it sows, got {name!r}"
-                f"{closest(name, known)}; it has {', '.join(known)}"
+                f"{did_you_mean(name, known)}; it has {', '.join(known)}"
             )
         parts = value if isinstance(value, tuple) else (value,)
         if len(parts) != 1 or not isinstance(parts[0], jax.Array):

@@ -78,7 +78,7 @@ def _update_matrix(
     nu: jax.Array,
     *sides: Any,
 ) -> tuple[jax.Array, ...]:
-    """Return the update for a matrix, the moments, and gram matrix and basis of both sides."""
+    """Return the update for a matrix, the moments, and Gram matrix and basis of both sides."""
     in_gram, in_basis, out_gram, out_basis = sides
     # A rotation in bfloat16, the default of some devices, would not be one.
     with jax.default_matmul_precision("highest"):

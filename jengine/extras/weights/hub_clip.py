@@ -11,7 +11,7 @@ from jengine.extras.weights.image_models import EncoderSettings, ImageSettings
 
 
 @dataclasses.dataclass(kw_only=True)
-class Settings:
+class ClipSettings:
     """Settings of a `config.json`; in old files `text_config_dict` counts, not `text_config`."""
 
     text_config: Mapping[str, Any] | None = None
@@ -39,7 +39,7 @@ class _Image(ImageSettings, EncoderSettings):
     projection_dim: Any = None
 
 
-def _make_arguments(settings: Settings) -> dict[str, Any]:
+def _make_arguments(settings: ClipSettings) -> dict[str, Any]:
     def read(kind: type, *parts: Mapping[str, Any] | None) -> Any:
         given = next((x for x in parts if x is not None), {})
         usual = dict(hidden_act="quick_gelu", layer_norm_eps=1e-5)
@@ -77,4 +77,4 @@ _RULES: list[RuleLike] = [
     ("logit_scale", "log_factor"),
 ]
 _MARKS = (r"text_encoder\.embed\.embedding",)
-clip = HubModel("CLIP", Settings, _make_arguments, _RULES, _MARKS, lambda x: x.make_settings())
+clip = HubModel("CLIP", ClipSettings, _make_arguments, _RULES, _MARKS, lambda x: x.make_settings())

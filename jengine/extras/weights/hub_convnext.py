@@ -10,7 +10,7 @@ from jengine.extras.weights.image_models import ClassifierSettings
 
 
 @dataclasses.dataclass(kw_only=True)
-class Settings(ClassifierSettings):
+class ConvNextSettings(ClassifierSettings):
     """Settings of a `config.json`."""
 
     hidden_sizes: Sequence[Size] | None = (96, 192, 384, 768)
@@ -23,7 +23,7 @@ class Settings(ClassifierSettings):
     drop_path_rate: Any = None  # in training
 
 
-def _make_arguments(settings: Settings) -> dict[str, Any]:
+def _make_arguments(settings: ConvNextSettings) -> dict[str, Any]:
     return dict(
         num_classes=settings.count_classes(),
         widths=tuple(settings.hidden_sizes or ()),
@@ -52,5 +52,9 @@ _RULES = [
 ]
 
 convnext = HubModel(
-    "ConvNeXt", Settings, _make_arguments, _RULES, (r"stem\.kernel", r"stage0_0\.depthwise\.kernel")
+    "ConvNeXt",
+    ConvNextSettings,
+    _make_arguments,
+    _RULES,
+    (r"stem\.kernel", r"stage0_0\.depthwise\.kernel"),
 )

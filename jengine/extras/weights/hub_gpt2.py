@@ -10,7 +10,7 @@ from jengine.extras.weights.language_models import HEAD, language_model
 
 
 @dataclasses.dataclass(kw_only=True)
-class Settings:
+class Gpt2Settings:
     """Settings of a `config.json`."""
 
     vocab_size: Size | None
@@ -24,7 +24,7 @@ class Settings:
     tie_word_embeddings: bool | None = True
 
 
-def _make_arguments(settings: Settings) -> dict[str, Any]:
+def _make_arguments(settings: Gpt2Settings) -> dict[str, Any]:
     width = settings.n_embd
     return dict(
         vocab_size=settings.vocab_size,
@@ -75,4 +75,4 @@ def _list_tensors(arguments: Mapping[str, Any]) -> Shapes:
     return shapes | {f"transformer.{name}.weight": x for name, x in embeddings.items()} | head
 
 
-gpt2 = language_model(Settings, _make_arguments, _RULES, _list_tensors)
+gpt2 = language_model(Gpt2Settings, _make_arguments, _RULES, _list_tensors)

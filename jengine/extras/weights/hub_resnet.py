@@ -9,7 +9,7 @@ from jengine.extras.weights.image_models import ClassifierSettings
 
 
 @dataclasses.dataclass(kw_only=True)
-class Settings(ClassifierSettings):
+class ResNetSettings(ClassifierSettings):
     """Settings of a `config.json`."""
 
     embedding_size: Size | None = 64
@@ -21,7 +21,7 @@ class Settings(ClassifierSettings):
     downsample_in_bottleneck: bool | None = False
 
 
-def _make_arguments(settings: Settings) -> dict[str, Any]:
+def _make_arguments(settings: ResNetSettings) -> dict[str, Any]:
     return dict(
         num_classes=settings.count_classes(),
         widths=tuple(settings.hidden_sizes or ()),
@@ -48,7 +48,7 @@ _RULES = [
 
 resnet = HubModel(
     "ResNet",
-    Settings,
+    ResNetSettings,
     _make_arguments,
     [*_RULES, (r"classifier\.1", "head")],
     (r"stem\.conv\.kernel", r"stage0_0\.conv0\.conv\.kernel"),

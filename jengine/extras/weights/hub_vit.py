@@ -8,7 +8,7 @@ from jengine.extras.weights.image_models import ClassifierSettings, EncoderSetti
 
 
 @dataclasses.dataclass(kw_only=True)
-class Settings(ClassifierSettings, EncoderSettings):
+class ViTSettings(ClassifierSettings, EncoderSettings):
     """Settings of a `config.json`."""
 
     patch_size: Size | None = 16
@@ -21,7 +21,7 @@ class Settings(ClassifierSettings, EncoderSettings):
     attention_probs_dropout_prob: Any = None
 
 
-def _make_arguments(settings: Settings) -> dict[str, Any]:
+def _make_arguments(settings: ViTSettings) -> dict[str, Any]:
     own = dict(num_classes=settings.count_classes(), patch=settings.patch_size)
     return dict(settings.make_arguments(), **own)
 
@@ -45,4 +45,4 @@ _RULES = [
 ]
 _LANDMARKS = ("cls_token", r"layers_0\.attn\.query\.kernel")
 
-vit = HubModel("ViT", Settings, _make_arguments, _RULES, _LANDMARKS)
+vit = HubModel("ViT", ViTSettings, _make_arguments, _RULES, _LANDMARKS)
