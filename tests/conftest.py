@@ -48,7 +48,7 @@ def pytest_collection_finish(session):
     """Collect garbage rarely: imported modules never are, and JAX's caches of traces keep most other objects alive."""
     sys.dont_write_bytecode = dont_write_bytecode
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
 
 
 @pytest.fixture(scope="session")

@@ -55,6 +55,7 @@ PARTS = {
     "language": Part(
         "configs/lm.py:124m: tokens per second, utilization, plan and memory", 0.45, True
     ),
+    "formats": Part("attention's kernels, optimizers and products in few bits", 0.45, True),
     "saves": Part("how long a save blocks the loop, and a restore", 0.15, True),
     "images": Part("images from files: idle time of the device", 0.15, True),
 }

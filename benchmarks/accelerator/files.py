@@ -15,7 +15,8 @@ from benchmarks.accelerator import DETERMINISTIC
 from benchmarks.accelerator.rows import record
 from benchmarks.accelerator.size import is_tiny
 
-FOLDERS = ["tests/train", "tests/optim", "tests/hooks", "tests/parallel"]
+FOLDERS = ["tests/train", "tests/optim", "tests/hooks", "tests/parallel", "tests/extras/optimizers"]
+FOLDERS += ["tests/extras/networks/test_quantized.py"]
 TINY = ["tests/optim/test_clipping.py"]
 REPORTS = "JENGINE_ACCELERATOR_REPORTS"
 SHOWN = 80  # failures that get a row of their own

@@ -45,9 +45,9 @@ def make_batches(size, batch, length, count=4):
 
 
 class RunnerLoop:
-    """Train the config block by block."""
+    """Train the config block by block, with what `change` does to it first."""
 
-    def __init__(self, size, batches, work_dir):
+    def __init__(self, size, batches, work_dir, change=lambda cfg: None):
         discard_terminal_output()
         cfg = resolve(load_config(f"configs/lm.py:{size}"))
         cfg |= dict.fromkeys(
@@ -61,6 +61,7 @@ class RunnerLoop:
         self._stop = StopAfterBlock()
         self._stop.last_iter = 2
         cfg["custom_hooks"] = [self._stop]
+        change(cfg)
         self.runner = Runner.from_cfg(cfg)
         self.runner.train()
 

@@ -328,6 +328,7 @@ def test_subclasses_of_norms_in_the_constructors_of_imix():
 # --- Equinox ---
 
 
+@pytest.mark.foreign
 def test_stacked_layers_and_norms_of_equinox():
     eqx = pytest.importorskip("equinox")
 
@@ -352,7 +353,7 @@ def test_stacked_layers_and_norms_of_equinox():
             self.conv, self.head = eqx.nn.Conv2d(2, 4, 3, key=key), eqx.nn.Linear(8, 3, key=key)
 
     net = Net(jax.random.key(0))
-    vectors = {"blocks.norm.weight", "blocks.norm.bias", "blocks.fc.bias", "blocks.gamma", "head.bias"}
+    vectors = {"blocks.norm.weight", "blocks.norm.bias", "blocks.fc.bias", "blocks.gamma", "conv.bias", "head.bias"}
     assert exempt(net, FLAT) == vectors
     assert exempt(net, dict(norm_decay_mult=0.0)) == {"blocks.norm.weight", "blocks.norm.bias"}
     assert layer_shapes(net, None)["conv.weight"] == (4, 2, 3, 3)

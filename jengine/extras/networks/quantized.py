@@ -18,8 +18,9 @@ SmallType = Literal[QuantizedType, "int4", "mxfp8", "mxfp4", "nvfp4"]
 # elements with one scale: of a format whose definition has it, and of integers
 _TILES = {"mxfp8": 32, "mxfp4": 32, "nvfp4": 16}
 _INT4_TILE = 32
-# devices on which XLA multiplies arrays with 4 bits; others multiply the rounded values
+# backends on which XLA multiplies arrays with 4 bits; others multiply the rounded values
 _MULTIPLIED_ON = {"int4": ("tpu",), "mxfp4": ("gpu", "tpu"), "nvfp4": ("gpu", "tpu")}
+_BLACKWELL = 10  # compute capability of the first GPUs with such products
 
 
 @MODELS.register_module("Quantized")
@@ -85,6 +86,17 @@ def quantize(
 Quantized = quantize
 
 
+def _is_multiplied(dtype: str) -> bool:
+    """Return whether the devices multiply arrays of the dtype."""
+    backend = jax.default_backend()
+    if dtype not in _MULTIPLIED_ON:
+        return True
+    if backend == "gpu":
+        capability = getattr(jax.local_devices()[0], "compute_capability", "0")
+        return "gpu" in _MULTIPLIED_ON[dtype] and float(capability) >= _BLACKWELL
+    return backend in _MULTIPLIED_ON[dtype]
+
+
 def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
     """Return a provider whose products have tiles over all summed axes.
 
@@ -115,12 +127,11 @@ def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
             pairs = zip((lhs, rhs), contracted, batch, strict=True)
             (lhs, *left), (rhs, *right) = (_merge_summed(*pair, size) for pair in pairs)
             numbers = ((left[0], right[0]), (left[1], right[1]))
-            backend = jax.default_backend()
-            is_native = backend in _MULTIPLIED_ON.get(dtype, (backend,))
             found, _ = self._get_current_rule_and_op_id("dot_general", only_rule=True)
-            if is_native or found is None:
+            if found is None or _is_multiplied(dtype):
                 result: jax.Array = super().dot_general(lhs, rhs, numbers, **options)
-                return result
+                # of tiles, qwix returns the dtype of their scales
+                return result.astype(preferred_element_type or jnp.result_type(lhs, rhs))
             exact = jax.lax.dot_general(lhs, rhs, numbers, **options)
             rounded = jax.lax.dot_general(round_values(lhs), round_values(rhs), numbers, **options)
             return exact + jax.lax.stop_gradient(rounded - exact)

@@ -94,7 +94,8 @@ def compress_moments(
                 "`optimizer.state_dtype` must be 'float32' for an optimizer without moments "
                 f"({', '.join((*_MEANS, *_SQUARES))} in its state), got {dtype!r}"
             )
-        return _compress(state, zero_count(), dtype)
+        # nothing is folded: compilers would compute the codes of constants element by element
+        return _compress(jax.lax.optimization_barrier(state), zero_count(), dtype)
 
     def update(
         grads: Updates, state: SmallState, params: Params | None = None, **extra: Any

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from flax import linen as nn
 
 from jengine.data import ArrayDataset
-from jengine.extras.networks import quantize
+from jengine.extras.networks import quantize, quantized
 from jengine.hooks import Hook
 from jengine.model import LinenModel, parameter_roles
 from tests.runner.conftest import build_runner
@@ -67,10 +68,21 @@ def test_losses_in_8_bits_fall_like_those_in_float32(exact, settings, changes, t
     assert losses[-1] < 0.1
 
 
-@pytest.mark.parametrize(("dtype", "error"), [("mxfp8", 0.1), ("nvfp4", 0.3), ("int4", 0.3)])
-def test_losses_with_tiles_fall_like_those_in_float32(exact, dtype, error, tmp_path):
+@pytest.mark.parametrize(
+    ("dtype", "error", "changes"),
+    [
+        ("mxfp8", 0.1, {}),
+        ("nvfp4", 0.3, {}),
+        ("int4", 0.3, {}),
+        ("mxfp8", 0.1, dict(precision="bfloat16")),
+        ("nvfp4", 0.3, dict(precision="bfloat16")),
+    ],
+    ids=["mxfp8", "nvfp4", "int4", "mxfp8 and bfloat16", "nvfp4 and bfloat16"],
+)
+def test_losses_with_tiles_fall_like_those_in_float32(exact, dtype, error, changes, tmp_path):
     pytest.importorskip("qwix")
-    _, losses = train(dict(type="Quantized", module=TRANSFORMER, dtype=dtype), tmp_path)  # of 16 numbers in each head
+    network = dict(type="Quantized", module=TRANSFORMER, dtype=dtype)  # of 16 numbers in each head
+    _, losses = train(network, tmp_path, **changes)
     np.testing.assert_allclose(np.sum(losses[:20]), np.sum(exact[:20]), rtol=error)
     assert losses[0] != exact[0]
     assert losses[-1] < 0.2
@@ -129,3 +141,23 @@ def test_the_page_about_models_runs_with_qwix():
     assert params["kernel"].dtype == np.float32
     params, _ = names["quantized_model"].init(jax.random.key(0), {name: x[:2] for name, x in DATA.items()})
     assert params["layers"]["mlp"]["up"]["kernel"].shape == (2, 32, 64)
+
+
+def test_products_keep_their_dtype_where_qwix_returns_that_of_the_scales(monkeypatch):
+    # as it does with kernels for tiles, on GPUs
+    qwix = pytest.importorskip("qwix")
+    multiply = qwix.QtProvider.dot_general
+    monkeypatch.setattr(qwix.QtProvider, "dot_general", lambda *args, **kwargs: multiply(*args, **kwargs).astype("float32"))
+    dense = quantize(nn.Dense(32, dtype=jnp.bfloat16), "mxfp8")
+    x = jnp.ones((2, 32), jnp.bfloat16)
+    assert dense.apply(dense.init(jax.random.key(0), x), x).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("backend", "capability", "expected"), [("gpu", "9.0", False), ("gpu", "10.0", True), ("cpu", None, False)]
+)
+def test_only_blackwell_gpus_multiply_in_4_bits(backend, capability, expected, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "local_devices", lambda: [types.SimpleNamespace(compute_capability=capability)])
+    assert quantized._is_multiplied("nvfp4") == expected
+    assert quantized._is_multiplied("mxfp8")

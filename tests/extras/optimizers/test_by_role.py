@@ -25,6 +25,7 @@ from jengine.model import CrossEntropy, FunctionalModel, LinenModel
 from jengine.model.roles import parameter_roles
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.optim.optimizers.adam import scale_by_adam
+from tests.devices import take_devices
 from tests.runner.conftest import build_runner
 
 RNG = np.random.default_rng(0)
@@ -402,10 +403,11 @@ def test_stacked_layers_are_trained_like_unrolled_ones(settings):
     unrolled.init(jax.random.key(0), BATCH)
     optimizer = dict(settings, lr=0.02, weight_decay=0.1, adam_learning_rate=0.01)
     grads = random_grads(params, 5)
-    actual = train(build_for(stacked, params, optimizer=optimizer), params, grads)
-    expected = train(
-        build_for(unrolled, unstack(params), optimizer=optimizer), unstack(params), [unstack(g) for g in grads]
-    )
+    with jax.default_matmul_precision("highest"):  # GPUs round products of float32 otherwise
+        actual = train(build_for(stacked, params, optimizer=optimizer), params, grads)
+        expected = train(
+            build_for(unrolled, unstack(params), optimizer=optimizer), unstack(params), [unstack(g) for g in grads]
+        )
     assert_close(unstack(actual), expected, atol=1e-6)
 
 
@@ -519,7 +521,7 @@ def test_gram_matrices_on_a_mesh_train_as_on_one_device_by_the_same_gradients(na
     params = {"layers": {"kernel": RNG.normal(size=(depth, 8, 8)).astype("f")}}
     wrapper = build(params, dict(type=name, lr=0.1, precondition_frequency=2), {"layers.kernel": ROLES["layers.kernel"]})
     grads = random_grads(params, 6)
-    mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",), axis_types=(AxisType.Auto,))
+    mesh = Mesh(np.array(take_devices(4)), ("fsdp",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec(None, None, "fsdp"))
 
     def step(g, state, params):
@@ -557,7 +559,7 @@ def test_muon_gathers_at_most_one_layer(shape, spec, role):
     params = {"layers": {"kernel": RNG.normal(size=shape).astype("f")}}
     roles = {"layers.kernel": dict(role="hidden", stacked=(0,), **role)}
     wrapper = build(params, dict(type="Muon", lr=0.1, ns_steps=1), roles)
-    mesh = Mesh(np.array(jax.devices()[:4]), ("fsdp",), axis_types=(AxisType.Auto,))
+    mesh = Mesh(np.array(take_devices(4)), ("fsdp",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
 
     def step(g, state, params):
@@ -604,7 +606,7 @@ def test_explicit_mesh_axes_give_the_same_update(name):
     wrapper = build(params, dict(type=name, lr=0.1), {"layers.kernel": ROLES["layers.kernel"]})
     grads = random_grads(params, 2)
     expected = train(wrapper, params, grads)
-    mesh = Mesh(np.array(jax.devices()[:2]), ("fsdp",), axis_types=(AxisType.Explicit,))
+    mesh = Mesh(np.array(take_devices(2)), ("fsdp",), axis_types=(AxisType.Explicit,))
     with jax.sharding.set_mesh(mesh):
         sharding = NamedSharding(mesh, PartitionSpec(None, None, "fsdp"))
         found = jax.device_put(params, sharding)

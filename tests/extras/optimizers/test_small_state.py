@@ -15,6 +15,7 @@ from jengine.extras.plan.program_costs import compile_plan
 from jengine.model import FunctionalModel, autocast
 from jengine.optim import OptimWrapper, build_optim_wrapper
 from jengine.runner import Runner
+from tests.devices import take_devices
 from tests.refusals import check_refusal
 
 RNG = np.random.default_rng(0)
@@ -249,7 +250,7 @@ def test_a_plan_shows_the_memory():
 
 @pytest.mark.parametrize("spec", [PartitionSpec("fsdp", None), PartitionSpec(None, "fsdp")], ids=str)
 def test_on_explicit_axes_blocks_may_be_divided(spec):
-    mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:4])
+    mesh = jax.make_mesh((4,), ("fsdp",), axis_types=(AxisType.Explicit,), devices=take_devices(4))
     params = {"w": jnp.ones((16, 512))}
     grads = {"w": jnp.asarray(RNG.normal(size=(16, 512)).astype("f"))}
     tx = compress_moments(optax.scale_by_adam(), "int8")
