@@ -154,12 +154,8 @@ class TextTransformer(nn.Module):
 class CLIP(nn.Module):
     """Encoders for images and texts whose features are near each other for pairs.
 
-    Training minimizes `contrastive_loss` over the pairs in a batch:
-
-        model = dict(
-            type="LinenModel", module=hub_module("weights/clip"), inputs=["image", "tokens"],
-            loss="jengine.extras.networks.contrastive_loss",
-        )
+    Training minimizes `contrastive_loss` over the pairs in a batch, with the inputs `image` and
+    `tokens` of a `LinenModel` whose module is, for example, `hub_module("weights/clip")`.
 
     Attributes:
       image: arguments of `ViT`.
