@@ -53,7 +53,7 @@ GROUPS = {
     "Training techniques": [],  # all pages that no other group and no tier has
     "Many devices": ["processes", "scale", "plan", "storage", "speed"],
     "Fields": ["language", "rl", "segmentation", "selfsup", "imix"],
-    "From other trainers": ["mmengine", "comparison"],
+    "From other trainers": ["mmengine", "comparison", "features"],
     "Reference": ["reference/index", "api/index", "public_names"],
     "Project": ["house", "benchmarks", "results", "contributing", "agents", "changelog"],
 }
