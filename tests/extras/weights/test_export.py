@@ -178,7 +178,7 @@ def test_a_mismatch_is_an_error_with_a_table(variables, path):
         "heads": {"kernel": np.zeros((5, 3), np.float32)},
         "head": {"kernel": np.zeros((5, 4), np.float32), "bias": np.zeros(3, np.int32)},
     }
-    with pytest.raises(CheckpointMismatchError, match=r"net\.safetensors does not fit.*") as error:
+    with pytest.raises(CheckpointMismatchError, match="net.safetensors") as error:
         import_params(path, target)
     report = error.value.report
     assert report.missing == ("heads.weight",)
