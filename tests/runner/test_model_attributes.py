@@ -155,6 +155,7 @@ def test_a_public_number_is_an_input_whether_the_step_reads_it_or_not_and_a_priv
         ("momentum", 0.5, 0.0, ConfigError, "`momentum` .* another name .* got 0.0", []),  # one of the optimizer
         ("is_dense", False, True, RuntimeError, "`DenseCL.is_dense` .* True; got False. Set a number", [4.5] * 6),  # until the next line of the log
     ],
+    ids=["a name of the optimizer", "a switch"],
 )
 def test_an_attribute_that_cannot_be_an_input_stops_the_run(tmp_path, name, value, first, error, message, dense):
     hook = PrintedHook(name, value, first)
