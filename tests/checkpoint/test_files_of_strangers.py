@@ -48,8 +48,6 @@ def test_metadata_that_no_run_has_written_is_one_clear_error(tmp_path, case):
     (directory / "state").mkdir(parents=True)
     (directory / "meta.json").write_text(META[case])
     seal(directory, run="a", is_latest=True, iteration=3)
-    with pytest.raises(
-        CorruptCheckpointError, match="iter_3 is corrupt: meta.json is unreadable"
-    ) as caught:
+    with pytest.raises(CorruptCheckpointError, match="iter_3 is corrupt: meta.json") as caught:
         read_meta(directory, states=True)
     assert len(str(caught.value)) < 400

@@ -111,6 +111,7 @@ def test_a_truncated_lock_file_of_a_killed_run_is_taken_over(tmp_path, caplog):
     (tmp_path / LOCK).write_text('{"pid": 1')
     lock = WorkDirLock(tmp_path)
     lock.acquire()
+    assert json.loads((tmp_path / LOCK).read_text())["pid"] == os.getpid()
     lock.release()
     assert caplog.text == ""
 

@@ -11,6 +11,7 @@ import pytest
 
 from jengine.checkpoint import (
     Checkpointer,
+    CheckpointMismatchError,
     CheckpointSaveError,
     CorruptCheckpointError,
     WorkDirLock,
@@ -187,6 +188,7 @@ def load_as(path, target=None, **arguments):
     return load_params(path, make_state()["params"] if target is None else target, **arguments)
 
 
+OTHER = {"backbone": {"kernel": jnp.zeros((8, 5)), "bias": jnp.zeros(4, jnp.bfloat16)}, "neck": jnp.zeros(1)}
 PIPE, DEVICE = os.mkfifo, lambda path: path.symlink_to("/dev/zero")
 ORBAX = (StorageError, "Orbax", "epoch_2")
 REFUSED = {
@@ -232,6 +234,14 @@ REFUSED = {
     "a link to the state of another directory": (lambda run: load(link(run / "epoch_1", "state")), CorruptCheckpointError, "state", "got a link"),
     "a link to the meta of another directory": (lambda run: load(link(run / "epoch_2", "meta.json")), CorruptCheckpointError, "meta.json", "got a link"),
     # parameters
+    "parameters of another model": (
+        lambda saved: load_as(saved / "epoch_1", OTHER), CheckpointMismatchError,
+        "missing     neck", "unexpected  head.0", "unexpected  head.1", "mismatched  backbone.kernel  stored float32[8,4], expected float32[8,5]", "strict=False",
+    ),
+    "a state of another model": (
+        lambda saved: restore(saved / "epoch_1", {"params": {**OTHER, "head": make_state()["params"]["head"]}}), CheckpointMismatchError,
+        "missing     params.neck", "mismatched  params.backbone.kernel  stored float32[8,4], expected float32[8,5]",
+    ),
     "a rename of nothing": (lambda saved: load_as(saved / "epoch_1", rename=[("backbon", "encoder")]), ValueError, "'backbon', 'encoder'", "did you mean 'backbone'"),
     "a rename of two to one": (lambda saved: load_as(saved / "epoch_1", rename=[("head.0", "x"), ("head.1", "x")]), ValueError, "'x'", "'head.0'", "'head.1'"),
     "an item of nothing": (lambda saved: load_as(saved / "epoch_1", item="hook_state.EMAHok.params"), KeyError, "'hook_state.EMAHok.params'", "did you mean 'hook_state.EMAHook.params'"),

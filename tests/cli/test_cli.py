@@ -152,9 +152,10 @@ def test_a_missing_config_is_an_error_with_similar_files(config, capsys):
     assert "line.py" in capsys.readouterr().err
 
 
-def test_the_traceback_is_shown_on_demand(config):
+def test_the_traceback_is_shown_on_demand(config, capsys):
     with pytest.raises(KeyError, match="SGD"):
         main(["train", config, "--traceback", "--config.optim_wrapper.optimizer.type=SDG"])
+    assert capsys.readouterr().err == ""  # without the lines for the user
 
 
 BROKEN_HOOK = """

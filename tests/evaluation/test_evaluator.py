@@ -240,13 +240,16 @@ def test_a_metric_is_found_by_its_full_or_its_last_name():
 def test_the_evaluation_says_how_many_predictions_are_not_numbers(caplog):
     logits = DATA["logits"].copy()
     logits[[3, 9, 44], 2] = np.nan
-    for data, said in (
-        ({**DATA, "logits": logits}, ["The predictions of 3 of 45 examples have a NaN, which metrics of classes take for no class."]),
-        (DATA, []),
-    ):  # fmt: skip
+    right = DATA["logits"].argmax(1) == DATA["label"]
+    assert right[[3, 9, 44]].any()
+    for data, said, accuracy in (
+        ({**DATA, "logits": logits}, ["predictions of 3 of 45 examples"], np.delete(right, [3, 9, 44]).sum() / 45),
+        (DATA, [], right.mean()),
+    ):
         caplog.clear()
-        evaluate(Evaluator(Accuracy()), DataLoader(ArrayDataset(data), 32))  # with padding, which does not count
-        assert [record.getMessage() for record in caplog.records] == said
+        metrics = evaluate(Evaluator(Accuracy()), DataLoader(ArrayDataset(data), 32))  # with padding, which does not count
+        assert metrics["accuracy/top1"] == pytest.approx(accuracy)
+        assert [words in record.getMessage() for words, record in zip(said, caplog.records, strict=True)] == [True] * len(said)
 
 
 def test_a_nan_in_any_entry_of_the_predictions_counts_its_example_once(caplog):
@@ -257,5 +260,5 @@ def test_a_nan_in_any_entry_of_the_predictions_counts_its_example_once(caplog):
     for more, count in (({"ids": np.arange(4)}, 2), ({"temperature": np.float32(np.nan)}, 3)):
         caplog.clear()
         state = evaluator.update(evaluator.init(), {"logits": logits, "boxes": boxes, **more}, batch)
-        evaluator.evaluate(state)
+        assert evaluator.evaluate(state)["accuracy/top1"] == pytest.approx(2 / 3)
         assert f"predictions of {count} of 3 examples" in caplog.text

@@ -14,6 +14,7 @@ from jengine.extras.networks import TransformerLM
 from jengine.hooks import Hook
 from jengine.optim import build_optim_wrapper
 from jengine.parallel import Placement, build_mesh
+from tests.refusals import check_refusal
 
 CONFIG = pathlib.Path(__file__).parent.parent.parent / "configs" / "lm.py"
 
@@ -104,5 +105,4 @@ def test_norms_and_the_embedding_have_no_weight_decay(large):
 
 
 def test_an_unknown_size_is_refused():
-    with pytest.raises(ValueError, match=r"must be one of \('toy', 'tiny', '124m', '1b', '7b', 'moe'\), got '2b'"):
-        load_config(f"{CONFIG}:2b")
+    check_refusal(lambda: load_config(f"{CONFIG}:2b"), ValueError, "'toy', 'tiny', '124m', '1b', '7b', 'moe'", "got '2b'")

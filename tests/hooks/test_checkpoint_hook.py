@@ -344,7 +344,9 @@ def test_a_validation_outside_training_saves_nothing(make):
 
 
 def test_a_validation_without_metrics_is_reported(make, caplog):
-    make(CheckpointHook(save_best="auto"), [{}], epochs=1).train()
+    runner = make(CheckpointHook(save_best="auto"), [{}], epochs=1)
+    runner.train()
+    assert runner.checkpointer.saved == ["epoch_1"]  # no best
     assert "returned no metrics" in caplog.text
 
 
@@ -403,8 +405,10 @@ def test_inference_lists_can_be_given(train):
 
 def test_each_save_is_logged(train, caplog):
     with caplog.at_level("INFO"):
-        exp = train(epochs=2, interval=2, scores=[0.1, 0.2], save_best="acc").work_dir
+        first = train(epochs=2, interval=2, scores=[0.1, 0.2], save_best="acc")
         train(epochs=1, interval=1, by_epoch=False)
+    exp = first.work_dir
+    assert first.checkpointer.saved == ["best_acc_epoch_1", "epoch_2", "best_acc_epoch_2"]
     assert [
         text for text in caplog.messages if text.startswith(("Checkpoints", "Saving", "The best", "The previous"))
     ] == [
@@ -426,7 +430,9 @@ def test_each_save_is_logged(train, caplog):
 
 
 def test_an_epoch_interval_in_an_iteration_loop_logs_a_warning(make, caplog):
-    make(CheckpointHook(interval=1), by_epoch=False, epochs=1).train()
+    runner = make(CheckpointHook(interval=1), by_epoch=False, epochs=1)
+    runner.train()
+    assert runner.checkpointer.saved == ["epoch_1"]
     assert "set by_epoch=False" in caplog.text
 
 

@@ -190,8 +190,9 @@ def test_handlers_of_the_user_are_kept(tmp_path):
     assert handler in build_logger("engine").handlers
 
 
-def test_records_do_not_propagate_to_the_root_logger(caplog):
+def test_records_do_not_propagate_to_the_root_logger(caplog, capsys):
     build_logger("engine").error("only here")
+    assert capsys.readouterr().out.count("only here") == 1
     assert caplog.records == []
 
 

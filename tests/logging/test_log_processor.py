@@ -178,9 +178,9 @@ def test_a_source_that_resembles_a_scalar_is_reported_once(caplog):
     entries = [dict(data_src=source, method_name="max", window_size=2) for source in ("losss", "accuracy", "momentum")]
     processor = LogProcessor(custom_cfg=entries)
     for _ in range(2):
-        processor.get_log_after_iter(runner, 1, "train")
+        assert processor.get_log_after_iter(runner, 1, "train")[0] == {"epoch": 2, "iter": 2, "loss": 1.0}
     (record,) = caplog.records
-    assert record.getMessage() == ("log_processor.custom_cfg: there is no scalar 'losss' to log; did you mean 'loss'?")
+    assert "no scalar 'losss' to log; did you mean 'loss'?" in record.getMessage()
 
 
 def test_names_cannot_add_lines():

@@ -307,7 +307,7 @@ def test_rules_multiply_the_default_decay_of_the_optimizer(rules):
 
 
 def test_multipliers_outside_custom_keys_are_warned_about(caplog):
-    build(TOY, {"lr_mult": 2})
+    assert {lr for lr, _ in settings(build(TOY, {"lr_mult": 2})).values()} == {1.0}
     assert "lr_mult has an effect only inside an entry of custom_keys" in caplog.text
 
 

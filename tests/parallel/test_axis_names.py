@@ -54,8 +54,10 @@ def test_chunks_bind_the_axis_too(make_run, assert_close, expected):
 
 def test_without_the_name_the_error_is_that_of_jax(make_run):
     model = LinenModel(PmapNet(), squared_error, inputs="x")
+    runner = make_run(dict(type="SingleDevice"), model=model)
     with pytest.raises(NameError, match="batch"):
-        make_run(dict(type="SingleDevice"), model=model).train()
+        runner.train()
+    assert runner.iter == 0
 
 
 def test_names_that_cannot_be_bound_are_refused():

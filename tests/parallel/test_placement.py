@@ -79,7 +79,8 @@ def test_a_lookup_table_may_be_sharded_along_both_axes_where_xla_can_gather_it()
 
 def test_a_rule_that_matches_nothing_is_a_warning_with_the_closest_name(caplog):
     with caplog.at_level("WARNING", logger="jengine"):
-        Placement(MESH, [("layers_0.mpl.kernel", (None, "tensor"))]).place(PARAMS)
+        placed = Placement(MESH, [("layers_0.mpl.kernel", (None, "tensor"))]).place(PARAMS)
+    assert specs(placed) == {}
     assert "'layers_0.mpl.kernel' matches no parameter; closest: layers_0.mlp.kernel" in caplog.text
 
 

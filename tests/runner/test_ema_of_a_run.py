@@ -190,9 +190,11 @@ def test_without_an_average_in_the_checkpoint_it_starts_from_the_weights(make_ru
 
 def test_buffers_missing_in_the_checkpoint_are_an_error_that_names_them(make_runner):
     make_runner(**arguments(EMA, train_cfg=dict(max_epochs=1))).train()
-    runner = make_runner(**arguments({**EMA, "update_buffers": True}), resume=True)
+    watch = Watch()
+    runner = make_runner(**arguments({**EMA, "update_buffers": True}, watch), resume=True)
     with pytest.raises(checkpoint.CheckpointMismatchError, match=r"missing +hook_state\.EMAHook\.model_state\.mean"):
         runner.train()
+    assert watch.params == []  # nothing is trained
 
 
 class Start(Hook):

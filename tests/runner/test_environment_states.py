@@ -108,3 +108,4 @@ def test_a_damaged_file_of_states_is_noticed(train, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(Exception, match="states.bin"):
         train("run", 6, resume=str(tmp_path / "run" / "iter_3"))
+    assert not (tmp_path / "run" / "iter_6").exists()

@@ -229,9 +229,11 @@ def test_a_failing_hook_ends_the_run_with_its_own_error(make_runner):
             if runner.iter == 5:
                 raise ZeroDivisionError("no")
 
+    runner = make_runner(custom_hooks=[Broken()])
     with pytest.raises(ZeroDivisionError) as error:
-        make_runner(custom_hooks=[Broken()]).train()
+        runner.train()
     assert error.value.__notes__ == ["in Broken.after_train_iter at iteration 5 (epoch 1)"]
+    assert (runner.iter, int(runner.state.step)) == (5, 6)
 
 
 class Extra(Hook):

@@ -174,8 +174,10 @@ def test_the_environment_names_the_signals_that_end_a_run(make_runner, tmp_path,
 
 def test_an_error_of_a_hook_after_a_failure_does_not_hide_the_first(make_runner):
     hooks = [FailAt("before_train_iter", 2), FailAt("on_failure", 2, OSError)]
+    runner = make_runner(custom_hooks=hooks)
     with pytest.raises(ZeroDivisionError, match="mine"):
-        make_runner(custom_hooks=hooks).train()
+        runner.train()
+    assert runner.iter == int(runner.state.step) == 2
 
 
 @pytest.mark.parametrize(
@@ -460,11 +462,15 @@ def test_a_resumed_run_has_no_duplicate_tensorboard_events(make_runner, tmp_path
 def test_two_runs_do_not_share_a_work_dir(make_runner):
     class Second(Hook):
         def before_train(self, runner):
+            self.runner = make_runner()
             with pytest.raises(WorkDirLockedError, match=str(os.getpid())):
-                make_runner().train()
+                self.runner.train()
 
-    make_runner(custom_hooks=[Second()]).train()
-    make_runner().train()  # the lock was released
+    second = Second()
+    make_runner(custom_hooks=[second]).train()
+    assert second.runner.iter == 0
+    second.runner.train()  # the lock was released
+    assert second.runner.iter == 8
 
 
 def test_weights_can_be_renamed_and_loaded_in_part(make_runner, tmp_path):

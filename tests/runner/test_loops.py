@@ -206,8 +206,10 @@ def test_a_batch_of_another_shape_stops_the_run_with_the_change(make_runner):
 
     batches = [{"x": np.ones((n, 2), np.float32), "y": np.ones(n, np.float32)} for n in (4, 4)]
     batches[1]["x"] = np.ones((4, 3), np.float32)
+    runner = make_runner(train_dataloader=batches)
     with pytest.raises(RecompilationError, match=r"batch\.x: was float32\[4,2\], is float32\[4,3\]"):
-        make_runner(train_dataloader=batches).train()
+        runner.train()
+    assert (runner.iter, runner.programs.update.traces) == (1, 1)
 
 
 def test_auto_scale_lr_follows_the_batch_size(make_runner):

@@ -149,15 +149,19 @@ def test_a_public_number_is_an_input_whether_the_step_reads_it_or_not_and_a_priv
     assert (getattr(model, name), runner.programs.update.traces, dict(runner.hyperparams)) == (3, 1, inputs)
 
 
-def test_a_number_called_like_a_hyperparameter_of_the_optimizer_cannot_be_assigned(tmp_path):
-    with pytest.raises(ConfigError, match=r"attribute `momentum` of the model must have another name .* got 0.0"):
-        run(tmp_path, [PrintedHook("momentum", 0.5, 0.0)])
-
-
-def test_an_attribute_that_cannot_be_an_input_stops_the_run(tmp_path):
-    message = r"`DenseCL.is_dense` must not change .* read, True; got False. Set a number"
-    with pytest.raises(RuntimeError, match=message):
-        run(tmp_path, [PrintedHook("is_dense", value=False, first=True)])
+@pytest.mark.parametrize(
+    ("name", "value", "first", "error", "message", "dense"),
+    [
+        ("momentum", 0.5, 0.0, ConfigError, "`momentum` .* another name .* got 0.0", []),  # one of the optimizer
+        ("is_dense", False, True, RuntimeError, "`DenseCL.is_dense` .* True; got False. Set a number", [4.5] * 6),  # until the next line of the log
+    ],
+    ids=["a name of the optimizer", "a switch"],
+)
+def test_an_attribute_that_cannot_be_an_input_stops_the_run(tmp_path, name, value, first, error, message, dense):
+    hook = PrintedHook(name, value, first)
+    with pytest.raises(error, match=message):
+        run(tmp_path, [hook])
+    assert hook.dense == dense
 
 
 def test_an_attribute_that_the_step_does_not_read_may_change_and_one_of_a_hook_that_it_reads_may_not(tmp_path):
@@ -223,8 +227,10 @@ def test_a_value_in_a_container_that_changes_stops_the_run(tmp_path, value, read
             if runner.iter == START:
                 change(runner.model)
 
+    recorder = PrintedHook("unused", first=None, start=99)
     with pytest.raises(RuntimeError, match=r"`Container.value` must not change during training"):
-        run(tmp_path, [Change()], Container(copy.deepcopy(value), read))
+        run(tmp_path, [Change(), recorder], Container(copy.deepcopy(value), read))
+    assert recorder.dense == [9.0] * 6  # until the next line of the log
 
 
 def test_what_a_trace_changes_itself_and_items_that_are_added_do_not_stop_the_run(tmp_path):
@@ -306,8 +312,10 @@ def test_an_attribute_of_a_loss_object_that_changes_stops_the_run(tmp_path, nest
             weighted.weight = 1.0 if runner.iter < START else 2.0
 
     model = FunctionalModel(lambda: {"w": jnp.zeros(())}, Inner([weighted]).compute if nested else weighted)
-    with pytest.raises(RuntimeError, match=r"`Weighted.weight` must not change .* read, 1.0; got 2.0"):
-        run(tmp_path, [Change()], model)
+    recorder = PrintedHook("unused", first=None, start=99)
+    with pytest.raises(RuntimeError, match=r"`Weighted.weight` must not change .* 1.0; got 2.0"):
+        run(tmp_path, [Change(), recorder], model)
+    assert recorder.dense == [9.0] * 6  # until the next line of the log
 
 
 def test_a_python_branch_on_an_assigned_number_says_that_it_is_an_array(tmp_path):
@@ -316,10 +324,11 @@ def test_a_python_branch_on_an_assigned_number_says_that_it_is_an_array(tmp_path
             losses, state = super().loss(*args, **kwargs)
             return (losses if self.loss_lambda > 0 else {"loss_dense": losses["loss_dense"]}), state
 
+    hook = PrintedHook()
     with pytest.raises(Exception, match="bool") as error:
-        run(tmp_path, [PrintedHook()], Branch())
-    text = "\n".join(error.value.__notes__)
-    assert "hooks assign the attributes ['loss_lambda'] of the model during training" in text
+        run(tmp_path, [hook], Branch())
+    assert "hooks assign the attributes ['loss_lambda']" in "\n".join(error.value.__notes__)
+    assert hook.dense == []
 
 
 def test_after_a_resume_without_the_hook_the_attribute_has_the_value_of_the_model(tmp_path, caplog):
@@ -345,12 +354,10 @@ def test_a_hyperparameter_that_nothing_reads_is_reported_once(tmp_path, caplog):
         return {"loss_dense": hyperparams.get("read") * params["w"]}
 
     with caplog.at_level(logging.WARNING):
-        run(tmp_path, [Publish()], FunctionalModel(lambda: {"w": jnp.zeros(())}, loss))
-    reports = [record.message for record in caplog.records if "has no effect" in record.message]
-    assert reports == [
-        "'unread', which a hook sets in runner.hyperparams, has no effect in the step, which does not read it: "
-        "read hyperparams['unread'] in the loss"
-    ]
+        runner = run(tmp_path, [Publish()], FunctionalModel(lambda: {"w": jnp.zeros(())}, loss))
+    (report,) = [record.message for record in caplog.records if "has no effect" in record.message]
+    assert "read hyperparams['unread'] in the loss" in report
+    assert (runner.iter, runner.programs.update.traces) == (10, 1)
 
 
 def test_validations_and_predictions_use_the_current_attributes(tmp_path):

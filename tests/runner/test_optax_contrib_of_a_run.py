@@ -106,3 +106,4 @@ def test_an_array_without_elements_must_have_the_stored_shape(tmp_path):
     other = {**init, "a": np.zeros((0, 3), np.float32)}
     with pytest.raises(ValueError, match=r"params.a  stored float32\[6,0\], expected float32\[0,3\]"):
         train(tmp_path, optax.sgd(0.05), 8, lambda params, batch: batch["x"] @ params["kernel"], other, resume=True)
+    assert not (tmp_path / "iter_8").exists()

@@ -202,8 +202,10 @@ def test_an_optimizer_without_its_count_is_an_error(tmp_path, by_hand):
     state, _ = by_hand
     adam = state.opt_state[0]
     tree = dict(params=state.params, opt_state=dict(mu=adam.mu, nu=adam.nu), step=state.step)
+    hook = Losses()
     with pytest.raises(ConfigError, match=r"\| missing +\| inner_state\.scale_by_adam\.count"):
-        continue_in_jengine(tmp_path, dict(path=tree, optimizer=True))
+        continue_in_jengine(tmp_path, dict(path=tree, optimizer=True), custom_hooks=[hook])
+    assert hook.losses == []
 
 
 def test_the_state_of_a_new_head_starts_anew(tmp_path, by_hand):

@@ -256,8 +256,10 @@ def test_wrong_phases_are_refused_in_the_constructor(train, phases, words):
 
 
 def test_iterations_of_several_batches_require_a_length_or_enough_batches(train):
+    record = Record()
     with pytest.raises(ConfigError, match="`train_cfg.epoch_length` must be given .* the 3 batches .* got 2 in a pass"):
-        train("short", train_dataloader=dict(batch_size=24, dataset=ArrayDataset(dict(x=REAL))))
+        train("short", [record], train_dataloader=dict(batch_size=24, dataset=ArrayDataset(dict(x=REAL))))
+    assert record.metrics == []
 
 
 def test_epochs_of_another_length_than_a_pass_do_not_disturb_the_passes(train):

@@ -137,9 +137,3 @@ def aggregated(state, batch, ctx):
 def test_an_optimizer_for_single_examples_gets_their_gradients_from_the_step(parallel, tmp_path):
     state = train(tmp_path, aggregated, optax.contrib.dpsgd(RATE, CLIP, 0.0, seed=0), parallel)
     assert_params(state, reference(np.zeros((STEPS, 4))))
-
-
-def test_gradients_of_single_examples_are_refused_on_replicas(tmp_path):
-    dpsgd = optax.contrib.dpsgd(RATE, CLIP, NOISE, seed=0)
-    with pytest.raises(ValueError, match=r"`grads` must have the shapes of the parameters .* got float32\[2\] for 'b'"):
-        train(tmp_path, aggregated, dpsgd, dict(type="DataParallel", devices=4))

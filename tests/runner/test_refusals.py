@@ -1,16 +1,18 @@
 """What a Runner refuses: a call, its error, and the words that must be in the message. No row compiles a step."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 from jengine.config.errors import ConfigError, UnknownNameError
 from jengine.config.registry import LOOPS
 from jengine.data import ArrayDataset, DataLoader, IterableLoader
 from jengine.hooks import Hook
-from jengine.model import CrossEntropy, FunctionalModel, LinenModel
+from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel
 from tests.refusals import check_refusal, check_row
 from tests.runner.conftest import build_runner, make_dataset
 
@@ -58,6 +60,12 @@ class Linear(nn.Module):
         return nn.Dense(2)(image)
 
 
+class HalfNet(nnx.Module):
+    def __init__(self, rngs):
+        self.layer = nnx.Linear(2, 2, rngs=rngs)
+        self.layer(self.missing)
+
+
 class Batches(list):
     """Batches that shall be prefetched."""
 
@@ -94,6 +102,11 @@ def images(**arrays):
 def float32_model():
     """Return a model that computes in float32 whatever the policy is."""
     return FunctionalModel(lambda: {"w": jnp.ones(2)}, lambda params, batch: batch["x"] @ params["w"] - batch["y"])
+
+
+def step_of_single_examples(state, batch, ctx):
+    losses, grads = jax.vmap(jax.value_and_grad(lambda params, x: params["w"] @ x), (None, 0))(state.params, batch["x"])
+    return ctx.apply(state, grads, {"loss": losses.mean()})
 
 
 def linen(module):
@@ -172,6 +185,14 @@ RUNS = {
     "a part that no parameter has": (dict(model=two_parts(), **hooks(Freeze("heads"))), ValueError, "hyperparams['frozen:heads']", "'head.w'"),
     "a part that no parameter of several optimizers has": (
         dict(model=two_parts(["head", "body"]), optim_wrapper=dict(head=SGD, body=SGD), **hooks(Freeze("heads"))), ValueError, "hyperparams['frozen:heads']", "'head.w'",
+    ),
+    "a network whose constructor is wrong": (dict(model=NnxModel(HalfNet, loss=lambda outputs, batch: 0.0)), AttributeError, "missing"),
+    "gradients of single examples on replicas": (
+        dict(
+            model=FunctionalModel(lambda: {"w": jnp.ones(2)}, train_step=step_of_single_examples),
+            optim_wrapper=optax.contrib.dpsgd(0.1, 1.0, 1.0, seed=0), parallel=dict(type="DataParallel", devices=4),
+        ),
+        ValueError, "`grads`", "float32[1,2] for 'w'",
     ),
     "one loss for several optimizers": (
         dict(model=two_parts(), optim_wrapper=dict(head=optax.sgd(0.1), body=optax.sgd(0.1))), KeyError, "one loss", "one optimizer", "optax.partition",

@@ -369,9 +369,11 @@ def test_numerical_flags_of_jax_are_compared(make_runner, trained, flag, value):
 
 def test_other_data_are_refused_by_an_exact_resume(make_runner, trained):
     other = DataLoader(data(first=1.0), 4, sampler=DefaultSampler(16, shuffle=True))
-    arguments = {**objects(train_dataloader=other)}
+    recorder = Recorder()
+    arguments = {**objects(train_dataloader=other), "custom_hooks": [recorder]}
     with pytest.raises(ConfigError, match="train_dataloader.dataset.arrays.x"):
         make_runner(**arguments, load_from=str(trained[objects]), resume="exact").train()
+    assert recorder.batches == []
 
 
 def test_another_computation_with_the_same_settings_is_reported(make_runner, trained, monkeypatch):
@@ -429,7 +431,8 @@ def test_an_error_in_reading_names_the_packages_with_other_versions(make_runner,
         with pytest.raises((ValueError, TypeError)) as error:
             runner.train()
         (note,) = [note for note in error.value.__notes__ if "was written with other versions" in note]
-        assert note.endswith(f"was written with other versions: jax 0.1.2, now {jax.__version__}")
+        assert note.endswith(f": jax 0.1.2, now {jax.__version__}")
+        assert runner.iter == 0
 
 
 def test_other_parameter_groups_have_the_settings_of_the_config(run):

@@ -181,8 +181,10 @@ def test_schedules_converted_from_epochs_keep_their_place_in_the_epoch(tmp_path)
 
 def test_another_batch_size_is_an_error_if_the_resume_must_be_exact(tmp_path):
     train(tmp_path, loader(64, 8), stop=3, save=3, train_cfg=PASSES)
+    record = RecordIds()
     with pytest.raises(ConfigError, match="train_dataloader.batch_size: 4 in the config, 8 in the checkpoint"):
-        train(tmp_path, loader(64, 4), resume="exact", train_cfg=PASSES)
+        train(tmp_path, loader(64, 4), resume="exact", train_cfg=PASSES, custom_hooks=[record])
+    assert record.ids == []
 
 
 class Messages:
@@ -276,3 +278,5 @@ def test_another_number_of_processes_is_an_error_if_the_position_must_be_exact()
     _, saved = train_on_processes(loader(64, 4), 2, num_batches=2)
     with pytest.raises(ConfigError, match=r"data shards: 4 \(2 in the checkpoint\)"):
         restore(saved, loader(64, 4), 0, 4, exact=True)
+    for index in range(2):
+        assert restore(saved, loader(64, 4), index, 2, exact=True)[1].position == saved["positions"][index]

@@ -107,9 +107,12 @@ def test_what_cannot_be_saved_is_logged_at_the_start_and_at_the_resume(tmp_path)
 
 
 def test_a_position_that_cannot_be_saved_is_an_error_if_it_must_be_exact(tmp_path):
-    with pytest.raises(ConfigError, match="must be data whose position can be saved .* got function batches"):
-        train(tmp_path, lambda: batches, resume="exact")
-    train(tmp_path, map_dataset, resume="exact")
+    record = RecordIds()
+    with pytest.raises(ConfigError, match="data whose position can be saved .* got function batches"):
+        train(tmp_path, lambda: batches, resume="exact", custom_hooks=[record])
+    assert record.ids == []
+    ids, _ = train(tmp_path, map_dataset, resume="exact")
+    assert len(ids) == 12
 
 
 def test_data_that_allow_one_pass_end_with_an_error_and_what_was_done_is_saved(tmp_path):

@@ -68,6 +68,7 @@ def test_training_does_not_continue_after_an_error_that_some_hooks_have_not_seen
         with pytest.raises(RuntimeError, match=r"cannot continue: it stopped with an error at iteration \d"):
             runner.train()
         state = make_runner(tmp_path / stage, resume=True, **settings, validates=True).train()  # from the last checkpoint
+        assert int(state.step) == 8
         jax.tree.map(np.testing.assert_array_equal, state.params, expected.params)
 
 
@@ -117,8 +118,10 @@ def test_training_does_not_continue_after_a_step_that_failed(make_runner, train_
             runner.train()
     finally:
         jax.config.update("jax_debug_nans", False)
-    with pytest.raises(RuntimeError, match="cannot continue: it stopped with an error at iteration"):
+    iteration = runner.iter
+    with pytest.raises(RuntimeError, match=f"cannot continue: .* at iteration {iteration}"):
         runner.train()
+    assert runner.iter == iteration
 
 
 class Stuck(list):

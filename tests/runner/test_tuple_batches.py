@@ -6,6 +6,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+from jengine import checkpoint
 from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.evaluation import HostMetric
@@ -106,11 +107,12 @@ def test_padded_tuples_train_like_padded_dicts(make_tuple_runner, make_runner, c
     "changes", [dict(), dict(parallel="DataParallel"), dict(train_cfg=dict(max_epochs=1, steps_per_call=2))]
 )
 def test_training_stops_at_a_label_outside_the_classes(make_tuple_runner, changes):
-    runner = make_tuple_runner(labels=lambda y: y + 1, **changes)
+    runner = make_tuple_runner(labels=lambda y: y + 1, default_hooks=dict(logger=None), **changes)  # saves each epoch
     with pytest.raises(
         NonFiniteLossError, match=r"`CrossEntropy.label` must be .* from 0 to 2, .* got 1 to 3 in the entry '1'"
     ):
         runner.train()
+    assert checkpoint.find_latest(runner.work_dir) is None
 
 
 def test_validation_stops_at_a_label_outside_the_classes(make_tuple_runner):

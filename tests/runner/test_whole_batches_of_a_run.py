@@ -196,11 +196,12 @@ def test_an_entry_named_mask_is_the_models_own(make_runner):
 
 def test_other_sizes_compile_again_with_bucketing_as_the_remedy(make_runner, caplog):
     data = dict(dataset=[make_graphs(i, size) for i, size in enumerate((4, 4, 6))], batch_axis=None, sampler=IN_ORDER)
-    make_runner(**arguments(data, train_cfg=dict(max_epochs=1, on_recompile="warn"))).train()
-    found = [record.getMessage() for record in caplog.records if "is compiled again" in record.getMessage()]
-    assert len(found) == 1
-    assert "batch.nodes: was float32[4,3], is float32[6,3]" in found[0]
-    assert "(bucketing)" in found[0]
+    runner = make_runner(**arguments(data, train_cfg=dict(max_epochs=1, on_recompile="warn")))
+    runner.train()
+    (found,) = [record.getMessage() for record in caplog.records if "is compiled again" in record.getMessage()]
+    assert "batch.nodes: was float32[4,3], is float32[6,3]" in found
+    assert "(bucketing)" in found
+    assert (runner.iter, runner.programs.update.traces) == (3, 2)
 
 
 def test_precise_statistics_are_computed_from_whole_batches(make_runner):

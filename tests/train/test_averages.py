@@ -150,7 +150,8 @@ def test_averages_run_under_scan_vmap_and_shard_map():
 
 def test_a_momentum_that_looks_like_a_decay_warns():
     with pytest.warns(UserWarning, match=r"for a decay of 0.999 set momentum=0.001"):
-        ExponentialMovingAverage(momentum=0.999)
+        average = ExponentialMovingAverage(momentum=0.999)
+    assert run_updates(average, [1, 2]) == pytest.approx([1, 1.999])
 
 
 def test_a_custom_average_only_defines_its_weight():

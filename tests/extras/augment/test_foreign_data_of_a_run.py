@@ -292,3 +292,4 @@ def test_data_with_a_state_of_their_own_allow_one_pass_at_a_time():
     loader = build_dataloader(stateful_loader(), train=True)
     with pytest.raises(ValueError, match="StatefulDataLoader must allow a second pass during the current one"):
         loader.copy_at_epoch(0)
+    assert sorted(k for batch in loader for k in batch["id"].tolist()) == list(range(10))

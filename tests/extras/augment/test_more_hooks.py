@@ -1,6 +1,7 @@
 import gc
 import json
 import math
+import sys
 import types
 
 import jax
@@ -81,21 +82,14 @@ def test_memory_is_logged_at_the_interval_in_each_mode(runner, caplog):
     assert " process: " in caplog.text
 
 
-def test_without_psutil_the_memory_of_the_process_is_logged(runner, caplog, monkeypatch):
-    import sys
-
+def test_devices_that_report_their_memory_are_logged_and_the_process_without_psutil(runner, caplog, monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
-    caplog.set_level("INFO")
-    MemoryProfilerHook(interval=1).after_train_iter(runner, batch_idx=0)
-    assert caplog.records[0].getMessage().startswith("Memory process_peak: ")
-
-
-def test_devices_that_report_their_memory_are_logged(runner, caplog, monkeypatch):
     stats = {"bytes_in_use": 5 * 2**20, "peak_bytes_in_use": 7 * 2**20}
     device = types.SimpleNamespace(platform="gpu", id=3, memory_stats=lambda: stats)
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
     caplog.set_level("INFO")
     MemoryProfilerHook(interval=1).after_train_iter(runner, batch_idx=0)
+    assert caplog.records[0].getMessage().startswith("Memory process_peak: ")
     assert "gpu:3: 5 MB (peak 7 MB)" in caplog.text
 
 

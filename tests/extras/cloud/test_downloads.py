@@ -192,7 +192,7 @@ def test_a_download_is_compared_with_the_checksum_that_the_server_names(server, 
 
 
 @pytest.mark.parametrize("status", [403, 500, 503])
-def test_an_error_of_a_web_server_keeps_its_status(server, status):
+def test_an_error_of_a_web_server_keeps_its_status(server, cache_dir, status):
     server.status = status
     for function in (local_copy, read_bytes, load_config):
         with pytest.raises(StorageError, match=f"a.py: HTTP status {status}"):
@@ -201,13 +201,15 @@ def test_an_error_of_a_web_server_keeps_its_status(server, status):
     for function in (local_copy, read_bytes, load_config):
         with pytest.raises(FileNotFoundError):
             function(f"{server.url}/a.py")
+    assert count_files(cache_dir) == 0
 
 
-def test_a_server_that_does_not_answer_is_not_a_missing_file(server):
+def test_a_server_that_does_not_answer_is_not_a_missing_file(server, cache_dir):
     server.shutdown()
     server.server_close()
     with pytest.raises(StorageError, match="Cannot connect to host"):
         local_copy(f"{server.url}/a.npz")
+    assert count_files(cache_dir) == 0
 
 
 @pytest.mark.parametrize("query", ["", "?download=true", "?X-Amz-Signature=a%2Fb&file=x.txt", "#part"])
@@ -238,7 +240,8 @@ def test_a_large_file_may_take_longer_than_five_minutes(server):
     assert (limits.total, limits.sock_connect, limits.sock_read) == (None, 30, 60)
 
 
-def test_an_endless_redirect_is_named(server):
+def test_an_endless_redirect_is_named(server, cache_dir):
     server.status, server.headers = 302, {"Location": "/again"}
     with pytest.raises(StorageError, match="w.npz: TooManyRedirects"):
         local_copy(f"{server.url}/w.npz")
+    assert count_files(cache_dir) == 0

@@ -132,6 +132,8 @@ def test_a_clock_that_is_fast_takes_no_lease_from_a_run_that_renews_it(url, leas
     with pytest.raises(WorkDirLockedError, match=f"process {os.getpid()} on host"):
         leases().acquire()
     first.check(before_write=True)
+    monkeypatch.undo()
+    assert is_locked(url)
 
 
 def test_of_runs_that_take_over_together_one_gets_the_lease(url, leases):
@@ -169,6 +171,7 @@ def test_a_store_that_fails_for_some_time_costs_a_warning(gs_bucket, google_stor
     lease.check(before_write=True)
     assert caplog.text.count("could not be renewed") == 1
     lease.release()
+    assert google_storage.list_names(gs_bucket) == []
 
 
 def test_a_directory_has_the_lock_of_its_storage(tmp_path, url):

@@ -59,23 +59,25 @@ def copies(tmp_path):
     return sorted(path.name for path in (tmp_path / "local").glob("*/process_0_of_1/iter_*"))
 
 
-@pytest.mark.parametrize("save", [6, -1], ids=["newer than the checkpoint", "before the first checkpoint"])
-def test_a_restart_continues_from_a_newer_copy_with_the_same_bits(train, tmp_path, save, caplog):
+@pytest.mark.parametrize(
+    ("save", "fail_at", "kept", "source"),
+    [
+        (6, 11, ["iter_10", "iter_8"], "process_0_of_1/iter_10"),
+        (-1, 11, ["iter_10", "iter_8"], "process_0_of_1/iter_10"),
+        (6, 13, ["iter_10", "iter_12"], "run/iter_12"),
+    ],
+    ids=["a copy newer than the checkpoint", "a copy before the first checkpoint", "a checkpoint as new as the copy"],
+)
+def test_a_restart_continues_from_the_newest_with_the_same_bits(train, tmp_path, save, fail_at, kept, source, caplog):
     expected = train(local="", work_dir="whole")
-    broken = train(fail_at=11, save=save)
-    assert copies(tmp_path) == ["iter_10", "iter_8"]  # two are kept
+    broken = train(fail_at=fail_at, save=save)
+    assert copies(tmp_path) == kept  # two of them
     assert (tmp_path / "run" / POINTER).read_text() == str(tmp_path / "local")
     again = train(resume=True, save=save)
     assert "Resumed from " in caplog.text
-    assert "process_0_of_1/iter_10" in caplog.text
+    assert source in caplog.text
     assert (again.run.run_id, again.seed, again.timestamp) == (broken.run.run_id, broken.seed, broken.timestamp)
     jax.tree.map(np.testing.assert_array_equal, again.state, expected.state)
-
-
-def test_a_checkpoint_that_is_as_new_comes_first(train, tmp_path, caplog):
-    train(fail_at=13)
-    train(resume=True)
-    assert f"Resumed from {tmp_path / 'run' / 'iter_12'}" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["damaged", "lost"])

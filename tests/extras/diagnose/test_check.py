@@ -194,15 +194,19 @@ def test_a_tracer_that_is_left_behind_is_an_error(tmp_path):
         return kept[-1].mean()
 
     said = r"`kept` of .*loss in .*test_check.py keeps a value of the trace, float32\[16\], made at .*kept\.append"
+    runner = make_runner(tmp_path, FunctionalModel(lambda: jnp.ones(8), loss))
     with pytest.raises(LeakedTracerError, match=said):
-        make_runner(tmp_path, FunctionalModel(lambda: jnp.ones(8), loss)).train()
+        runner.train()
+    assert runner.iter == 0
 
 
 def test_another_shape_is_an_error_before_it_compiles(tmp_path):
     batches = [dict(x=np.ones((4, n), np.float32)) for n in (8, 8, 9)]
     model = FunctionalModel(lambda: jnp.ones(()), lambda params, batch: params * batch["x"].mean())
+    runner = make_runner(tmp_path, model, train_dataloader=batches)
     with pytest.raises(TypeError, match="is compiled again"):
-        make_runner(tmp_path, model, train_dataloader=batches).train()
+        runner.train()
+    assert runner.iter == 2
 
 
 def test_chunks_run_as_single_steps(tmp_path):
@@ -241,6 +245,7 @@ def test_a_validation_is_checked(tmp_path, parallel):
         runner.val()
     assert re.match("NaN from `log` in the validation, for example 5 of the batch, in the layer block, at .*in __call__", str(caught.value))
     assert f"in ArrayDataset of val_dataloader, batch 1: example 5 is sample {BAD}" in caught.value.__notes__
+    assert runner.validations == []
 
 
 def test_overflows_under_a_loss_scale_are_no_errors(tmp_path):

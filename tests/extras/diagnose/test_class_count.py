@@ -17,13 +17,13 @@ def runner_with_classes(names, model):
     return types.SimpleNamespace(model=model, train_dataloader=loader, val_dataloader=loader, test_dataloader=loader)
 
 
-def test_the_number_of_classes_of_the_data_is_accepted():
+@pytest.mark.parametrize(("names", "warned"), [(("a", "b", "c"), []), (None, ["train", "val", "test"])])
+def test_the_number_of_classes_of_the_data_is_accepted_with_a_warning_if_they_have_none(names, warned, recwarn):
     model = LinenModel(Head(num_classes=3), loss=lambda outputs, batch: outputs)
     hook = ClassNumCheckHook()
-    for stage in ("before_train", "before_val", "before_test"):
-        getattr(hook, stage)(runner_with_classes(("a", "b", "c"), model))
-    with pytest.warns(UserWarning, match="the train data have no `classes`"):
-        hook.before_train(runner_with_classes(None, model))
+    for stage in ("train", "val", "test"):
+        getattr(hook, f"before_{stage}")(runner_with_classes(names, model))
+    assert [str(warning.message).partition(" data have no `classes`")[0].split()[-1] for warning in recwarn] == warned
 
 
 def test_a_proposal_head_is_not_checked_and_a_cycle_ends():

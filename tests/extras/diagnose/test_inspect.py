@@ -8,6 +8,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+from jengine import checkpoint
 from jengine.cli.main import main
 from jengine.data import ArrayDataset
 from jengine.extras.diagnose.traced_values import collect
@@ -244,6 +245,7 @@ def test_the_step_is_computed_again_from_the_newest_checkpoint(make_runner, tmp_
         runner.train()
     notes = "\n".join(caught.value.__notes__)
     assert re.search(r"In iteration [4-7], .* in the entry 'x' of the batch .*repeated from .*/epoch_1", notes), notes
+    assert checkpoint.find_latest(runner.work_dir).endswith("epoch_1")  # there is no epoch_2
 
 
 def test_the_numerics_guard_names_the_first_bad_value(make_runner, tmp_path):
@@ -252,6 +254,7 @@ def test_the_numerics_guard_names_the_first_bad_value(make_runner, tmp_path):
     with pytest.raises(FloatingPointError) as caught:
         runner.train()
     assert re.search(r"In iteration 0, .* backward .* the layer 'root' \(Backward\)", "\n".join(caught.value.__notes__))
+    assert runner.iter == 0
 
 
 def test_values_in_branches_are_collected():

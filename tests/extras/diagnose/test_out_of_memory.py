@@ -63,6 +63,7 @@ def test_a_program_that_needs_too_much_memory_is_named_with_its_plan_and_the_rem
     assert needs.startswith("  on each device it needs arguments ")
     assert plan in needs
     if case == "the state":
+        assert runner.state is None
         assert "The largest array is params.w, f32[281474976710656]." in remedies[0]
         assert remedies[-1].endswith(f"; N must be at least {PIB // os.sysconf('SC_PHYS_PAGES') // 4096 + 1} here")
         return
@@ -73,14 +74,18 @@ def test_a_program_that_needs_too_much_memory_is_named_with_its_plan_and_the_rem
     ]
     assert all(key in remedy for key, remedy in zip(keys, remedies[1:], strict=True))
     assert not any(note.startswith(("in Waits", "in LoggerHook")) for note in caught.value.__notes__)
+    if case == "a validation":
+        assert (runner.iter, runner.validations) == (4, [])
     if case == "a hook that waits":
-        noticed = "noticed at iteration 0 (epoch 0)"
-        assert caught.value.__notes__[1] == noticed
+        assert runner.iter == 0
+        assert caught.value.__notes__[1] == "noticed at iteration 0 (epoch 0)"
 
 
 def test_a_hook_that_needs_too_much_memory_itself_is_named(make_runner):
+    runner = make_runner(custom_hooks=[Allocates()])
     with pytest.raises(jax.errors.JaxRuntimeError) as caught:
-        make_runner(custom_hooks=[Allocates()]).train()
+        runner.train()
+    assert runner.iter == int(runner.state.step) == 0
     notes = caught.value.__notes__
     assert "in Allocates.before_train_iter at iteration 0 (epoch 0)" in notes
     assert any(

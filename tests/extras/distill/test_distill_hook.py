@@ -360,3 +360,4 @@ def test_a_hook_that_is_added_to_a_runner_is_refused(tmp_path, teachers):
     runner.register_hook(DistillHook(teachers["nnx"]))
     with pytest.raises(ConfigError, match="among the hooks with which the Runner is built"):
         runner.train()
+    assert runner.iter == 0

@@ -76,6 +76,7 @@ def test_the_first_picture_fails_with_a_visualizer_that_does_not_draw(make_segme
     runner = make_segmentation_runner(visualizer=dict(type="Visualizer"))
     with pytest.raises(NotImplementedError, match="use LocalVisualizer"):
         runner.train()
+    assert (runner.iter, runner.validations) == (1, [])
 
 
 def test_a_test_draws_its_images_with_label_and_prediction_by_default(make_runner, tmp_path):

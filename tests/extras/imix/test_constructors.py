@@ -149,9 +149,11 @@ def test_the_default_constructor_without_rules_has_one_group():
 def test_settings_without_effect_log_a_warning(caplog, language_weights):
     with caplog.at_level(logging.WARNING, "jengine"):
         optimizer = dict(type="AdamW", lr=1e-3, training_encoder_lr_multiply=0.1)
-        build_optim_wrapper(VILBERT, dict(optimizer=optimizer, constructor="DefaultOptimizerConstructor"))
+        default = build_optim_wrapper(VILBERT, dict(optimizer=optimizer, constructor="DefaultOptimizerConstructor"))
         cfg = dict(language_weights_file=language_weights, vision_scratch=False)
-        build("VilbertOptimizerConstructor", VILBERT, cfg, weight_decay=0.1)
+        vilbert = build("VilbertOptimizerConstructor", VILBERT, cfg, weight_decay=0.1)
+    assert {lr for lr, _ in get_settings(default).values()} == {1e-3}
+    assert {decay for _, decay in get_settings(vilbert).values()} == {0.01, 0}
     assert "training_encoder_lr_multiply has no effect" in caplog.text
     assert "weight_decay=0.1 has no effect: the constructor uses 0.01" in caplog.text
 

@@ -93,6 +93,7 @@ def test_an_error_stops_the_current_trace(imix_runner, tmp_path):
     hook = AutogradProfilerHook(lambda trainer: True, tmp_path / "traces")
     with pytest.raises(ArithmeticError):
         imix_runner(4, custom_hooks=[hook, Fails()]).train()
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["profiler-trace-iter0"]
     with pytest.raises(RuntimeError, match="No profile started"):
         jax.profiler.stop_trace()
 

@@ -316,7 +316,7 @@ def test_a_segmenter_keeps_its_loop_hooks_and_data_settings(segmenter):
 def test_taking_back_a_preprocessor_is_no_warning(tmp_path, caplog):
     path = tmp_path / "segformer.py"
     path.write_text(SEGMENTATION.format(config=str(CONFIGS / "segmentation" / "segformer.py")))
-    load_config(path)
+    assert load_config(path).get("data_preprocessor") is None
     assert [text for text in caplog.messages if "has no effect" in text] == []
 
 

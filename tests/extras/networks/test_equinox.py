@@ -14,6 +14,7 @@ from jengine.config.errors import ConfigError
 from jengine.data import ArrayDataset
 from jengine.model import FunctionalModel, Role, parameter_roles
 from jengine.optim import build_optim_wrapper
+from tests.refusals import check_refusal
 from tests.runner.conftest import build_runner
 
 pytestmark = pytest.mark.foreign
@@ -179,18 +180,17 @@ def test_a_loop_by_hand_has_groups_by_the_types_of_the_modules():
     np.testing.assert_array_equal(new.layers[1].bias, model.layers[1].bias)
 
 
-def test_a_state_that_the_loss_does_not_take_is_an_error():
-    model = FunctionalModel(
-        lambda: eqx.nn.make_with_state(Net)(jax.random.key(0)), lambda model, batch: 0.0, module_types={}
-    )
-    with pytest.raises(TypeError, match="got an eqx.nn.State among them; `init` may return"):
-        model.init(jax.random.key(0), DATA)
-
-
-def test_module_types_must_be_paths_of_the_module():
-    model = FunctionalModel(lambda: eqx.nn.Linear(2, 2, key=jax.random.key(0)), lambda m, b: 0.0, None, {"fc": "Norm"})
-    with pytest.raises(ConfigError, match="`module_types` must be paths of modules, got 'fc'"):
-        model.init(jax.random.key(0), DATA)
+@pytest.mark.parametrize(
+    ("init", "module_types", "error", "words"),
+    [
+        (lambda: eqx.nn.make_with_state(Net)(jax.random.key(0)), {}, TypeError, ["got an eqx.nn.State", "`init`"]),
+        (lambda: eqx.nn.Linear(2, 2, key=jax.random.key(0)), {"fc": "Norm"}, ConfigError, ["`module_types`", "got 'fc'"]),
+    ],
+    ids=["a state that the loss does not take", "a type of no module"],
+)
+def test_what_the_model_does_not_take_is_refused(init, module_types, error, words):
+    model = FunctionalModel(init, lambda model, batch: 0.0, module_types=module_types)
+    check_refusal(lambda: model.init(jax.random.key(0), DATA), error, *words)
 
 
 def test_the_page_about_equinox_runs(run_page):

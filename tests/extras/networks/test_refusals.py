@@ -79,6 +79,12 @@ REFUSED = {
     "a width that the heads do not divide": (
         lambda: TransformerLM(vocab_size=11, width=8, depth=3, heads=3, mlp_width=12).init(jax.random.key(0), jnp.zeros((2, 6), int)), ValueError, "`width`", "2 * heads = 6", "got 8",
     ),
+    **{
+        f"blocks without a window, {changes}": (
+            lambda changes=changes: TransformerLM(vocab_size=11, width=8, depth=3, heads=2, mlp_width=12, **changes).make_settings(), ValueError, "`full_blocks`", "depth = 3", "`window`",
+        )
+        for changes in (dict(full_blocks=(1,)), dict(full_blocks=(3,), window=2))
+    },
     # modules
     "four experts on three devices": (lambda: share_experts(3), ValueError, "mesh axis 'expert'", "4 experts on 3 devices"),
     "a checkpoint of no module of Linen": (lambda: checkpoint(LinenModel, Linen()), ValueError, "'layer_0'", "closest: layers_0"),

@@ -126,12 +126,6 @@ def test_the_parameters_of_all_variants_have_the_roles_of_what_they_do():
     assert roles["layers.attn.query_norm.scale"].stacked == (0,)
 
 
-@pytest.mark.parametrize("changes", [dict(window=None), dict(full_blocks=(3,))])
-def test_blocks_without_a_window_must_be_some_of_those_that_have_one(changes):
-    with pytest.raises(ValueError, match=r"`full_blocks` must be numbers below depth = 3, with a `window` for the others"):
-        TransformerLM(**{**MIXED, **changes}).make_settings()
-
-
 def test_remat_changes_what_is_kept_for_the_backward_pass_but_no_gradient(params):
     def loss(params, remat):
         return jnp.square(TransformerLM(**SMALL, remat=remat).apply({"params": params}, TOKENS)).sum()

@@ -260,7 +260,8 @@ def test_default_rate_of_one_is_warned_about(caplog):
         mmselfsup(vit_params(), PATTERN, rate=1.0)
     assert "layer_decay_rate" not in caplog.text
     optimizer = dict(type="AdamW", lr=1.0, weight_decay=0.05, layer_pattern=PATTERN)
-    build_optim_wrapper(vit_params(), dict(optimizer=optimizer, constructor="LearningRateDecayOptimWrapperConstructor"))
+    wrapper = build_optim_wrapper(vit_params(), dict(optimizer=optimizer, constructor="LearningRateDecayOptimWrapperConstructor"))
+    assert {group["lr"] for group in wrapper.param_groups} == {1.0}
     assert "layer_decay_rate is not set and defaults to 1" in caplog.text
 
 

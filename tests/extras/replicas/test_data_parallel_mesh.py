@@ -92,6 +92,7 @@ def test_a_lookup_table_that_xla_cannot_gather_is_refused_before_compiling(make_
     runner = make_words_run(make_run, dict(type="DataParallel", rules=[("embedding", ("fsdp", "tensor"))]))
     with pytest.raises(ConfigError, match="must shard the lookup table 'embed.embedding' along one of its axes"):
         runner.train()
+    assert runner.programs is None
 
 
 @pytest.mark.parametrize("kind", ["Pjit", "DataParallel"])

@@ -69,7 +69,7 @@ def _get(url):
         return response.headers["Content-Type"], response.read().decode()
 
 
-def test_a_served_page_follows_its_run(served):
+def test_a_served_page_follows_its_run_and_has_no_files(served):
     work_dir, url = served
     kind, page = _get(url)
     assert (kind, read_data(page)["refresh"]) == ("text/html; charset=utf-8", 7.0)
@@ -78,8 +78,5 @@ def test_a_served_page_follows_its_run(served):
     kind, text = _get(f"{url}/data.json")
     (series,) = [item for item in json.loads(text)["runs"][0]["series"] if item["name"] == "loss"]
     assert (kind, series["y"]) == ("application/json; charset=utf-8", [1.0, 0.5])
-
-
-def test_a_server_has_no_files(served):
     with pytest.raises(urllib.error.HTTPError, match="404"):
-        _get(f"{served[1]}/run.json")
+        _get(f"{url}/run.json")

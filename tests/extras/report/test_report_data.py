@@ -227,6 +227,9 @@ def test_a_path_stands_for_its_newest_run_or_for_those_of_its_directories(tmp_pa
     assert find_runs(tmp_path) == [new, other]
     assert find_runs(tmp_path / "a") == [new]
     assert find_runs(old) == [old]
+    (tmp_path / "c").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"WORK_DIR must contain a run \(TIMESTAMP/run.json or .*, got"):
+        find_runs(tmp_path / "c")
 
 
 def test_runs_have_the_shortest_names_that_differ(tmp_path):
@@ -235,8 +238,3 @@ def test_runs_have_the_shortest_names_that_differ(tmp_path):
     assert name_runs([paths[0], paths[0].with_name("20250101_000000")]) == [
         "cnn/20240101_000000", "cnn/20250101_000000",
     ]  # fmt: skip
-
-
-def test_a_directory_without_a_run_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"WORK_DIR must contain a run \(TIMESTAMP/run.json or .*, got"):
-        find_runs(tmp_path)

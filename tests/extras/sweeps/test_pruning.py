@@ -61,8 +61,10 @@ def test_a_run_is_pruned_by_validations_elsewhere_under_their_iterations(tmp_pat
 
 
 def test_a_run_of_no_search_is_refused(tmp_path):
+    runner = QuickRunner(tmp_path, [OptunaPruningHook(monitor="acc")])
     with pytest.raises(ConfigError, match="the run must be one of `jengine sweep --search`"):
-        QuickRunner(tmp_path, [OptunaPruningHook(monitor="acc")]).train()
+        runner.train()
+    assert runner.iter == 0
 
 
 class DamageStudy(Hook):

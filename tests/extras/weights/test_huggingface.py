@@ -71,12 +71,13 @@ def test_a_model_whose_embedding_is_tied_or_not_loads_files_of_both_kinds(name):
 
 def test_gpt2_is_not_loaded_without_its_map_into_a_model_with_square_matrices():
     _, params, *_ = build("gpt2", scan=False)
-    names = {"c_proj": "out"}
-    rules = [(rf"transformer\.h\.(\d+)\.attn\.{old}", rf"layers_\1.attn.{new}") for old, new in names.items()]
-    with pytest.raises(
-        CheckpointMismatchError, match=r"layers_0\.attn\.out\.kernel .*may be \(out, in\) or \(in, out\)"
-    ):
-        load_pretrained(DATA / "gpt2", params, rename=rules, strict=False)
+    rule = r"transformer\.h\.(\d+)\.attn\.c_proj", r"layers_\1.attn.out"
+    words = "layers_0.attn.out.kernel", "(out, in) or (in, out)"
+    check_refusal(lambda: load_pretrained(DATA / "gpt2", params, rename=[rule], strict=False), CheckpointMismatchError, *words)
+    loaded, *_ = load_pretrained(DATA / "gpt2", params, rename=[(*rule, dict(transform="none"))], strict=False)
+    source = open_weights(DATA / "gpt2")
+    (stored,) = [array for name, array in source.read(source.structs) if name.endswith("h.0.attn.c_proj.weight")]
+    np.testing.assert_array_equal(loaded["layers_0"]["attn"]["out"]["kernel"].ravel(), stored.ravel())
 
 
 def test_weights_are_loaded_into_the_dtype_of_the_model_and_a_missing_layer_is_named(tmp_path):

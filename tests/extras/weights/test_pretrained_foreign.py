@@ -6,6 +6,7 @@ import pytest
 
 from jengine.extras.weights import load_pretrained, open_weights
 from jengine.extras.weights.optimizer_state import load_optimizer
+from tests.refusals import check_refusal
 
 pytestmark = pytest.mark.foreign
 
@@ -28,8 +29,8 @@ def test_a_state_dict_of_pytorch_is_loaded_from_memory():
 
 def test_the_module_itself_is_refused():
     torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="weights must be"):
-        load_pretrained(torch.nn.Linear(3, 2), {"kernel": np.zeros((3, 2), np.float32)})
+    target = {"kernel": np.zeros((3, 2), np.float32)}
+    check_refusal(lambda: load_pretrained(torch.nn.Linear(3, 2), target), TypeError, "weights must be", "Linear")
 
 
 def test_modules_and_optimizer_states_of_equinox_files_are_loaded(tmp_path):

@@ -11,7 +11,13 @@ import pytest
 
 from jengine.checkpoint import CheckpointMismatchError, find_best_checkpoint, publish
 from jengine.config import ConfigError
-from jengine.extras.weights import export_params, import_params, load_pretrained, locate_weights
+from jengine.extras.weights import (
+    export_params,
+    import_batch_stats,
+    import_params,
+    load_pretrained,
+    locate_weights,
+)
 from tests.checkpoint.conftest import make_meta, make_state, save_and_wait
 from tests.refusals import check_row
 from tests.runner.conftest import squared_error
@@ -84,6 +90,15 @@ def end_with_best(make_runner, wanted, save_best):
     )
 
 
+def import_others(path, batch_stats=False):
+    """Import other parameters, or statistics, than were exported."""
+    export_params({"head": {"kernel": zeros(5, 3), "bias": zeros(3)}, "norm": {"scale": zeros(2)}}, path)
+    if batch_stats:
+        import_batch_stats(path, {"bn": {"mean": zeros(3)}})
+    else:
+        import_params(path, {"heads": {"kernel": zeros(5, 3)}, "head": {"kernel": zeros(5, 4), "bias": np.zeros(3, np.int32)}})
+
+
 NET = "net.safetensors"
 BEST = ["from2/loss", "from3/loss"]
 STACKED = (CheckpointMismatchError, "h.w", "stored 2 x float32[2,3]", "the rule ('h", "2 of (2, 3)")
@@ -116,6 +131,11 @@ REFUSED = {
     "a dtype that safetensors lacks": (
         lambda tmp_path: export_params({"a": {"kernel": jnp.ones(2, ml_dtypes.float8_e4m3fn)}}, tmp_path / NET), ValueError, "`a.kernel`", "safetensors", "float8_e4m3fn",
     ),
+    "parameters of others": (
+        lambda tmp_path: import_others(tmp_path / NET), CheckpointMismatchError,
+        NET, "missing     heads.weight", "unexpected  norm.weight", "head.weight  stored float32[3,5], expected float32[4,5]", "head.bias  stored float32[3], expected int32[3]",
+    ),
+    "statistics that are not exported": (lambda tmp_path: import_others(tmp_path / NET, batch_stats=True), CheckpointMismatchError, NET, "missing     bn.running_mean"),
     "a file that is missing": (lambda tmp_path: import_params(tmp_path / NET, {"a": DENSE}), FileNotFoundError, NET),
     "a file that is cut": (lambda tmp_path: import_torn(tmp_path / NET), ValueError, NET, "complete safetensors file"),
     "an export without safetensors": (lambda tmp_path, monkeypatch: without_library(lambda: export_params({"a": DENSE}, tmp_path / NET), monkeypatch), ImportError, "pip install 'jengine[safetensors]'"),

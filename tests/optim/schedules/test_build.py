@@ -236,6 +236,8 @@ def test_a_long_run_is_checked_when_its_values_are_set(make_wrapper):
 
 def test_verbose_logs_each_new_value(make_wrapper, build, caplog):
     caplog.set_level("INFO", logger="jengine")
-    (step,) = build(make_wrapper(1.0), {"type": "StepLR", "step_size": 1, "verbose": True})
+    wrapper = make_wrapper(1.0)
+    (step,) = build(wrapper, {"type": "StepLR", "step_size": 1, "verbose": True})
     step.step()
+    assert wrapper.param_groups[0]["lr"] == pytest.approx(0.1)
     assert caplog.messages == ["Adjusting lr of group 0 to 1.0000e-01"]
