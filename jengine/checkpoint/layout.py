@@ -337,6 +337,8 @@ def read_meta(path: str | os.PathLike[str], states: bool = False) -> dict[str, A
     try:
         contents = read_files(directory, manifest, [META, BLOBS] if states else [META])
         meta = decode_object(contents[META])
+        if not all(isinstance(meta.get(name, {}), dict) for name in ("meta", "hooks")):
+            raise ValueError("`meta` and `hooks` must be JSON objects")
         blobs = contents.get(BLOBS, b"") if states else None
         return meta | {key: unpack(meta[key], blobs) for key in _STATES if key in meta}
     except (ValueError, TypeError, KeyError, AttributeError) as error:

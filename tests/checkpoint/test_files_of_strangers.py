@@ -34,6 +34,8 @@ META = {
     "deep": "[" * 200_000,
     "deep in a state": '{"meta": {"iter": 3}, "hooks": ' + '{"a":' * 300 + "1" + "}" * 300 + "}",
     "a list": "[1]",
+    "a list of facts": '{"meta": [1]}',
+    "a list of hooks": '{"meta": {"iter": 3}, "hooks": [1]}',
     "an array of objects": '{"meta": {"iter": 3}, "hooks": {"a": {"__jengine__": "array", "data": '
     '{"__jengine__": "bytes", "data": "AAAAAAAAAAA="}, "dtype": "O", "shape": [1]}}}',
     "an array that is too large": '{"meta": {"iter": 3}, "hooks": {"a": {"__jengine__": "array", "data": '
@@ -43,7 +45,7 @@ META = {
 
 
 @pytest.mark.parametrize("case", META)
-def test_metadata_that_no_run_has_written_is_one_clear_error(tmp_path, case):
+def test_metadata_that_no_run_has_written_is_one_clear_error(tmp_path, case, capsys):
     directory = tmp_path / "iter_3"
     (directory / "state").mkdir(parents=True)
     (directory / "meta.json").write_text(META[case])
@@ -51,3 +53,6 @@ def test_metadata_that_no_run_has_written_is_one_clear_error(tmp_path, case):
     with pytest.raises(CorruptCheckpointError, match="iter_3 is corrupt: meta.json") as caught:
         read_meta(directory, states=True)
     assert len(str(caught.value)) < 400
+    assert main(["ckpt", "ls", str(tmp_path)]) == 0
+    # the list reads no arrays
+    assert ("meta.json is unreadable" in capsys.readouterr().out) == ("array" not in case)

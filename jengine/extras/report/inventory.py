@@ -2,9 +2,9 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from jengine.checkpoint import commit
 from jengine.checkpoint.layout import (
@@ -25,7 +25,7 @@ from jengine.checkpoint.manifest import (
     validate_checkpoint,
 )
 from jengine.config.errors import closest
-from jengine.config.json_codec import decode
+from jengine.config.json_codec import decode_object
 from jengine.config.storage import (
     FileInfo,
     is_url,
@@ -88,15 +88,22 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
     for path, manifest in manifests.items():
         if problems[path] is None and manifest is not None:
             try:
-                metadata[path] = decode(read_files(path, manifest, [META], stored)[META])
+                metadata[path] = _read_facts(path.name, read_files(path, manifest, [META], stored))
             except DamagedFileError as error:
                 problems[path] = str(error)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:  # of a stranger
+                problems[path] = f"{META} is unreadable ({error})"
     latest = os.path.basename(_find_latest(root) or "")
     reasons = _collect_reasons(metadata)
-    metrics = _collect_metrics(metadata)
+    metrics: dict[int, dict[str, float]] = {}
+    for facts in metadata.values():
+        # Each has the validations before it too: those of iterations whose checkpoints were removed
+        # are in later ones.
+        for iteration, values in facts.metrics:
+            metrics.setdefault(iteration, {}).update(values)
     entries = []
     for path, manifest in manifests.items():
-        meta = metadata.get(path, {}).get("meta", {})
+        meta = metadata[path].meta if path in metadata else {}
         is_latest = path.name == latest
         is_published = manifest is not None and manifest.iteration is None
         reason = reasons.get(path.name) or (
@@ -110,7 +117,7 @@ def list_checkpoint_entries(work_dir: str | os.PathLike[str]) -> list[Checkpoint
                 latest=is_latest,
                 reason=reason if path in metadata else "",
                 meta=meta,
-                metrics=metrics.get(meta.get("iter"), {}),
+                metrics=metrics.get(meta.get("iter", -1), {}),
             )
         )
     return sorted(entries, key=lambda entry: (entry.meta.get("iter", -1), entry.name))
@@ -163,47 +170,43 @@ def _find_latest(root: PurePath) -> str | None:
         return None
 
 
-def _collect_reasons(metadata: Mapping[PurePath, Mapping[str, Any]]) -> dict[str, str]:
+class _Facts(NamedTuple):
+    """What the list tells of a checkpoint, from its metadata."""
+
+    meta: Mapping[str, Any]
+    reasons: Mapping[str, str]  # by checkpoint, at the time of the save
+    has_reasons: bool
+    metrics: Sequence[tuple[int, Mapping[str, float]]]  # by iteration
+
+
+def _read_facts(name: str, files: Mapping[str, bytes]) -> _Facts:
+    content = decode_object(files[META])
+    meta = dict(content.get("meta", {}))
+    # a run may have several CheckpointHooks, under different names
+    hooks = content.get("hooks", {}).values()
+    states = [state for state in hooks if isinstance(state, Mapping) and "reasons" in state]
+    reasons = {name: reason for state in states for name, reason in state["reasons"].items()}
+    metrics = [(iteration, dict(values)) for _, iteration, values in content.get("validations", [])]
+    for state in states:
+        for key, best in state["best"].items():
+            scores = (entry["score"] for entry in best if entry["name"] == name)
+            metrics += ((meta.get("iter", -1), {key: score}) for score in scores)
+    return _Facts(meta, reasons, bool(states), metrics)
+
+
+def _collect_reasons(metadata: Mapping[PurePath, _Facts]) -> Mapping[str, str]:
     """Return reasons by name, from the newest checkpoint: each stores the reasons at the time of
     its save.
     """
-    candidates = {
-        path: content for path, content in metadata.items() if _checkpoint_hook_states(content)
-    }
-    if not candidates:
-        return {}
 
     def age(path: PurePath) -> tuple[str, int, int]:
         # The text has whole seconds, and a copy of the directory may have new file times
-        meta = candidates[path].get("meta", {})
+        meta = metadata[path].meta
         return (
             meta.get("time", ""),
             0 if is_url(path) else os.stat(path / MANIFEST).st_mtime_ns,
             meta.get("iter", 0),
         )
 
-    newest = max(candidates, key=age)
-    states = _checkpoint_hook_states(candidates[newest])
-    return {name: reason for state in states for name, reason in state["reasons"].items()}
-
-
-def _collect_metrics(metadata: Mapping[PurePath, Mapping[str, Any]]) -> dict[int, dict[str, float]]:
-    """Return metrics by iteration, from the validations and best scores stored in checkpoints."""
-    metrics: dict[int, dict[str, float]] = {}
-    for path, content in metadata.items():
-        # Each has the validations before it too: those of iterations whose checkpoints were removed
-        # are in later ones.
-        for _, iteration, values in content.get("validations", []):
-            metrics.setdefault(iteration, {}).update(values)
-        iteration = content.get("meta", {}).get("iter")
-        for state in _checkpoint_hook_states(content):
-            for key, best in state["best"].items():
-                scores = ((key, entry["score"]) for entry in best if entry["name"] == path.name)
-                metrics.setdefault(iteration, {}).update(scores)
-    return metrics
-
-
-def _checkpoint_hook_states(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the CheckpointHook states; a run may have several under different names."""
-    hooks = content.get("hooks", {}).values()
-    return [state for state in hooks if isinstance(state, Mapping) and "reasons" in state]
+    newest = max((path for path in metadata if metadata[path].has_reasons), key=age, default=None)
+    return {} if newest is None else metadata[newest].reasons
