@@ -93,7 +93,7 @@ def test_what_a_killed_process_of_this_machine_has_not_sent_is_taken_over(run_py
 import os, pathlib
 from jengine.extras.cloud.upload import UploadedFiles
 root = pathlib.Path({str(tmp_path)!r}, "run-00000001")
-files = UploadedFiles(str(root), {url!r})
+files = UploadedFiles(str(root), {url!r}, interval=3600)  # sends when it is told
 files.start()
 (root / "t1").mkdir()
 for name in ("log", "other", "image_1.png"):
