@@ -87,14 +87,17 @@ Quantized = quantize
 
 
 def _is_multiplied(dtype: str) -> bool:
-    """Return whether the devices multiply arrays of the dtype."""
-    backend = jax.default_backend()
+    """Return whether XLA multiplies arrays of the dtype on the devices of this process."""
     if dtype not in _MULTIPLIED_ON:
         return True
-    if backend == "gpu":
-        capability = getattr(jax.local_devices()[0], "compute_capability", "0")
-        return "gpu" in _MULTIPLIED_ON[dtype] and float(capability) >= _BLACKWELL
-    return backend in _MULTIPLIED_ON[dtype]
+    backend = jax.default_backend()
+    if backend not in _MULTIPLIED_ON[dtype]:
+        return False
+    if backend != "gpu":
+        return True
+    # "9.0" on Hopper; the name of an architecture on AMD's
+    major = str(getattr(jax.local_devices()[0], "compute_capability", "")).partition(".")[0]
+    return major.isdecimal() and int(major) >= _BLACKWELL
 
 
 def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
@@ -130,7 +133,7 @@ def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
             found, _ = self._get_current_rule_and_op_id("dot_general", only_rule=True)
             if found is None or _is_multiplied(dtype):
                 result: jax.Array = super().dot_general(lhs, rhs, numbers, **options)
-                # of tiles, qwix returns the dtype of their scales
+                # on GPUs qwix returns products of tiles in float32
                 return result.astype(preferred_element_type or jnp.result_type(lhs, rhs))
             exact = jax.lax.dot_general(lhs, rhs, numbers, **options)
             rounded = jax.lax.dot_general(round_values(lhs), round_values(rhs), numbers, **options)

@@ -94,7 +94,7 @@ def compress_moments(
                 "`optimizer.state_dtype` must be 'float32' for an optimizer without moments "
                 f"({', '.join((*_MEANS, *_SQUARES))} in its state), got {dtype!r}"
             )
-        # nothing is folded: compilers would compute the codes of constants element by element
+        # XLA would compute the codes of these constants as it compiles, which takes minutes
         return _compress(jax.lax.optimization_barrier(state), zero_count(), dtype)
 
     def update(

@@ -143,8 +143,8 @@ def test_the_page_about_models_runs_with_qwix():
     assert params["layers"]["mlp"]["up"]["kernel"].shape == (2, 32, 64)
 
 
-def test_products_keep_their_dtype_where_qwix_returns_that_of_the_scales(monkeypatch):
-    # as it does with kernels for tiles, on GPUs
+def test_products_keep_their_dtype_where_qwix_returns_float32(monkeypatch):
+    # on GPUs it returns float32 for tiles
     qwix = pytest.importorskip("qwix")
     multiply = qwix.QtProvider.dot_general
     monkeypatch.setattr(qwix.QtProvider, "dot_general", lambda *args, **kwargs: multiply(*args, **kwargs).astype("float32"))
@@ -154,7 +154,7 @@ def test_products_keep_their_dtype_where_qwix_returns_that_of_the_scales(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("backend", "capability", "expected"), [("gpu", "9.0", False), ("gpu", "10.0", True), ("cpu", None, False)]
+    ("backend", "capability", "expected"), [("gpu", "9.0", False), ("gpu", "10.0", True), ("gpu", "gfx942", False), ("cpu", None, False)]
 )
 def test_only_blackwell_gpus_multiply_in_4_bits(backend, capability, expected, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)

@@ -267,3 +267,10 @@ def test_on_explicit_axes_blocks_may_be_divided(spec):
         updates, state = jax.jit(run)(*placed)
     assert state.inner_state.nu["w"].sharding.spec == spec
     np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-5)
+
+
+def test_the_first_state_is_computed_by_the_device_and_not_by_the_compiler():
+    # which takes minutes to compute codes of zeros; without a barrier it may
+    init = compress_moments(optax.scale_by_adam(), "int8").init
+    program = jax.jit(init).lower({"w": jax.ShapeDtypeStruct((64, 256), jnp.float32)}).as_text()
+    assert "optimization_barrier" in program
