@@ -66,6 +66,8 @@ class Registry:
       parent: a registry that shares its entries with this one, in both directions.
       scope: as in MMEngine, for a registry with a parent; names are found with any scope before
         them, and without.
+      common: settings of any config, which its builder takes out before `build`, such as the
+        `priority` of a hook; the error for an unknown argument lists them too.
     """
 
     def __init__(
@@ -76,7 +78,9 @@ class Registry:
         checks_calls: bool = True,
         parent: "Registry | None" = None,
         scope: str | None = None,
+        common: Sequence[str] = (),
     ) -> None:
+        self._common = tuple(common)
         self._locations: list[str] = []
         self._section = section
         self._modules: dict[str, str] = {}  # by entry, of the pages
@@ -215,7 +219,8 @@ class Registry:
           ArgumentError: an argument is out of range.
         """
         entry, arguments = self._parse(cfg, extra)
-        check_arguments(entry, arguments, tuple(extra), values=not checks_itself(entry))
+        is_checked = checks_itself(entry)
+        check_arguments(entry, arguments, tuple(extra), values=not is_checked, common=self._common)
         return entry(**arguments)
 
     def build_function(self, cfg: Any) -> Any:
@@ -434,6 +439,7 @@ def check_arguments(
     supplied: Sequence[str] = (),
     *,
     values: bool = True,
+    common: Sequence[str] = (),
 ) -> None:
     """Check `arguments` against the signature and the annotations of `entry` before calling it.
 
@@ -443,6 +449,7 @@ def check_arguments(
       supplied: arguments that the caller adds: they need not be in `arguments`, and no message
         suggests them.
       values: whether to check values too, which the call of a `checked` entry does itself.
+      common: further settings that the config may have, for the message.
 
     Raises:
       TypeError: an unknown argument (the message suggests the closest), a missing one, or one with
@@ -455,7 +462,7 @@ def check_arguments(
         return
     if not is_open and not arguments.keys() <= accepted.keys():
         unknown = [key for key in arguments if key not in accepted]
-        own = [key for key in accepted if key not in supplied]
+        own = [*(key for key in accepted if key not in supplied), *common]
         names = list_unknown(map(str, unknown), own)
         raise TypeError(f"{name_of(entry)} has no argument{'s' * (len(unknown) > 1)} {names}")
     if missing := required - arguments.keys() - set(supplied):
@@ -516,8 +523,8 @@ def _full_name(entry: Callable[..., Any]) -> str:
     return f"{function.__module__}.{function.__qualname__}"
 
 
-HOOKS: Registry = Registry("hook", section="HOOKS")
-OPTIMIZERS: Registry = Registry("optimizer", section="OPTIMIZERS")
+HOOKS: Registry = Registry("hook", section="HOOKS", common=("priority",))
+OPTIMIZERS: Registry = Registry("optimizer", section="OPTIMIZERS", common=("state_dtype",))
 OPTIM_WRAPPERS: Registry = Registry("optimizer wrapper", section="OPTIM_WRAPPERS")
 OPTIM_WRAPPER_CONSTRUCTORS: Registry = Registry(
     "optimizer wrapper constructor", section="OPTIM_WRAPPER_CONSTRUCTORS"
@@ -529,7 +536,7 @@ TRANSFORMS: Registry = Registry("transform", section="TRANSFORMS")
 DATA_SAMPLERS: Registry = Registry("data sampler", section="DATA_SAMPLERS")
 # Calls of functions are not checked: they take arrays.
 FUNCTIONS: Registry = Registry("function", section="FUNCTIONS", checks_calls=False)
-LOOPS: Registry = Registry("loop", section="LOOPS")
+LOOPS: Registry = Registry("loop", section="LOOPS", common=("by_epoch",))
 METRICS: Registry = Registry("metric", section="METRICS")
 EVALUATOR: Registry = Registry("evaluator", section="EVALUATOR")
 VISUALIZERS: Registry = Registry("visualizer", section="VISUALIZERS")

@@ -40,6 +40,7 @@ def step_schedulers(schedulers):
 
 LATE_AVERAGE = (ValueError, "`EMAHook.interval`", "first")
 REFUSED = {
+    "a misspelled priority": (lambda: HookList().register(dict(type="LoggerHook", priorty=3)), TypeError, "'priorty'", "did you mean 'priority'?"),
     "a number as a hook": (lambda: HookList().register(3), TypeError, "Hook", "config dict", "got 3"),
     "a misspelt stage": (lambda: HookList([Hook()]).call("before_trian", runner_at()), ConfigError, "`Hook.stages`", "'before_trian'", "did you mean 'before_train'"),
     "an error in a hook": (lambda: HookList([Broken()]).call("after_train_iter", runner_at(), batch_idx=3), KeyError, "missing", "in Broken.after_train_iter at iteration 7 (epoch 1)"),

@@ -83,6 +83,7 @@ def make_net():
 
 
 REFUSED = {
+    "a misspelled dtype of the state": (lambda: build_optim_wrapper(PARAMS, dict(optimizer=dict(type="AdamW", state_dtpe="int8"))), TypeError, "'state_dtpe'", "did you mean 'state_dtype'?"),
     # wrappers
     "weight decay without parameters": (lambda: update(OptimWrapper(AdamW(lr=0.1, weight_decay=0.1)).tx), ValueError, "`params`", "weight decay", "got None"),
     "groups of parameters without names": (
