@@ -536,7 +536,7 @@ TRANSFORMS: Registry = Registry("transform", section="TRANSFORMS")
 DATA_SAMPLERS: Registry = Registry("data sampler", section="DATA_SAMPLERS")
 # Calls of functions are not checked: they take arrays.
 FUNCTIONS: Registry = Registry("function", section="FUNCTIONS", checks_calls=False)
-LOOPS: Registry = Registry("loop", section="LOOPS", common=("by_epoch",))
+LOOPS: Registry = Registry("loop", section="LOOPS")
 METRICS: Registry = Registry("metric", section="METRICS")
 EVALUATOR: Registry = Registry("evaluator", section="EVALUATOR")
 VISUALIZERS: Registry = Registry("visualizer", section="VISUALIZERS")
