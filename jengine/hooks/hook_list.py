@@ -191,11 +191,8 @@ class HookList:
           kinds: only the hooks with one of these for `acts_on`.
           **arguments: those of the stage.
         """
-        listeners = self._listeners.get((stage, kinds))
-        if listeners is None:
-            listeners = self._find_listeners(stage, kinds)
         is_iteration = stage in _ITERATION_STAGES
-        for hook, method, is_irregular in listeners:
+        for hook, method, is_irregular in self._get_listeners(stage, kinds):
             try:
                 if is_iteration:  # as `Hook.next_step` says, without a call of the default
                     every = hook.every
@@ -287,10 +284,13 @@ class HookList:
     def __len__(self) -> int:
         return len(self._hooks)
 
-    def _find_listeners(self, stage: str, kinds: Sequence[str]) -> list[_Listener]:
+    def _get_listeners(self, stage: str, kinds: Sequence[str]) -> list[_Listener]:
         """Return the hooks of these kinds that define a stage, in order, and keep them for the next
         call.
         """
+        found = self._listeners.get((stage, kinds))
+        if found is not None:
+            return found
         is_known = stage in Hook.stages  # a custom loop may call others
         found = self._listeners[stage, kinds] = [
             (
@@ -308,8 +308,7 @@ class HookList:
 
     def _list_limiting(self, stage: str) -> Iterator[Hook]:
         """Yield the hooks with a stage of an iteration that a chunk does not cross."""
-        key = stage, _LIMITING
-        for hook, _, _ in self._listeners.get(key) or self._find_listeners(*key):
+        for hook, _, _ in self._get_listeners(stage, _LIMITING):
             if hook.every != -1:
                 yield hook
 

@@ -9,10 +9,14 @@ from typing import Any
 from jengine.logging.watchdog import Wait
 
 _MAX_PENDING_JOBS = 256  # without a bound, pending jobs could hold any number of device arrays
+_PAUSE = 0.1  # seconds
 
 
 class AsyncWriter:
     """Background thread that runs submitted jobs in order; the first job starts it.
+
+    Once all are done it pauses for a tenth of a second, unless someone waits, so that jobs that
+    follow one another quickly run together: each change between two threads takes time from both.
 
     If a job fails, the next `submit` or `flush` raises the error, once.
 
@@ -29,6 +33,7 @@ class AsyncWriter:
         self._jobs: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._is_awaited = threading.Event()
 
     def submit(self, job: Callable[..., Any], *args: Any) -> None:
         """Queue `job(*args)`; raise the error of an earlier job that failed."""
@@ -54,6 +59,7 @@ class AsyncWriter:
             if self._thread is not None:
                 done = threading.Event()
                 self._jobs.put(done.set)
+                self._is_awaited.set()
                 with Wait("the thread that writes the log"):
                     done.wait()
             self._raise_error()
@@ -67,6 +73,7 @@ class AsyncWriter:
         self._thread = None
         if thread is not None:
             self._jobs.put(None)
+            self._is_awaited.set()
             thread.join()
             atexit.unregister(self.close)
 
@@ -77,6 +84,9 @@ class AsyncWriter:
             except Exception as error:
                 # The first error is the cause; later ones often follow from it.
                 self._error = self._error or error
+            if self._jobs.empty():
+                self._is_awaited.wait(_PAUSE)
+                self._is_awaited.clear()
 
     def _raise_error(self) -> None:
         error = self._error

@@ -17,6 +17,7 @@ from jengine.model.constrain import set_sharding
 from jengine.model.model import ArrayTree
 from jengine.parallel.mesh import MeshSizes, build_mesh
 from jengine.parallel.mesh_strategy import MeshStrategy
+from jengine.parallel.packed import StepProgram
 from jengine.parallel.placement import Axis, Placement, Rules
 from jengine.parallel.strategy import bind_axis_names
 
@@ -96,11 +97,7 @@ class Pjit(MeshStrategy):
         shardings = None if self._state is None else (self._state, self.sharding())
         if self.offload:
             step = _compute_on_device(step)
-        return jax.jit(
-            self._with_mesh(bind_axis_names(step, self.axis_names)),
-            donate_argnums=0,
-            out_shardings=shardings,
-        )
+        return StepProgram(self._with_mesh(bind_axis_names(step, self.axis_names)), out=shardings)
 
     def constrain(self, tree: ArrayTree, under: str = "") -> PyTree:
         """Set the shardings within a compiled step; see `Strategy`."""

@@ -16,6 +16,7 @@ from jengine.config.registry import STRATEGIES
 from jengine.logging.watchdog import Wait
 from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params
 from jengine.parallel.mesh import DataShard, context_mesh
+from jengine.parallel.packed import StepProgram
 from jengine.parallel.placement import Axis, Rules
 
 PyTree = Any
@@ -92,6 +93,8 @@ class Strategy(Protocol):
         self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
     ) -> Callable[..., Any]:
         """Compile `step(state, batch, inputs) -> (state, metrics)`; the state is donated.
+
+        A `StepProgram` is called with a packed state, another function with the tree.
 
         Args:
           step: a training step, or a chunk of them.
@@ -194,7 +197,7 @@ class SingleDevice(Strategy):
         self, step: Callable[..., Any], chunked: bool = False, rules: Rules | None = None
     ) -> Callable[..., Any]:
         """Compile a training step or a chunk; the state is donated."""
-        return jax.jit(bind_axis_names(step, self.axis_names), donate_argnums=0)
+        return StepProgram(bind_axis_names(step, self.axis_names))
 
     def compile_eval_step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Compile an evaluation step; the metrics, the third argument, are donated."""

@@ -19,6 +19,7 @@ from jengine.logging.stopwatch import Stopwatch
 from jengine.model.model import Model
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
+from jengine.parallel.packed import Packed, StepProgram, pack
 from jengine.parallel.placement import Rules
 from jengine.parallel.strategy import DispatchLimiter, Strategy
 from jengine.train.hyperparams import HyperparamsRaveler, HyperparamsVector
@@ -150,12 +151,12 @@ class TrainPrograms:
 
     def run_step(
         self,
-        state: TrainState,
+        state: Packed,
         batch: PyTree,
         hyperparams: Mapping[str, Any],
         is_update: bool,
         iteration: int = 0,
-    ) -> tuple[TrainState, dict[str, jax.Array], jax.Array | None]:
+    ) -> tuple[Packed, dict[str, jax.Array], jax.Array | None]:
         """Dispatch one step, which updates or only accumulates gradients.
 
         The state is donated. `iteration` is the value of `state.step`, which the host must not wait
@@ -179,12 +180,12 @@ class TrainPrograms:
 
     def run_chunk(
         self,
-        state: TrainState,
+        state: Packed,
         batches: Sequence[PyTree],
         hyperparams: Sequence[Mapping[str, Any]],
         is_update: Sequence[bool],
         iteration: int = 0,
-    ) -> tuple[TrainState, ChunkMetrics, jax.Array | None]:
+    ) -> tuple[Packed, ChunkMetrics, jax.Array | None]:
         """Dispatch K steps in one call: `run_step` for K host batches with equal structures, shapes
         and dtypes.
 
@@ -224,7 +225,7 @@ class TrainPrograms:
             stack_batches(batches), chunked=True, rules=self._batch_rules
         )
 
-    def _call(self, kind: str, state: TrainState, batch: PyTree, inputs: PyTree) -> Any:
+    def _call(self, kind: str, state: Packed, batch: PyTree, inputs: PyTree) -> Any:
         """Call a program; the timer runs for 'step' from now on."""
         guard = self._guards[kind]
         program = self.compiled[kind]
@@ -241,10 +242,14 @@ class TrainPrograms:
             has_guard = config.jax_transfer_guard_host_to_device is not None
             allowed = jax.transfer_guard_host_to_device("allow") if has_guard else _NOTHING
             with report, allowed:
-                result = program(state, batch, inputs)
+                if isinstance(program, StepProgram):
+                    result = program.packed(state, batch, inputs)
+                else:  # that of a strategy of a user, or one that checks
+                    new_state, metrics = program(state.unpack(), batch, inputs)
+                    result = pack(new_state), metrics
         except jax.errors.JaxRuntimeError:
             self.failed = True
-            guard.record_shapes(state, batch, inputs)  # for the estimate in the note
+            guard.record_shapes(state.unpack(), batch, inputs)  # for the estimate in the note
             raise
         except ValueError as error:
             if "checkify.check which was not functionalized" in str(error):
@@ -252,7 +257,7 @@ class TrainPrograms:
             raise
         if compilation_counter.count != count:
             self._timer.relabel("compile")  # the time since `enter`
-            guard.record_shapes(state, batch, inputs)
+            guard.record_shapes(state.unpack(), batch, inputs)
             if self.hashes:  # the run continues another, whose programs may differ
                 self.hash_jaxprs()
         return result

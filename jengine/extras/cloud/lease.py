@@ -51,7 +51,7 @@ class Lease:
       seconds: the duration; by default the environment variable `JENGINE_LEASE_SECONDS`, or 60.
 
     Examples:
-      >>> lease = Lease("gs://bucket/run")
+      >>> lease = Lease("gs://bucket/run")  # doctest: +SKIP
       >>> lease.acquire()  # doctest: +SKIP
     """
 

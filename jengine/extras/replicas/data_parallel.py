@@ -35,6 +35,7 @@ from jengine.model.model import (
 )
 from jengine.parallel.mesh import MeshSizes, build_mesh, choose_batch_axes
 from jengine.parallel.mesh_strategy import MeshStrategy
+from jengine.parallel.packed import StepProgram
 from jengine.parallel.placement import Axis, Placement, Rules, axis_names, is_table, select_axes
 from jengine.parallel.replica_axis import AXIS, is_per_replica, replicas_along
 
@@ -156,14 +157,10 @@ class DataParallel(MeshStrategy):
             return mapped(state, batch, hyperparams)
 
         if self._state is None:
-            return jax.jit(run, donate_argnums=0)
+            return StepProgram(run)
         # Both shardings are set, or a state from a dump would be donated to a buffer with another
         # size.
-        in_shardings = (self._state, None, None)
-        out_shardings = (self._state, self.sharding())
-        return jax.jit(
-            run, donate_argnums=0, in_shardings=in_shardings, out_shardings=out_shardings
-        )
+        return StepProgram(run, in_state=self._state, out=(self._state, self.sharding()))
 
     def constrain(self, tree: ArrayTree, under: str = "") -> PyTree:
         """Set the shardings within a replica; see `Strategy`."""
