@@ -57,9 +57,8 @@ class BatchSource:
             dataset = dataset.at_epoch(epoch)
         start = position * self.batch_size
         examples = indices[start : start + self.batch_size]
-        mask = np.arange(start, start + self.batch_size) < num_real
-        if self.is_whole:  # the mask is used here and not passed on: a short batch stays short
-            examples = examples[mask]
+        if self.is_whole:  # a short batch stays short
+            examples = examples[: max(num_real - start, 0)]
         # In PyTorch `__getitems__` returns a list of samples; here it may also return the batch.
         fetched: Any = []
         if hasattr(dataset, "__getitems__") and not self._collates_samples:
@@ -71,7 +70,9 @@ class BatchSource:
         )
         if self.is_whole:
             return to_numpy(batch)
-        return with_mask(batch, mask) if self.masked else batch
+        if not self.masked:
+            return batch
+        return with_mask(batch, np.arange(start, start + self.batch_size) < num_real)
 
     def load_epoch(self, epoch: int) -> tuple[int, np.ndarray, int]:
         """Make `epoch` the current one.

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from jengine.logging import AsyncWriter
+from jengine.logging import AsyncWriter, async_writer
 
 
 @pytest.fixture
@@ -71,3 +71,18 @@ def test_closed_writer_can_be_used_again(writer):
     writer.submit(done.append, 2)
     writer.close()
     assert done == [1, 2]
+
+
+def test_jobs_after_the_first_wait_for_a_pause_or_for_whoever_needs_them(writer, monkeypatch):
+    monkeypatch.setattr(async_writer, "_PAUSE", 60)
+    done, ran = [], threading.Event()
+    writer.submit(ran.set)
+    assert ran.wait(60)  # at once
+    for i in range(3):
+        writer.submit(done.append, i)
+    assert done == []
+    writer.flush()
+    assert done == [0, 1, 2]
+    writer.submit(done.append, 3)
+    writer.close()
+    assert done == [0, 1, 2, 3]

@@ -114,6 +114,22 @@ def test_hooks_are_called_by_what_they_act_on():
     assert [hook.calls for hook in hooks] == [[], [2], []]
 
 
+def test_hooks_are_asked_for_their_stages_once():
+    class Counting(Hook):
+        asked = 0
+
+        def get_triggered_stages(self):
+            self.asked += 1
+            return super().get_triggered_stages()
+
+    hook = Counting()
+    hooks = make_hook_list(hook)
+    for step in range(10):  # no hook limits a chunk, and none has the stage
+        assert hooks.allows_chunk(runner_at(step), 4)
+        call_after(hooks, step)
+    assert hook.asked == 3  # before and after an iteration for chunks, and after one for the call
+
+
 def test_the_metrics_of_a_step_in_a_chunk_are_those_that_it_reports():
     chunk = ChunkMetrics({"loss": np.array([1.0, 2.0]), "norm": np.array([4.0, np.nan])}, {"norm": np.array([True, False])})
     assert [dict(chunk.at(i)) for i in range(2)] == [{"loss": 1.0, "norm": 4.0}, {"loss": 2.0}]

@@ -392,6 +392,24 @@ class Accelerator(SingleDevice):
         return super().put_replicated(tree)
 
 
+class Plain(SingleDevice):
+    """A strategy of a user, which knows no packed states."""
+
+    def compile_train_step(self, step, chunked=False, rules=None):
+        """Compile with `jax.jit` alone."""
+        return jax.jit(step, donate_argnums=0)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 2])
+def test_a_strategy_may_return_what_jit_returns(make_runner, steps_per_call):
+    settings = dict(
+        train_dataloader=batches(4), train_cfg=dict(by_epoch=False, max_iters=4, steps_per_call=steps_per_call),
+        optim_wrapper=ADAMW,
+    )  # fmt: skip
+    expected = make_runner(**settings).train()
+    jax.tree.map(np.testing.assert_array_equal, make_runner(parallel=Plain(), **settings).train(), expected)
+
+
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 @pytest.mark.parametrize(("changes", "count"), [(False, 1), (True, 8)])
 def test_hyperparameters_are_sent_to_an_accelerator_when_they_change(make_runner, steps_per_call, changes, count):

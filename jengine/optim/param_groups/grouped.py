@@ -212,22 +212,27 @@ class GroupedOptimizer:
 
     def _read(self, name: str, values: list[Any]) -> None:
         """Read the current values of a setting in the groups, which the chains must support."""
-        columns = [[values[index] for index in groups] for groups in self.chains]
-        for groups, column, dynamic in zip(self.chains, columns, self._dynamic, strict=True):
+        per_group = name in self.optimizer.per_parameter
+        of_chains = []  # the value of the first group of each chain
+        is_dynamic = False
+        for groups, dynamic in zip(self.chains, self._dynamic, strict=True):
             # A constant is compiled into the step: a new value would silently have no effect.
-            expected = column[0] if name in dynamic else self._initial[groups[0]][name]
-            may_differ = name in dynamic and name in self.optimizer.per_parameter
-            if not may_differ and any(value != expected for value in column):
-                raise ValueError(
-                    f"`{name}` of {self.optimizer.name} must stay {expected!r} in the groups "
-                    f"{list(groups)}, for which the chain was built, got {column}; set other "
-                    "values in the config"
-                )
+            is_constant = name not in dynamic
+            expected = self._initial[groups[0]][name] if is_constant else values[groups[0]]
+            for index in groups if is_constant or not per_group else ():
+                if values[index] != expected:
+                    raise ValueError(
+                        f"`{name}` of {self.optimizer.name} must stay {expected!r} in the groups "
+                        f"{list(groups)}, for which the chain was built, got "
+                        f"{[values[i] for i in groups]}; set other values in the config"
+                    )
+            of_chains.append(values[groups[0]])
+            is_dynamic = is_dynamic or not is_constant
         self._last_values[name] = values
-        if not any(name in dynamic for dynamic in self._dynamic):
+        if not is_dynamic:
             return
-        if name not in self.optimizer.per_parameter:
-            values = [column[0] for column in columns]  # one value for each chain
+        if not per_group:
+            values = of_chains
         for i, field in enumerate(self._fields[name]):
             # betas are a tuple in a group, and a field each in the step
             numbers = [value[i] for value in values] if isinstance(values[0], tuple) else values
