@@ -28,8 +28,9 @@ types: $(VENV)/.installed
 	$(BIN)/mypy
 
 # Tests that compare programs bit for bit run in processes that compile as for users, all others, and examples of docstrings, with quick compiles.
-# Each process takes half of the tests in their order, so most of a file share its fixtures, and at the end some of the other's.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# Each process takes a third of the tests in their order, so most of a file share its fixtures, and at the end some of the others'.
+# Three for two cores, because a third of the time of tests is spent waiting.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist worksteal
 pytest: $(VENV)/.installed
 	@$(BIN)/python .ci/versions.py
 	$(PYTEST) -m "not full_optimization and not many_processes and not ports"

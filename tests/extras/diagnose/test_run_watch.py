@@ -66,7 +66,7 @@ def test_a_signal_requests_a_profile_which_ends_with_the_training(make_runner):
     class Request(Hook):
         def before_train_iter(self, runner, batch_idx, data_batch=None):
             if runner.iter == 4:
-                os.kill(os.getpid(), signal.SIGUSR2)
+                signal.raise_signal(signal.SIGUSR2)  # to this thread, which handles it at once
 
     runner = make_runner(custom_hooks=[Request()], train_cfg=dict(by_epoch=False, max_iters=9))
     runner.train()
