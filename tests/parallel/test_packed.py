@@ -22,7 +22,7 @@ def test_a_step_returns_the_form_that_it_takes_and_compiles_once_for_both():
     assert isinstance(packed, Packed)
     assert (total, next_total) == (3, 4)
     unpacked = packed.unpack()
-    assert unpacked["w"].tolist() == [2, 3] and unpacked["count"] == 5 and unpacked["empty"] == {}
+    assert jax.tree.map(lambda x: x.tolist(), unpacked) == {"w": [2, 3], "count": 5, "empty": {}}
     assert program.packed._cache_size() == 1
 
 
