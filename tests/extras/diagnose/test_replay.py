@@ -6,6 +6,8 @@ import pytest
 
 from jengine.cli import main
 
+pytestmark = pytest.mark.usefixtures("only_new_garbage")  # a check looks at all objects that exist
+
 CONFIG = """
 import jax
 import jax.numpy as jnp
