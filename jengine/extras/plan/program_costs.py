@@ -73,6 +73,7 @@ def compile_plan(
         runner = Runner(**{name: value for name, value in arguments.items() if name != "vars"})
         try:
             runner.prepare_training(abstract=True)
+            runner.hook_list.remove("timer")  # it watches a training, until its end
             runner.call_hook("before_run")
             runner.call_hook("before_train")
             return _compile_programs(runner, chip, training_only)

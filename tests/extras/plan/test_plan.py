@@ -1,4 +1,6 @@
 import re
+import signal
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -217,6 +219,12 @@ def test_every_program_of_a_run_is_compiled(config):
         sum(update["memory"][kind] for kind in state) <= update["donated_bytes"] + 100
     )  # the random key is not written
     assert (plan["fits"], update["has_float64"], update["host_callbacks"]) == (None, False, 0)
+
+
+def test_a_plan_leaves_no_handler_and_no_thread_of_a_training(config):
+    compile_plan(resolve(load_config(config, [])), training_only=True)
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    assert "jengine-progress" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_the_programs_of_each_batch_size_of_a_run_are_listed(config):
