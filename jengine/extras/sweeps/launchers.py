@@ -1,14 +1,16 @@
 """Launchers: where the processes of a sweep run."""
 
-import ctypes
+import contextlib
 import dataclasses
 import math
 import os
 import pathlib
+import select
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Mapping, Sequence
@@ -147,17 +149,30 @@ class LocalLauncher:
 
 
 def end_with_sweep() -> None:
-    """In a run of a local sweep, let Linux send SIGTERM when the sweep ends, even by SIGKILL.
+    """In a run of a local sweep, send SIGTERM to this process when the sweep ends, even by SIGKILL.
 
     Else the run would train on, and hold its work dir and its GPU when the sweep is started again.
     """
     parent = os.environ.pop(_PARENT, None)  # not for processes that this one starts
     if parent is None or sys.platform != "linux":
         return
-    set_death_signal = 1  # PR_SET_PDEATHSIG; it survives neither a fork nor a change of user
-    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGTERM)
+    # PR_SET_PDEATHSIG would send a signal for each thread of the sweep that ends, and a second one
+    # ends the run at once.
+    process = None
+    with contextlib.suppress(OSError):  # it ended before, or Linux is older than 5.3
+        process = os.pidfd_open(int(parent))
     if os.getppid() != int(parent):  # it ended before
         os.kill(os.getpid(), signal.SIGTERM)
+    elif process is not None:
+        threading.Thread(
+            target=_end_with, args=[process], name="jengine-sweep", daemon=True
+        ).start()
+
+
+def _end_with(process: int) -> None:
+    """Wait for the end of a process, a file descriptor, and end this one."""
+    select.select([process], [], [])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def share_gpus(jobs: int, gpus: Sequence[str]) -> list[dict[str, str]]:
