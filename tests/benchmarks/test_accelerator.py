@@ -14,7 +14,8 @@ from benchmarks.accelerator import files, rows, trace
 @pytest.fixture
 def clean_environment(monkeypatch):
     """Environment of a user: without the flags of these tests, which compile for quick tests on eight devices."""
-    for name in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JENGINE_ON_RECOMPILE", rows.FILE):
+    own = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JENGINE_ON_RECOMPILE", "PYTEST_XDIST_WORKER", rows.FILE)
+    for name in own:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
 
