@@ -123,12 +123,16 @@ def compile_step(name: str, chips: str) -> dict[str, Any]:
 
 
 def load_example(name: str) -> types.ModuleType:
-    """Import an example."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    """Import an example, once in a process: it registers classes."""
+    path = str(EXAMPLES / f"{name}.py")
+    if getattr(sys.modules.get(name), "__file__", "") == path:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
+    sys.modules[name] = example
     return example
 
 
