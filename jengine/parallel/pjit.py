@@ -15,9 +15,9 @@ from jengine.config.errors import ConfigError
 from jengine.config.registry import STRATEGIES
 from jengine.model.constrain import set_sharding
 from jengine.model.model import ArrayTree
+from jengine.parallel.flat_state import StepProgram
 from jengine.parallel.mesh import MeshSizes, build_mesh
 from jengine.parallel.mesh_strategy import MeshStrategy
-from jengine.parallel.packed import StepProgram
 from jengine.parallel.placement import Axis, Placement, Rules
 from jengine.parallel.strategy import bind_axis_names
 

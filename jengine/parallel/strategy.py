@@ -15,8 +15,8 @@ from jengine.config.annotations import Index
 from jengine.config.registry import STRATEGIES
 from jengine.logging.watchdog import Wait
 from jengine.model.model import ArrayTree, Batch, Model, ModelState, Params
+from jengine.parallel.flat_state import StepProgram
 from jengine.parallel.mesh import DataShard, context_mesh
-from jengine.parallel.packed import StepProgram
 from jengine.parallel.placement import Axis, Rules
 
 PyTree = Any
@@ -94,7 +94,7 @@ class Strategy(Protocol):
     ) -> Callable[..., Any]:
         """Compile `step(state, batch, inputs) -> (state, metrics)`; the state is donated.
 
-        A `StepProgram` is called with a packed state, another function with the tree.
+        Returns a `StepProgram`, or any function of these arguments, such as what `jax.jit` returns.
 
         Args:
           step: a training step, or a chunk of them.

@@ -37,7 +37,7 @@ from jengine.optim.schedules.scheduler import Schedulers
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_builder import build_optim_wrapper
 from jengine.optim.wrapper_dict import AnyWrapper, wrappers_by_name
-from jengine.parallel.packed import pack
+from jengine.parallel.flat_state import flatten_state
 from jengine.parallel.processes import ProcessGroup, get_processes
 from jengine.runner import bundle, components, config_checks, lifecycle
 from jengine.runner.dataloaders import DataLoaders
@@ -160,7 +160,7 @@ class Runner:
     optim_wrapper: AnyWrapper = _LATER
     param_schedulers: Schedulers = _LATER
     programs: TrainPrograms = _LATER
-    _state = pack(None)  # the state, see `state`
+    _state = flatten_state(None)  # see `state`
     _progress: Progress = _NotStarted()
     _group_table: GroupTable
     _first_iter = 0
@@ -717,11 +717,11 @@ class Runner:
         if self.train_loop is not None:
             # data may read it, but not ahead
             self._loaders.check_state_access(self.train_loop)
-        return self._state.unpack()
+        return self._state.unflatten()
 
     @state.setter
     def state(self, state: TrainState) -> None:
-        self._state = pack(state)
+        self._state = flatten_state(state)
 
     @property
     def hooks(self) -> list[Hook]:

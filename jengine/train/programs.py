@@ -19,7 +19,7 @@ from jengine.logging.stopwatch import Stopwatch
 from jengine.model.model import Model
 from jengine.optim.wrapper import OptimWrapper
 from jengine.optim.wrapper_dict import OptimWrapperDict
-from jengine.parallel.packed import Packed, StepProgram, pack
+from jengine.parallel.flat_state import FlatState, StepProgram, flatten_state
 from jengine.parallel.placement import Rules
 from jengine.parallel.strategy import DispatchLimiter, Strategy
 from jengine.train.hyperparams import HyperparamsRaveler, HyperparamsVector
@@ -151,12 +151,12 @@ class TrainPrograms:
 
     def run_step(
         self,
-        state: Packed,
+        state: FlatState,
         batch: PyTree,
         hyperparams: Mapping[str, Any],
         is_update: bool,
         iteration: int = 0,
-    ) -> tuple[Packed, dict[str, jax.Array], jax.Array | None]:
+    ) -> tuple[FlatState, dict[str, jax.Array], jax.Array | None]:
         """Dispatch one step, which updates or only accumulates gradients.
 
         The state is donated. `iteration` is the value of `state.step`, which the host must not wait
@@ -180,12 +180,12 @@ class TrainPrograms:
 
     def run_chunk(
         self,
-        state: Packed,
+        state: FlatState,
         batches: Sequence[PyTree],
         hyperparams: Sequence[Mapping[str, Any]],
         is_update: Sequence[bool],
         iteration: int = 0,
-    ) -> tuple[Packed, ChunkMetrics, jax.Array | None]:
+    ) -> tuple[FlatState, ChunkMetrics, jax.Array | None]:
         """Dispatch K steps in one call: `run_step` for K host batches with equal structures, shapes
         and dtypes.
 
@@ -225,7 +225,7 @@ class TrainPrograms:
             stack_batches(batches), chunked=True, rules=self._batch_rules
         )
 
-    def _call(self, kind: str, state: Packed, batch: PyTree, inputs: PyTree) -> Any:
+    def _call(self, kind: str, state: FlatState, batch: PyTree, inputs: PyTree) -> Any:
         """Call a program; the timer runs for 'step' from now on."""
         guard = self._guards[kind]
         program = self.compiled[kind]
@@ -243,13 +243,13 @@ class TrainPrograms:
             allowed = jax.transfer_guard_host_to_device("allow") if has_guard else _NOTHING
             with report, allowed:
                 if isinstance(program, StepProgram):
-                    result = program.packed(state, batch, inputs)
+                    result = program.flat(state, batch, inputs)
                 else:  # that of a strategy of a user, or one that checks
-                    new_state, metrics = program(state.unpack(), batch, inputs)
-                    result = pack(new_state), metrics
+                    new_state, metrics = program(state.unflatten(), batch, inputs)
+                    result = flatten_state(new_state), metrics
         except jax.errors.JaxRuntimeError:
             self.failed = True
-            guard.record_shapes(state.unpack(), batch, inputs)  # for the estimate in the note
+            guard.record_shapes(state.unflatten(), batch, inputs)  # for the estimate in the note
             raise
         except ValueError as error:
             if "checkify.check which was not functionalized" in str(error):
@@ -257,7 +257,7 @@ class TrainPrograms:
             raise
         if compilation_counter.count != count:
             self._timer.relabel("compile")  # the time since `enter`
-            guard.record_shapes(state.unpack(), batch, inputs)
+            guard.record_shapes(state.unflatten(), batch, inputs)
             if self.hashes:  # the run continues another, whose programs may differ
                 self.hash_jaxprs()
         return result

@@ -393,7 +393,7 @@ class Accelerator(SingleDevice):
 
 
 class Plain(SingleDevice):
-    """A strategy of a user, which knows no packed states."""
+    """A strategy of a user, which knows no flat states."""
 
     def compile_train_step(self, step, chunked=False, rules=None):
         """Compile with `jax.jit` alone."""

@@ -24,7 +24,7 @@ from jengine.extras.diagnose.traced_values import GRADIENT, OUTPUT, base_path
 from jengine.extras.diagnose.wrong_labels import find_checkpoints
 from jengine.logging.loss_watch import NonFiniteLossError
 from jengine.logging.slow_call import report_if_slow
-from jengine.parallel.packed import pack
+from jengine.parallel.flat_state import flatten_state
 from jengine.train.initial_state import StateInitializer
 
 _MAX_REPEATED = 100  # steps of a training that is repeated
@@ -216,8 +216,14 @@ def _repeat(run: Any, state: Any, first: int, iteration: int) -> _Step | None:
         before = jax.tree.map(jnp.copy, state)
         if number == iteration:
             return _Step(number, before, batch)
-        arguments = pack(state), put_batch(run, batch), run.step_hyperparams(), True, number
-        state = run.programs.run_step(*arguments)[0].unpack()
+        arguments = (
+            flatten_state(state),
+            put_batch(run, batch),
+            run.step_hyperparams(),
+            True,
+            number,
+        )
+        state = run.programs.run_step(*arguments)[0].unflatten()
         if not _is_finite(state):
             # Earlier, it is another training: the data have changed, or the rates
             return _Step(number, before, batch) if number == iteration - 1 else None

@@ -33,9 +33,9 @@ from jengine.model.model import (
     Scalars,
     predict_with_key,
 )
+from jengine.parallel.flat_state import StepProgram
 from jengine.parallel.mesh import MeshSizes, build_mesh, choose_batch_axes
 from jengine.parallel.mesh_strategy import MeshStrategy
-from jengine.parallel.packed import StepProgram
 from jengine.parallel.placement import Axis, Placement, Rules, axis_names, is_table, select_axes
 from jengine.parallel.replica_axis import AXIS, is_per_replica, replicas_along
 

@@ -1,7 +1,7 @@
 """Launchers: where the processes of a sweep run."""
 
-import contextlib
 import dataclasses
+import logging
 import math
 import os
 import pathlib
@@ -20,6 +20,7 @@ from jengine.config.errors import ConfigError, require_extra
 
 _POLL = 0.5  # seconds between two looks of a job at its process
 _PARENT = "JENGINE_SWEEP_PID"
+_LOGGER = logging.getLogger("jengine")
 
 
 @dataclasses.dataclass
@@ -158,20 +159,22 @@ def end_with_sweep() -> None:
         return
     # PR_SET_PDEATHSIG would send a signal for each thread of the sweep that ends, and a second one
     # ends the run at once.
-    process = None
-    with contextlib.suppress(OSError):  # it ended before, or Linux is older than 5.3
-        process = os.pidfd_open(int(parent))
+    try:
+        pidfd = os.pidfd_open(int(parent))
+    except OSError as error:  # it ended before, or Linux is older than 5.3
+        pidfd = None
+        reason = error
     if os.getppid() != int(parent):  # it ended before
         os.kill(os.getpid(), signal.SIGTERM)
-    elif process is not None:
-        threading.Thread(
-            target=_end_with, args=[process], name="jengine-sweep", daemon=True
-        ).start()
+    elif pidfd is None:
+        _LOGGER.warning(f"This run goes on if its sweep is killed: {reason}.")
+    else:
+        threading.Thread(target=_end_with, args=[pidfd], name="jengine-sweep", daemon=True).start()
 
 
-def _end_with(process: int) -> None:
-    """Wait for the end of a process, a file descriptor, and end this one."""
-    select.select([process], [], [])
+def _end_with(pidfd: int) -> None:
+    """Wait until the process of a file descriptor has ended, and end this one."""
+    select.select([pidfd], [], [])
     os.kill(os.getpid(), signal.SIGTERM)
 
 

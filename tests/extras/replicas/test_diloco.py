@@ -121,7 +121,7 @@ def test_a_run_equals_the_method_by_hand(run, settings, counts, steps_per_call, 
             np.testing.assert_allclose(found[name], value, atol=2e-6, rtol=2e-6)
     # nothing is traced again after an outer step
     assert set(runner.programs.called()) == ({"update"} if steps_per_call == 1 else {"chunk", "update"} if iters % 2 else {"chunk"})
-    assert [runner.programs.compiled[name].packed._cache_size() for name in runner.programs.called()] == [1] * len(runner.programs.called())
+    assert [runner.programs.compiled[name].flat._cache_size() for name in runner.programs.called()] == [1] * len(runner.programs.called())
 
 
 def test_replicas_exchange_only_their_parameters_and_only_in_outer_steps(run):

@@ -15,27 +15,25 @@ PyTree = Any
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
-class Packed:
-    """Tree as the tuple of its leaves.
+class FlatState:
+    """Training state as the tuple of its arrays.
 
-    >>> pack({"w": 1.0, "b": 0.5}).leaves
+    >>> flatten_state({"w": 1.0, "b": 0.5}).leaves
     (0.5, 1.0)
     """
 
     leaves: tuple[Any, ...]
     structure: Any = dataclasses.field(metadata=dict(static=True))  # jax.tree_util.PyTreeDef
 
-    def unpack(self) -> Any:
+    def unflatten(self) -> Any:
         """Return the tree."""
         return self.structure.unflatten(self.leaves)
 
 
-def pack(tree: PyTree) -> Packed:
-    """Return a tree as the tuple of its leaves; unchanged, if it is packed."""
-    if isinstance(tree, Packed):
-        return tree
-    leaves, structure = jax.tree.flatten(tree)
-    return Packed(tuple(leaves), structure)
+def flatten_state(state: PyTree) -> FlatState:
+    """Return a training state, or a tree like it, as the tuple of its leaves."""
+    leaves, structure = jax.tree.flatten(state)
+    return FlatState(tuple(leaves), structure)
 
 
 class StepProgram:
@@ -49,6 +47,9 @@ class StepProgram:
       step: `(state, batch, inputs) -> (state, outputs)`.
       in_state: shardings for the state that it takes; None for those that the arrays have.
       out: shardings for the state and the outputs that it returns; None for those that XLA chooses.
+
+    Attributes:
+      flat: the same with a `FlatState` as the state that it takes and returns.
     """
 
     def __init__(
@@ -58,27 +59,25 @@ class StepProgram:
         out: tuple[PyTree, PyTree] | None = None,
     ) -> None:
         @functools.wraps(step)
-        def run(state: Packed, *inputs: Any) -> tuple[Packed, Any]:
-            new_state, outputs = step(state.unpack(), *inputs)
-            return pack(new_state), outputs
+        def run(state: FlatState, *inputs: Any) -> tuple[FlatState, Any]:
+            new_state, outputs = step(state.unflatten(), *inputs)
+            return flatten_state(new_state), outputs
 
         shardings: dict[str, Any] = {}
         if in_state is not None:
-            shardings["in_shardings"] = (pack(in_state), None, None)
+            shardings["in_shardings"] = (flatten_state(in_state), None, None)
         if out is not None:
-            shardings["out_shardings"] = (pack(out[0]), out[1])
-        self.packed = jax.jit(run, donate_argnums=0, **shardings)
+            shardings["out_shardings"] = (flatten_state(out[0]), out[1])
+        self.flat = jax.jit(run, donate_argnums=0, **shardings)
 
     def __call__(self, state: PyTree, *inputs: Any) -> tuple[PyTree, Any]:
-        """Run the step; the new state is packed if `state` is."""
-        if isinstance(state, Packed):
-            return self.packed(state, *inputs)
-        new_state, outputs = self.packed(pack(state), *inputs)
-        return new_state.unpack(), outputs
+        """Run the step."""
+        new_state, outputs = self.flat(flatten_state(state), *inputs)
+        return new_state.unflatten(), outputs
 
     def trace(self, state: PyTree, *inputs: Any) -> jax.stages.Traced:
         """Trace the step; the arguments may be `jax.ShapeDtypeStruct`s."""
-        return self.packed.trace(pack(state), *inputs)
+        return self.flat.trace(flatten_state(state), *inputs)
 
     def lower(self, state: PyTree, *inputs: Any) -> jax.stages.Lowered:
         """Trace and lower the step."""
