@@ -57,3 +57,16 @@ def test_the_runs_of_a_killed_sweep_save_and_end(sweep, tmp_path):
     sweep.kill()
     assert wait_for(lambda: find_stopped(tmp_path), 60)
     sweep.communicate()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent ended")
+def test_a_run_is_told_once_that_its_sweep_of_several_threads_was_killed(tmp_path):
+    script = pathlib.Path(__file__).with_name("parent_of_run.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, script, tmp_path], env=environment)
+    assert wait_for((tmp_path / "ready").exists, 60)
+    assert not (tmp_path / "count").exists()
+    parent.kill()
+    parent.wait()
+    assert wait_for((tmp_path / "count").exists, 60)
+    assert (tmp_path / "count").read_text() == "1"
