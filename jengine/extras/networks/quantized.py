@@ -18,8 +18,8 @@ SmallType = Literal[QuantizedType, "int4", "mxfp8", "mxfp4", "nvfp4"]
 # elements with one scale: of a format whose definition has it, and of integers
 _TILES = {"mxfp8": 32, "mxfp4": 32, "nvfp4": 16}
 _INT4_TILE = 32
-# backends on which XLA multiplies arrays with 4 bits; others multiply the rounded values
-_MULTIPLIED_ON = {"int4": ("tpu",), "mxfp4": ("gpu", "tpu"), "nvfp4": ("gpu", "tpu")}
+# the backend that multiplies such arrays; others multiply the rounded values
+_MULTIPLIED_ON = {"int4": "tpu", "mxfp8": "gpu", "mxfp4": "gpu", "nvfp4": "gpu"}
 _BLACKWELL = 10  # compute capability of the first GPUs with such products
 
 
@@ -46,19 +46,19 @@ def quantize(
     Args:
       module: the network, or its config.
       dtype: the dtype of weights and inputs. 'mxfp8' and 'mxfp4' have a scale for 32 elements that
-        is a power of two, 'nvfp4' one in 8 bits for 16 elements. Devices without products in 4 bits
-        multiply the rounded values.
+        is a power of two, 'nvfp4' one in 8 bits for 16 elements. Devices without products of these
+        and of 'int4' multiply the rounded values.
       paths: regular expression for the paths of the submodules, separated by '/'.
       gradients: the dtype of the gradients in products of the backward pass, with 8 bits; None for
-        that of the computation.
+        that of the computation. Only for the types that it can have itself.
       tile: how many elements along the summed axes have one scale; None for all, or as the format
         says, and 32 for 'int4'. The summed axes, the `fan_in` of a parameter's role, are taken as
         one, and filled up with zeros. Not for convolutions.
 
     Raises:
       MissingPackageError: without qwix.
-      ConfigError: another `tile` than the format has, or `gradients` with 4 bits; from a call, a
-        convolution with tiles.
+      ConfigError: another `tile` than the format has, or `gradients` for a small format; from a
+        call, a convolution with tiles.
     """
     try:
         import qwix
@@ -87,11 +87,9 @@ Quantized = quantize
 
 
 def _is_multiplied(dtype: str) -> bool:
-    """Return whether XLA multiplies arrays of the dtype on the devices of this process."""
-    if dtype not in _MULTIPLIED_ON:
-        return True
+    """Return whether the devices of this process multiply arrays of the small format."""
     backend = jax.default_backend()
-    if backend not in _MULTIPLIED_ON[dtype]:
+    if backend != _MULTIPLIED_ON[dtype]:
         return False
     if backend != "gpu":
         return True
@@ -131,13 +129,19 @@ def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
             (lhs, *left), (rhs, *right) = (_merge_summed(*pair, size) for pair in pairs)
             numbers = ((left[0], right[0]), (left[1], right[1]))
             found, _ = self._get_current_rule_and_op_id("dot_general", only_rule=True)
-            if found is None or _is_multiplied(dtype):
+            if found is None or dtype not in _MULTIPLIED_ON:
                 result: jax.Array = super().dot_general(lhs, rhs, numbers, **options)
-                # on GPUs qwix returns products of tiles in float32
-                return result.astype(preferred_element_type or jnp.result_type(lhs, rhs))
+                return result
+            # The gradient is that of the exact product: on GPUs, qwix multiplies such tiles in
+            # float32, and its gradients of other dtypes would have it too.
             exact = jax.lax.dot_general(lhs, rhs, numbers, **options)
-            rounded = jax.lax.dot_general(round_values(lhs), round_values(rhs), numbers, **options)
-            return exact + jax.lax.stop_gradient(rounded - exact)
+            lhs, rhs = jax.lax.stop_gradient((lhs, rhs))
+            if _is_multiplied(dtype):
+                rounded = super().dot_general(lhs, rhs, numbers, **options)
+            else:
+                lhs, rhs = round_values(lhs), round_values(rhs)
+                rounded = jax.lax.dot_general(lhs, rhs, numbers, **options)
+            return exact + jax.lax.stop_gradient(rounded.astype(exact.dtype) - exact)
 
         def einsum(
             self,

