@@ -12,7 +12,7 @@ from jengine.evaluation import BaseMetric
 from jengine.extras.metrics import MetricAdapter
 from jengine.extras.serving import BaseTTAModel
 from jengine.model import FunctionalModel, LinenModel, Model, NnxModel
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 SIZE = 22
 rng = np.random.RandomState(0)
@@ -57,13 +57,12 @@ def make_runner(work_dir, evaluator, **changes):
         model=FunctionalModel(
             init=lambda: {"w": jnp.eye(3)}, loss=lambda params, batch: predict(params, batch).mean(), predict=predict
         ),
-        work_dir=work_dir,
+        **dict.fromkeys(("train_dataloader", "train_cfg", "optim_wrapper")),
         val_dataloader=dict(batch_size=8, dataset=ArrayDataset(DATA)),
         val_cfg=dict(),
         val_evaluator=evaluator,
-        default_hooks=dict(checkpoint=None, logger=None),
     )
-    return Runner(**{**arguments, **changes})
+    return build_runner(work_dir, **{**arguments, **changes})
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

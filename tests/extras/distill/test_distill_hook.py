@@ -17,7 +17,7 @@ from jengine.extras.plan.flops import count_flops
 from jengine.hooks import Hook
 from jengine.model import CrossEntropy, FunctionalModel, LinenModel, NnxModel
 from jengine.model.model import get_model
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((32, 6), np.float32)
@@ -57,16 +57,13 @@ NNX = dict(type="NnxModel", module=dict(type="DistillNnx"), loss=LOSS, inputs="x
 
 def make(work_dir, model=LINEN, hooks=(), **changes):
     cfg = dict(
-        model=model,
-        work_dir=str(work_dir),
         train_dataloader=DATA,
         train_cfg=dict(by_epoch=False, max_iters=6),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.3, momentum=0.9)),
-        default_hooks=dict(logger=None, checkpoint=None),
         custom_hooks=list(hooks),
         log_level="WARNING",
     )
-    return Runner(**{**cfg, **changes})
+    return build_runner(work_dir, model, **{**cfg, **changes})
 
 
 def distill(teacher, **settings):

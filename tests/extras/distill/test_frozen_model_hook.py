@@ -11,7 +11,7 @@ from jengine.data import ArrayDataset
 from jengine.extras.plan.program_costs import compile_plan
 from jengine.hooks import Hook
 from jengine.model import FunctionalModel, LinenModel, MeanSquaredError
-from jengine.runner import Runner
+from tests.runner.conftest import build_runner
 
 X = np.arange(12, dtype=np.float32).reshape(6, 2)
 DATA = dict(batch_size=3, dataset=ArrayDataset(dict(x=X)))
@@ -25,15 +25,13 @@ def distance(params, batch, hyperparams):
 
 def make(work_dir, model=None, **changes):
     cfg = dict(
-        model=model or FunctionalModel(lambda: {"w": jnp.zeros(2)}, loss=distance),
-        work_dir=str(work_dir),
         train_dataloader=DATA,
         train_cfg=dict(by_epoch=False, max_iters=3),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.25)),
-        default_hooks=dict(logger=None, checkpoint=None),
         custom_hooks=[dict(type="FrozenModelHook", model=SOURCE, name="reference")],
     )
-    return Runner(**{**cfg, **changes})
+    model = model or FunctionalModel(lambda: {"w": jnp.zeros(2)}, loss=distance)
+    return build_runner(work_dir, model, **{**cfg, **changes})
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 3])

@@ -14,9 +14,9 @@ from jengine.extras.optimizers.small_state import decode, encode, round_to_bfloa
 from jengine.extras.plan.program_costs import compile_plan
 from jengine.model import FunctionalModel, autocast
 from jengine.optim import OptimWrapper, build_optim_wrapper
-from jengine.runner import Runner
 from tests.devices import take_devices
 from tests.refusals import check_refusal
+from tests.runner.conftest import build_runner
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(64, 64)).astype("f")
@@ -52,10 +52,6 @@ def make_config(**changes):
         randomness=dict(seed=0),
     )
     return {**cfg, **changes}
-
-
-def make_runner(work_dir, **changes):
-    return Runner(**make_config(work_dir=work_dir, **changes))
 
 
 def moments(state, name):
@@ -212,7 +208,7 @@ def test_a_resumed_run_continues_to_the_same_bits(tmp_path, changes):
 
     def run(name, iters, **more):
         cfg = dict(changes, default_hooks=dict(logger=None, checkpoint=checkpoint), **more)
-        return make_runner(tmp_path / name, train_cfg=dict(by_epoch=False, max_iters=iters), **cfg).train()
+        return build_runner(tmp_path / name, **make_config(train_cfg=dict(by_epoch=False, max_iters=iters), **cfg)).train()
 
     expected = run("whole", 6)
     actual = run("rest", 6, resume=tmp_path / "whole" / "iter_2")
@@ -220,9 +216,9 @@ def test_a_resumed_run_continues_to_the_same_bits(tmp_path, changes):
 
 
 def test_codes_and_scales_are_sharded_and_trained_as_on_one_device(tmp_path):
-    expected = make_runner(tmp_path / "one").train()
+    expected = build_runner(tmp_path / "one", **make_config()).train()
     parallel = dict(type="Pjit", mesh=dict(data=1, fsdp=4), devices=4, fsdp_min_size=16)
-    state = make_runner(tmp_path / "many", parallel=parallel).train()
+    state = build_runner(tmp_path / "many", **make_config(parallel=parallel)).train()
     # where the last bit of a moment decides, it is rounded to the other side
     differences = np.abs(np.asarray(state.params["up"]) - np.asarray(expected.params["up"]))
     assert np.mean(differences > 1e-5) < 1e-3
