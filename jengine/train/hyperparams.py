@@ -3,14 +3,18 @@
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from jengine.parallel.flat_state import FlatState
+
 # an optax transformation may have no hyperparameters on the host
 _NO_VALUES = np.empty(0, np.float32)
+_ROWS = 64  # steps whose hyperparameters are sent together
 
 
 class Hyperparams(dict[str, np.float32]):
@@ -60,20 +64,26 @@ class _VectorSpec:
 class HyperparamsVector:
     """Hyperparameters for a step, or for each step in a chunk, as one array."""
 
-    vector: np.ndarray | jax.Array  # float[n]; float[K, n] for a chunk
+    # float[n]; float[K, n] for a chunk, and for the steps from `first` on
+    vector: np.ndarray | jax.Array
     # the structure that `unravel` restores
     spec: _VectorSpec = dataclasses.field(metadata=dict(static=True))
     # arrays that `unravel` adds by name, on the devices; all steps of a chunk have the same
     constants: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # int32[], the counter of the step with the first row; None without rows
+    first: np.ndarray | jax.Array | None = None
 
-    def unravel(self) -> Any:
-        """Return the arrays in the original structure, within a compiled step."""
+    def unravel(self, step: int | jax.Array) -> Any:
+        """Return the arrays of a step in the original structure, within a compiled step."""
+        vector = self.vector
+        if self.first is not None:  # steps after the last row have that one
+            vector = jax.lax.dynamic_index_in_dim(vector, step - self.first, keepdims=False)
         # Static slices of the one array that was transferred: XLA fuses them into their users.
         arrays = []
         start = 0
         for shape, dtype in self.spec.leaves:
             stop = start + math.prod(shape)
-            arrays.append(self.vector[start:stop].reshape(shape).astype(dtype))
+            arrays.append(vector[start:stop].reshape(shape).astype(dtype))
             start = stop
         values = self.spec.treedef.unflatten(arrays)
         if self.constants:
@@ -86,7 +96,7 @@ class HyperparamsRaveler:
 
     >>> raveler = HyperparamsRaveler()
     >>> first = raveler.ravel({"lr": np.float32(0.5), "betas": np.float32([0.9, 0.75])})
-    >>> first.vector.tolist(), {name: value.tolist() for name, value in first.unravel().items()}
+    >>> first.vector.tolist(), {name: value.tolist() for name, value in first.unravel(0).items()}
     ([0.8999999761581421, 0.75, 0.5], {'betas': [0.8999999761581421, 0.75], 'lr': 0.5})
 
     Args:
@@ -148,3 +158,65 @@ class HyperparamsRaveler:
         vectors = np.concatenate(leaves or [_NO_VALUES], axis=None)
         vector = vectors.reshape(len(steps), self._last.vector.size)
         return HyperparamsVector(vector, spec, self._constants)
+
+
+class SentHyperparams:
+    """Hyperparameters on the devices, with those of the steps that follow.
+
+    On an accelerator a transfer takes as long as a small step. So those that schedules know are
+    sent ahead: none at first, and twice as many each time that all were right. Whatever turns out
+    to be different is sent then.
+
+    Args:
+      put: host array -> array on the devices.
+      read_ahead: `count -> float[k, n]`, at most `count` rows: of the step itself, and of those
+        that follow.
+    """
+
+    def __init__(self, put: Callable[[Any], Any], read_ahead: Callable[[int], np.ndarray]) -> None:
+        self._put = put
+        self._read_ahead = read_ahead
+        self._copy = jax.jit(lambda x: x + 0)  # an array that no step donates
+        self._sent: HyperparamsVector | None = None
+        self._rows: list[bytes] = []  # that were sent; the last ones are equal
+        self._known = 1  # rows that are not the last one again
+        self._age = 0  # steps since they were sent
+        self._state: Callable[[], Any] = lambda: None
+
+    def get(self, hyperparams: HyperparamsVector, state: FlatState) -> HyperparamsVector:
+        """Return the hyperparameters of the step that follows as arrays on the devices."""
+        row = np.asarray(hyperparams.vector)[None]
+        values = row.tobytes()
+        sent = self._sent
+        # or the counter in the state, by which the step finds its row, may be another
+        follows = self._state() is state
+        age = self._age = self._age + 1
+        if (
+            sent is not None
+            and sent.spec is hyperparams.spec
+            and self._rows[min(age, _ROWS - 1)] == values
+            and (follows or self._known == 1)
+        ):
+            return sent
+        count = min(2 * self._known, _ROWS) if follows and age >= self._known else 1
+        ahead = self._read_ahead(count) if count > 1 else row
+        if ahead[0].tobytes() != values:  # a caller may pass others than those of the optimizer
+            ahead = row
+        block = repeat_last(hyperparams, ahead)
+        self._known = len(ahead)
+        self._age = 0
+        self._rows = [row.tobytes() for row in block.vector]
+        first = self._copy(state.unflatten().step) if sent is None or count > 1 else sent.first
+        self._sent = dataclasses.replace(block, vector=self._put(block.vector), first=first)
+        return self._sent
+
+    def follow(self, state: FlatState) -> None:
+        """Expect a state, which the step has returned, in the next call."""
+        self._state = weakref.ref(state)
+
+
+def repeat_last(hyperparams: HyperparamsVector, rows: np.ndarray) -> HyperparamsVector:
+    """Return the hyperparameters of as many steps as are sent together; the last row stays."""
+    repeated = np.repeat(rows[-1:], _ROWS - len(rows), axis=0)
+    vector = np.concatenate([rows, repeated])
+    return dataclasses.replace(hyperparams, vector=vector, first=np.zeros((), np.int32))

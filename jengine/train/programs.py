@@ -22,7 +22,7 @@ from jengine.optim.wrapper_dict import OptimWrapperDict
 from jengine.parallel.flat_state import FlatState, StepProgram, flatten_state
 from jengine.parallel.placement import Rules
 from jengine.parallel.strategy import DispatchLimiter, Strategy
-from jengine.train.hyperparams import HyperparamsRaveler, HyperparamsVector
+from jengine.train.hyperparams import HyperparamsRaveler, SentHyperparams, repeat_last
 from jengine.train.model_attributes import list_models, optimizer_names
 from jengine.train.phases import PhaseConfig
 from jengine.train.recompilation import RecompilationGuard, compilation_counter
@@ -131,10 +131,9 @@ class TrainPrograms:
         self._limiter = limiter
         self._timer = timer
         self._raveler = HyperparamsRaveler(constants)
-        # On an accelerator, a call with a host array takes four times as long as one with an array
-        # on the device.
-        self._takes_host_arrays = strategy.platform == "cpu"
-        self._sent: tuple[HyperparamsVector | None, Any] = (None, None)
+        self._sent: SentHyperparams | None = None  # a step on a CPU takes host arrays
+        if strategy.platform != "cpu":
+            self._sent = SentHyperparams(strategy.put_replicated, self._read_ahead)
         self._hyperparams: MutableMapping[str, Any] = {} if hyperparams is None else hyperparams
         self._intervals = update.intervals  # of phases that act every n-th iteration
         self._last = ""  # the suspect if the device runs out of memory
@@ -168,9 +167,11 @@ class TrainPrograms:
         """
         kind = "update" if is_update else "accumulate"
         inputs = self._raveler.ravel(hyperparams)
-        if not self._takes_host_arrays:
-            inputs = self._put_hyperparams(inputs)
+        if self._sent is not None:
+            inputs = self._sent.get(inputs, state)
         new_state, metrics = self._call(kind, state, select_arrays(batch), inputs)
+        if self._sent is not None:
+            self._sent.follow(new_state)
         named = dict(zip(metrics.names, metrics.values, strict=True))
         self._limiter.tokens.append(named["loss"])
         for name, every in self._intervals.items():
@@ -192,9 +193,11 @@ class TrainPrograms:
         `iteration` is the index of the first. The weights are f32[K].
         """
         updates = np.asarray(is_update)  # `lax.cond` selects the program of each step
-        inputs: Any = self._raveler.stack(hyperparams), updates
-        if not self._takes_host_arrays:
-            inputs = self._put_hyperparams(inputs[0]), self._strategy.put_replicated(updates)
+        stacked = self._raveler.stack(hyperparams)
+        arrays: Any = stacked.vector, updates
+        if self._sent is not None:
+            arrays = self._strategy.put_replicated(arrays)
+        inputs = dataclasses.replace(stacked, vector=arrays[0]), arrays[1]
         new_state, metrics = self._call("chunk", state, self._put_chunk(batches), inputs)
         self._limiter.tokens.append(metrics.values["loss"])
         reports = dict.fromkeys(metrics.update_only, updates)
@@ -207,15 +210,17 @@ class TrainPrograms:
         """Return for each metric of a step whether it is the model's, a mean over the examples."""
         return {name: any(name in step.by_example for step in self._steps) for name in names}
 
-    def _put_hyperparams(self, hyperparams: HyperparamsVector) -> HyperparamsVector:
-        """Return the vector on the devices.
-
-        It is sent again only if a value has changed since the last call.
+    def _read_ahead(self, count: int) -> np.ndarray:
+        """Return the hyperparameters of this step and of those that follow, float[k, n], as far as
+        the schedules know them.
         """
-        if hyperparams is not self._sent[0]:
-            vector = self._strategy.put_replicated(hyperparams.vector)
-            self._sent = hyperparams, dataclasses.replace(hyperparams, vector=vector)
-        return self._sent[1]
+
+        def read() -> Mapping[str, Any]:
+            return {**self._optim_wrapper.hyperparams, **self._hyperparams}
+
+        chain = getattr(self._optim_wrapper, "schedule_chain", None)
+        steps = [read()] if chain is None else chain.read_ahead(count, read)
+        return np.asarray(self._raveler.stack(steps).vector)
 
     def _put_chunk(self, batches: Sequence[PyTree]) -> PyTree:
         # as in all batches of a chunk, which have one form
@@ -330,6 +335,8 @@ class TrainPrograms:
         is for chunks.
         """
         vector = self._raveler.ravel(hyperparams)
+        if self._sent is not None:  # as they are sent
+            vector = repeat_last(vector, np.asarray(vector.vector)[None])
         programs = {"update": self.compiled["update"].trace(state, batch, vector)}
         if self._optim_wrapper.accumulates:
             programs["accumulate"] = self.compiled["accumulate"].trace(state, batch, vector)

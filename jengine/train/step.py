@@ -98,7 +98,7 @@ class TrainStep:
             step=state.step,
             rng=rng,
             batch=batches[0],
-            hyperparams=hyperparams.unravel()
+            hyperparams=hyperparams.unravel(state.step)
             if isinstance(hyperparams, HyperparamsVector)
             else hyperparams,
             params=state.params,

@@ -410,13 +410,58 @@ def test_a_strategy_may_return_what_jit_returns(make_runner, steps_per_call):
     jax.tree.map(np.testing.assert_array_equal, make_runner(parallel=Plain(), **settings).train(), expected)
 
 
+class SetRate(Hook):
+    """Set the rate of the first group before some iterations, as no schedule knows it."""
+
+    def __init__(self, iterations):
+        self.iterations = iterations
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        if runner.iter in self.iterations:
+            runner.optim_wrapper.param_groups[0]["lr"] *= 0.9
+
+
+class ReplaceState(Hook):
+    """Set the counter of the state to another value, as a state from elsewhere may have."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        if runner.iter in (20, 50):
+            runner.state = runner.state.replace(step=runner.state.step + (1000 if runner.iter == 20 else -3))
+
+
+class TwoSteps(Hook):
+    """Take a further step in each iteration, with the same rate."""
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        runner.train_step(data_batch)
+
+
+LINEAR = dict(type="LinearLR", start_factor=0.5, end=100, by_epoch=False)
+WARM_UP = [dict(type="LinearLR", start_factor=0.1, end=7, by_epoch=False)]
+WARM_UP += [dict(type="CosineAnnealingLR", begin=7, end=100, by_epoch=False)]
+WARM_UP += [dict(type="ConstantMomentum", factor=0.5, end=9, by_epoch=False)]
+
+
 @pytest.mark.parametrize("steps_per_call", [1, 2])
-@pytest.mark.parametrize(("changes", "count"), [(False, 1), (True, 8)])
-def test_hyperparameters_are_sent_to_an_accelerator_when_they_change(make_runner, steps_per_call, changes, count):
-    schedule = dict(type="LinearLR", start_factor=0.5, end=8, by_epoch=False) if changes else None
+@pytest.mark.parametrize(
+    ("schedule", "changes", "count"),
+    [
+        (None, {}, 1),
+        (LINEAR, {}, 7),  # of 1, 2, 4, ..., 64 iterations
+        (WARM_UP, dict(optim_wrapper=dict(**ADAMW, paramwise_cfg=dict(custom_keys={"w": dict(lr_mult=0.3)}))), 7),
+        (LINEAR, dict(custom_hooks=[SetRate([20])]), 12),  # and again of 1, 2, 4, ...
+        (LINEAR, dict(custom_hooks=[SetRate(range(96))]), 96),
+        (LINEAR, dict(custom_hooks=[ReplaceState()]), 16),
+        (LINEAR, dict(custom_hooks=[TwoSteps()]), 191),  # ahead, and again
+        (dict(type="StepLR", step_size=1, gamma=0.5), {}, 12),  # at the end of each epoch
+        (dict(type="optax.cosine_decay_schedule", init_value=0.05, decay_steps=80), {}, 7),
+    ],
+    ids=["constant", "linear", "groups", "one by hand", "all by hand", "another state", "two steps", "epochs", "optax"],
+)
+def test_hyperparameters_are_sent_ahead_to_an_accelerator(make_runner, steps_per_call, schedule, changes, count):
     settings = dict(
-        train_dataloader=batches(8), train_cfg=dict(by_epoch=False, max_iters=8, steps_per_call=steps_per_call),
-        optim_wrapper=ADAMW, param_scheduler=schedule,
+        train_dataloader=batches(8), train_cfg=dict(max_epochs=12, steps_per_call=steps_per_call, val_interval=100),
+        **{"optim_wrapper": ADAMW, "param_scheduler": schedule, **changes},
     )  # fmt: skip
     strategy = Accelerator()
     state = make_runner(parallel=strategy, **settings).train()

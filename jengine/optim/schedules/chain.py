@@ -14,13 +14,14 @@ and then that of the initial value. The newest counts. A reduction on a plateau 
 import collections
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from jengine.config.annotations import is_host_number
 from jengine.config.errors import ConfigError
 
+T = TypeVar("T")
 Group: TypeAlias = MutableMapping[str, Any]  # a parameter group: host numbers by name
 _MAX = 3.4028235e38  # of float32, the dtype of hyperparameters on the device
 _CHUNK = 2**12  # steps computed at once
@@ -339,6 +340,37 @@ class ScheduleChain:
             ahead = min(each.settings.block for each in track.members) - 1
             track.set(count, track.epochs, self._compute(track, count, track.epochs, ahead))
         self._write(track, member)
+
+    def read_ahead(self, count: int, read: Callable[[], T]) -> list[T]:
+        """Return what `read` returns now and in the iterations that follow, up to `count`, as far
+        as the values are computed.
+
+        Afterwards the groups are as before.
+        """
+        # epochs may end at any time
+        tracks = [
+            track
+            for track in self._tracks.values()
+            if not all(member.by_epoch for member in track.members)
+        ]
+        known = [track.first + len(track.values) - track.iters for track in tracks] or [1]
+        states = [(track.iters, track.written) for track in tracks]
+        groups = [dict(group) for group in self.groups]
+        found = [read()]
+        try:
+            for _ in range(1, min(count, *known)):
+                for track in tracks:
+                    track.iters += 1
+                    self._write(track, track.members[0])
+                found.append(read())
+        except ValueError:  # which that iteration raises too
+            pass
+        finally:
+            for track, state in zip(tracks, states, strict=True):
+                track.iters, track.written = state
+            for group, values in zip(self.groups, groups, strict=True):
+                group.update(values)
+        return found
 
     def set_value(self, name: str, value: float) -> None:
         """Set a hyperparameter of the optimizer by hand.
