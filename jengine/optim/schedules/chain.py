@@ -366,8 +366,9 @@ class ScheduleChain:
         except ValueError:  # which that iteration raises too
             pass
         finally:
-            for track, state in zip(tracks, states, strict=True):
-                track.iters, track.written = state
+            for track, (iters, written) in zip(tracks, states, strict=True):
+                track.iters = iters
+                track.written = written
             for group, values in zip(self.groups, groups, strict=True):
                 group.update(values)
         return found
