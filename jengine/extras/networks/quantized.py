@@ -139,8 +139,9 @@ def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
             if _is_multiplied(dtype):
                 rounded = super().dot_general(lhs, rhs, numbers, **options)
             else:
-                operands = [round_values(lhs), round_values(rhs)]
-                rounded = jax.lax.dot_general(*operands, numbers, **options)
+                lhs = round_values(lhs)
+                rhs = round_values(rhs)
+                rounded = jax.lax.dot_general(lhs, rhs, numbers, **options)
             return exact + jax.lax.stop_gradient(rounded.astype(exact.dtype) - exact)
 
         def einsum(
