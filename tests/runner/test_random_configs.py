@@ -16,6 +16,7 @@ import pytest
 
 from jengine.config.paths import flatten
 from jengine.hooks import Hook
+from jengine.optim.wrapper_builder import check_optim_wrapper
 from jengine.runner import Runner
 from tests.runner.random_configs import Config
 
@@ -26,11 +27,7 @@ CASES = [(seed, seed, WAYS) for seed in range(COUNT)] or [
     (seed, PROGRAMS[seed % 3], WAYS[::2] if seed < 3 else WAYS[seed % 2 : seed % 2 + 1]) for seed in range(6)
 ]
 
-pytestmark = [
-    pytest.mark.full_optimization,
-    pytest.mark.filterwarnings("ignore"),
-    pytest.mark.parametrize(("seed", "program", "ways"), CASES, ids=[str(seed) for seed, *_ in CASES]),
-]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 class StopAfter(Hook):
@@ -97,6 +94,8 @@ def assert_same(found, expected):
         assert ours == pytest.approx(theirs, rel=ROUNDING["rtol"], abs=ROUNDING["atol"], nan_ok=True)
 
 
+@pytest.mark.full_optimization
+@pytest.mark.parametrize(("seed", "program", "ways"), CASES, ids=[str(seed) for seed, *_ in CASES])
 def test_all_ways_to_train_a_config_have_the_same_results(seed, program, ways, tmp_path):
     config = Config(seed, program)
     print(config.description)
@@ -113,3 +112,8 @@ def test_all_ways_to_train_a_config_have_the_same_results(seed, program, ways, t
         mesh = train(config, tmp_path / "mesh", steps_per_call=config.steps_per_call, parallel=config.parallel)
         for path, value in arrays(mesh.state.params).items():
             np.testing.assert_allclose(value, params[path], rtol=2e-5, atol=2e-5, err_msg=path)
+
+
+def test_the_optimizer_of_each_config_can_be_built():
+    wrappers = [check_optim_wrapper(Config(seed, seed).wrapper)[""] for seed in range(200)]
+    assert len({wrapper.optimizer.name for wrapper in wrappers}) > 20
