@@ -50,14 +50,14 @@ class Part(NamedTuple):
 PARTS = {
     "card": Part("the features of the card, compared with loops by hand", 0.35, False),
     "configs": Part("configs/digits_cnn.py and digits_vit.py, compared with the CPU", 0.35, False),
-    "files": Part("test files run on the accelerator", 0.35, False),
-    "engine": Part("time per step and memory, compared with loops by hand", 0.35, True),
+    "files": Part("test files run on the accelerator", 0.3, False),
+    "engine": Part("time per step and memory, compared with loops by hand", 0.3, True),
     "language": Part(
         "configs/lm.py:124m: tokens per second, utilization, plan and memory", 0.45, True
     ),
+    "saves": Part("how long a save blocks the loop, and a restore", 0.12, True),
+    "images": Part("images from files: idle time of the device", 0.1, True),
     "formats": Part("attention's kernels, optimizers and products in few bits", 0.45, True),
-    "saves": Part("how long a save blocks the loop, and a restore", 0.15, True),
-    "images": Part("images from files: idle time of the device", 0.15, True),
 }
 
 
