@@ -2,12 +2,12 @@
 are.
 """
 
-import faulthandler
+import itertools
 import os
 import sys
-import tempfile
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from jengine.config.errors import read_seconds
 from jengine.logging.console import current_logger
 
+_MAX_FRAMES = 100
 _GRACE = 5.0  # seconds for the last log line of a process: the log may be what hangs
 LIMIT_VARIABLE = "JENGINE_FAILURE_TIMEOUT"
 LIMIT = read_seconds(LIMIT_VARIABLE, 300)
@@ -28,14 +29,17 @@ stack_sources: list[Callable[[], str]] = []
 
 
 def all_stacks(*, with_workers: bool = True) -> str:
-    """Return the stacks of all threads, and of worker processes, innermost frame first."""
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        stacks = file.read().decode(errors="replace")
-    return "\n".join(
-        filter(None, [stacks, *(source() for source in stack_sources if with_workers)])
-    )
+    """Return the stacks of all threads by name, and of worker processes, innermost frame first."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines = []
+    # `faulthandler.dump_traceback` would end the process if a library starts a thread meanwhile
+    for ident, innermost in sys._current_frames().items():
+        lines.append(f"Thread {names.get(ident, hex(ident))} (most recent call first):")
+        for frame, line in itertools.islice(traceback.walk_stack(innermost), _MAX_FRAMES):
+            code = frame.f_code
+            lines.append(f'  File "{code.co_filename}", line {line} in {code.co_name}')
+    sources = stack_sources if with_workers else []
+    return "\n".join(filter(None, [*lines, *(source() for source in sources)]))
 
 
 class Wait:

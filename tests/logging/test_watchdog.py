@@ -1,4 +1,6 @@
 import logging
+import subprocess
+import sys
 import threading
 import time
 
@@ -75,3 +77,26 @@ def test_a_failed_process_ends_with_its_error_although_it_waits_forever(run_pyth
     done = run_python(program)
     assert done.returncode == code
     assert text in done.stderr
+
+
+# Threads that native code starts, as TensorStore does, which call Python; the stacks are read meanwhile.
+NATIVE_THREADS = """
+import ctypes, time
+from jengine.logging.watchdog import all_stacks
+libc = ctypes.CDLL(None)
+calls = []
+call = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(calls.append)
+thread = ctypes.c_ulong()
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    for _ in range(20):
+        libc.pthread_create(ctypes.byref(thread), None, call, None)
+        libc.pthread_detach(thread)
+    assert "Thread MainThread (most recent call first):" in all_stacks()
+assert len(calls) > 1000
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="starts threads by libc")
+def test_stacks_are_read_while_native_code_starts_threads():
+    subprocess.run([sys.executable, "-c", NATIVE_THREADS], check=True)

@@ -22,11 +22,11 @@ from jengine.config.storage import (
     write_bytes,
 )
 from jengine.extras.diagnose.failing_examples import list_some
-from jengine.extras.diagnose.stacks import find_own_lines, name_stacks
+from jengine.extras.diagnose.stacks import find_own_lines
 from jengine.extras.diagnose.stalls import iteration_times
 from jengine.hooks.iter_timer import PERIOD
 from jengine.hooks.runner_protocol import RunnerProtocol
-from jengine.logging.watchdog import LIMIT
+from jengine.logging.watchdog import LIMIT, all_stacks
 from jengine.model.selection import describe_tree
 from jengine.parallel.processes import get_client
 
@@ -118,7 +118,7 @@ class _Thread(threading.Thread):
         self._times.add(self._runner.iter, spent, self._own_line)
 
     def _own_line(self) -> str:
-        return next(iter(find_own_lines(name_stacks(with_workers=False))), "")
+        return next(iter(find_own_lines(all_stacks(with_workers=False))), "")
 
     def _look(self) -> None:
         loop = self._runner.train_loop
@@ -174,7 +174,7 @@ class _Thread(threading.Thread):
         lines = [
             f"iteration {loop.iter:,}{length}, in `{run.stopwatch.current}` for {waited:.0f} s"
         ]
-        stacks = name_stacks()
+        stacks = all_stacks()
         lines += [f"at {line}" for line in find_own_lines(stacks)]
         if run.interrupts.wait.since is not None:
             with contextlib.suppress(Exception):  # it asks the user's data where they are
@@ -242,7 +242,7 @@ class _Board:
             name = self._client.key_value_try_get(f"{_BOARD}request")
             if name != self._answered:
                 self._answered = name
-                text = name_stacks()[:_MAX_SENT]
+                text = all_stacks()[:_MAX_SENT]
                 self._client.key_value_set(f"{_BOARD}stacks/{name}/{self._index}", text)
 
     def collect(self) -> dict[int, str]:

@@ -1,31 +1,18 @@
-"""Stacks of threads and worker processes, and the lines of the user's code in them."""
+"""Lines of the user's code in the stacks of threads and worker processes."""
 
 import linecache
 import pathlib
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import jengine
 from jengine.config.frames import is_library
-from jengine.logging.watchdog import all_stacks
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$')
 _ENGINE = pathlib.Path(jengine.__file__).parent
 
 T = TypeVar("T")
-
-
-def name_stacks(*, with_workers: bool = True) -> str:
-    """Return the stacks of all threads by name, and of worker processes, innermost frame first."""
-    names = {f"0x{thread.ident or 0:016x}": thread.name for thread in threading.enumerate()}
-    return re.sub(
-        r"^(?:Current thread|Thread) (0x[0-9a-f]+)",
-        lambda match: f"Thread {names.get(match[1], match[1])}",
-        all_stacks(with_workers=with_workers),
-        flags=re.MULTILINE,
-    )
 
 
 def find_own_lines(stacks: str) -> list[str]:
