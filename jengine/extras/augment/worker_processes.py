@@ -22,7 +22,7 @@ from jengine.config.errors import ConfigError
 from jengine.data.batch_prefetcher import list_workers
 from jengine.data.batches import BatchSource
 from jengine.data.host_entries import Batch
-from jengine.logging.watchdog import end_process, stack_sources
+from jengine.logging.watchdog import all_stacks, end_process, stack_sources
 
 _LOOK = 0.5  # seconds between two looks at the processes, while there is no batch
 _GRACE = 2.0  # seconds in which the error that a worker has sent may arrive
@@ -212,14 +212,28 @@ def _read_stacks() -> str:
     return "\n".join(stacks)
 
 
+def _write_stacks(requests: int, path: pathlib.Path) -> None:
+    """Append the stacks of this process to a file for each signal that comes."""
+    # by `faulthandler` alone the process would end if a thread starts meanwhile
+    while number := os.read(requests, 1):
+        if number[0] == signal.SIGUSR1:
+            with path.open("a") as file:
+                file.write(f"{all_stacks(with_workers=False)}\n")
+
+
 def _start_worker(directory: str, *_: int) -> None:
     """Let this worker process write its stacks on a signal, print them if native code ends it, and
     end with the parent, also after a kill, which runs no cleanup in the parent.
     """
     faulthandler.enable()
-    if hasattr(faulthandler, "register"):  # Windows has no such signal
-        file = open(os.path.join(directory, str(os.getpid())), "w")  # noqa: SIM115 - kept open
-        faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+    if hasattr(signal, "SIGUSR1"):  # Windows has no such signal
+        path = pathlib.Path(directory, str(os.getpid()))
+        path.touch()
+        requests, received = os.pipe()
+        os.set_blocking(received, False)
+        signal.set_wakeup_fd(received)  # written at once, also if the main thread hangs
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        threading.Thread(target=_write_stacks, args=(requests, path), daemon=True).start()
     parent = multiprocessing.parent_process()
     assert parent is not None
 
