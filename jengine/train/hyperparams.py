@@ -188,7 +188,7 @@ class SentHyperparams:
         row = np.asarray(hyperparams.vector)[None]
         values = row.tobytes()
         sent = self._sent
-        # or the counter in the state, by which the step finds its row, may be another
+        # in another state the counter, by which the step finds its row, may be any
         follows = self._state() is state
         age = self._age = self._age + 1
         if (
@@ -205,7 +205,7 @@ class SentHyperparams:
         block = repeat_last(hyperparams, ahead)
         self._known = len(ahead)
         self._age = 0
-        self._rows = [row.tobytes() for row in block.vector]
+        self._rows = [each.tobytes() for each in block.vector]
         first = self._copy(state.unflatten().step) if sent is None or count > 1 else sent.first
         self._sent = dataclasses.replace(block, vector=self._put(block.vector), first=first)
         return self._sent
@@ -216,7 +216,7 @@ class SentHyperparams:
 
 
 def repeat_last(hyperparams: HyperparamsVector, rows: np.ndarray) -> HyperparamsVector:
-    """Return the hyperparameters of as many steps as are sent together; the last row stays."""
+    """Return the hyperparameters of as many steps as are sent together, the last row repeated."""
     repeated = np.repeat(rows[-1:], _ROWS - len(rows), axis=0)
     vector = np.concatenate([rows, repeated])
     return dataclasses.replace(hyperparams, vector=vector, first=np.zeros((), np.int32))

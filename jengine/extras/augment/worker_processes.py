@@ -214,7 +214,7 @@ def _read_stacks() -> str:
 
 def _write_stacks(requests: int, path: pathlib.Path) -> None:
     """Append the stacks of this process to a file for each signal that comes."""
-    # by `faulthandler` alone the process would end if a thread starts meanwhile
+    # not by `faulthandler`, which would end the process if a thread starts meanwhile
     while number := os.read(requests, 1):
         if number[0] == signal.SIGUSR1:
             with path.open("a") as file:

@@ -20,7 +20,7 @@ def find_own_lines(stacks: str) -> list[str]:
 
     That of the main thread is the first.
     """
-    blocks = re.split(r"\n(?=Thread |Worker process |Current thread )", stacks)
+    blocks = re.split(r"\n(?=Thread |Worker process )", stacks)
     blocks.sort(key=lambda block: not block.startswith("Thread MainThread"))
     return list(dict.fromkeys(line for block in blocks if (line := _find_own_line(block))))
 

@@ -142,7 +142,8 @@ def _tiled_provider(qwix: Any, rule: Any, size: int) -> Any:
                 lhs = round_values(lhs)
                 rhs = round_values(rhs)
                 rounded = jax.lax.dot_general(lhs, rhs, numbers, **options)
-            return exact + jax.lax.stop_gradient(rounded.astype(exact.dtype) - exact)
+            # the value of the one, to the last bit, and the gradient of the other
+            return rounded.astype(exact.dtype) + (exact - jax.lax.stop_gradient(exact))
 
         def einsum(
             self,

@@ -163,7 +163,9 @@ def test_gradients_keep_their_dtype_where_qwix_multiplies_in_float32(monkeypatch
         return jnp.sum(module.apply(params, x).astype(jnp.float32) * jnp.arange(128).reshape(4, 32))
 
     rounded = quantize(dense, "mxfp8")
-    assert rounded.apply(params, x).dtype == jnp.bfloat16
+    values = rounded.apply(params, x)
+    assert values.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(values, products[-1].astype(jnp.bfloat16))
     grad = jax.grad(loss, 1)(rounded, x)
     assert grad.dtype == jnp.bfloat16
     np.testing.assert_array_equal(grad, jax.grad(loss, 1)(dense, x))  # of the exact product
