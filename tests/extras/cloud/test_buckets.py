@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import re
 
 import jax
 import numpy as np
@@ -225,7 +226,8 @@ def test_requests_do_not_grow_with_the_number_of_checkpoints(gs_bucket, google_s
     google_storage.requests.clear()
     checkpoint.restore(work_dir, make_state())
     assert sum("/state" not in path for _, path in google_storage.requests) <= 14  # meta.json twice: what has been exchanged, and its values
-    assert len(google_storage.requests) < 50
+    assert not [path for _, path in google_storage.requests if re.search(r"iter_(?!30\b)", path)]  # none of another checkpoint
+    assert len(google_storage.requests) < 60  # 44, and on a busy machine up to 50, as Orbax joins fewer reads
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
